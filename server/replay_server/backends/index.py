@@ -1,0 +1,104 @@
+"""The seam between a table and its priority backend: what every backend offers.
+
+A backend keeps one priority per live row and draws rows by it. It knows keys, priorities and
+the ring they lie in (key ``k`` in slot ``k % slots``); it knows nothing of columns or of gRPC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+DEAD_PRIORITY = -1.0
+"""What the priority array holds in a slot without a live row (a real priority is never negative)."""
+
+
+@dataclass(frozen=True)
+class LiveRows:
+    """The live rows of a table: ``size`` consecutive keys, from ``oldest`` on."""
+
+    oldest: int
+    """Key of the oldest live row."""
+    size: int
+    """Number of live rows."""
+    slots: int
+    """Length of the ring: key ``k`` lies in slot ``k % slots``."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rows drawn by a backend, in the order of the fractions they were drawn for."""
+
+    keys: NDArray[np.int64]
+    """int64[batch]: keys of live rows, repeats possible (draws are with replacement)."""
+    probabilities: NDArray[np.float64]
+    """float64[batch]: mass over total mass of each row, at the moment of drawing."""
+
+
+class PriorityIndex(Protocol):
+    """Priorities of the live rows, and draws in proportion to the mass they are turned into.
+
+    An index is given the table's priority array (float64[slots], a mapped file) when it is made.
+    It is the only one that writes to it; everything else it keeps on the heap and can rebuild
+    from that array. Callers have validated what they pass: keys are live or about to be,
+    distinct within a call, and priorities are finite, not negative and at most `priority_limit`.
+    """
+
+    @property
+    def priority_limit(self) -> float:
+        """The largest priority whose mass this index can add up exactly; ``inf`` if any finite one will do."""
+
+    @property
+    def total_mass(self) -> float:
+        """Sum of the mass of all live rows."""
+
+    @property
+    def largest_priority(self) -> float:
+        """Largest priority of a live row; 0.0 when there is none."""
+
+    @property
+    def smallest_priority(self) -> float:
+        """Smallest priority of a live row; 0.0 when there is none."""
+
+    def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Set the priorities of rows, whether they are new or already there.
+
+        Args:
+            keys: int64[n], distinct.
+            priorities: float64[n].
+        """
+
+    def clear(self, keys: NDArray[np.int64]) -> None:
+        """Forget rows that are no longer live.
+
+        Args:
+            keys: int64[n], distinct, each of a row that was written and not yet cleared.
+        """
+
+    def rebuild(self, live: LiveRows) -> None:
+        """Start anew from the priority array: only the rows of ``live`` count, other slots become dead."""
+
+    def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
+        """Turn points of the total mass, given as fractions of it, into the rows that lie there.
+
+        Args:
+            fractions: float64[batch] in [0, 1), in any order.
+            live: the live rows; at least one.
+
+        Returns:
+            One row per fraction. A row of zero mass is never returned, unless all are of zero
+            mass: then the draw is uniform over the live rows.
+        """
+
+    def smallest_probability(self, live: LiveRows) -> float:
+        """Probability of the least probable live row of non-zero mass (1 / size when total mass is zero)."""
+
+    def check(self) -> None:
+        """Check every invariant of the structure against the priority array.
+
+        Raises:
+            AssertionError: if one is broken; the message names it.
+        """
