@@ -68,7 +68,7 @@ def blank_message(head: Message, size: int) -> tuple[bytes, NDArray[np.uint8]]:
     # and building the reply anywhere else would cost a second copy of it.
     message: bytes = _new_bytes(None, len(start) + size)
     region = (ctypes.c_uint8 * len(message)).from_address(_address_of(message))
-    view = np.frombuffer(region, np.uint8)
+    view = np.frombuffer(memoryview(region), np.uint8)
     view[: len(start)] = np.frombuffer(start, np.uint8)
     return message, view[len(start) :]
 

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
 
-DTYPES: Mapping[str, replay_pb2.DataType] = {
+DTYPES: Mapping[str, replay_pb2.DataType.ValueType] = {
     "bool": replay_pb2.DATA_TYPE_BOOL,
     "int8": replay_pb2.DATA_TYPE_INT8,
     "int16": replay_pb2.DATA_TYPE_INT16,

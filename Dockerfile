@@ -1,0 +1,61 @@
+# Two images:
+#   docker build --target server -t replay-service:server .   the service and the `replay` command, without torch
+#   docker build -t replay-service .                          the same, and the trainer and its actors
+#
+# Where the default index has torch only with CUDA, name an index of its CPU wheels to save gigabytes:
+# `--build-arg PIP_EXTRA_INDEX_URL=...`. Pip reads it, as any variable of its own, from the environment.
+ARG PYTHON_IMAGE=python:3.11-slim
+
+# What both images share: a user, an environment, and what the service depends on.
+FROM ${PYTHON_IMAGE} AS service-dependencies
+ARG PIP_EXTRA_INDEX_URL
+ENV PATH=/opt/replay/application/bin:/opt/replay/environment/bin:$PATH \
+    PYTHONPATH=/opt/replay/application \
+    PYTHONUNBUFFERED=1 \
+    NUMBA_CACHE_DIR=/var/cache/numba \
+    PIP_BUILD_CONSTRAINT=/opt/replay/constraints.txt \
+    PIP_CONSTRAINT=/opt/replay/constraints.txt \
+    PIP_NO_CACHE_DIR=1
+RUN useradd --uid 10001 --create-home replay \
+    && install --directory --owner=replay /data /runs /var/cache/numba
+WORKDIR /opt/replay/source
+COPY constraints.txt /opt/replay/
+COPY pyproject.toml ./
+RUN touch README.md \
+    && python -m venv /opt/replay/environment \
+    && pip install --quiet --upgrade pip \
+    && pip install --quiet --only-deps '.[server,cli]'
+
+# The project, and its kernels compiled. Numba drops a compiled kernel when its source's time stamp differs by the
+# least, and layers keep whole seconds: hence the round date. On another kind of processor the service compiles anew,
+# into the same folder.
+FROM service-dependencies AS application
+COPY . .
+RUN pip install --quiet --no-deps --no-compile --target /opt/replay/application . \
+    && find /opt/replay/application -exec touch --date=2000-01-01 {} + \
+    && python -m compileall -q /opt/replay/application
+USER replay
+RUN python -c 'from replay_server.backends import warm_up; warm_up()'
+
+FROM service-dependencies AS server
+COPY --from=application /opt/replay/application /opt/replay/application
+COPY --from=application --chown=replay /var/cache/numba /var/cache/numba
+COPY docker/healthcheck.py /opt/replay/
+USER replay
+WORKDIR /data
+EXPOSE 50051
+HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["python", "/opt/replay/healthcheck.py", "localhost:50051"]
+ENTRYPOINT ["replay-server", "--host", "0.0.0.0"]
+
+FROM service-dependencies AS trainer-dependencies
+RUN pip install --quiet torch \
+    && pip install --quiet --only-deps '.[server,cli,agent]'
+
+FROM trainer-dependencies AS trainer
+COPY --from=application /opt/replay/application /opt/replay/application
+COPY --from=application --chown=replay /var/cache/numba /var/cache/numba
+COPY docker/healthcheck.py /opt/replay/
+USER replay
+WORKDIR /runs
+VOLUME /runs
+CMD ["replay-train"]

@@ -1,0 +1,1 @@
+"""A Double DQN trainer that learns through the replay service."""

@@ -1,0 +1,61 @@
+"""Targets and loss of (Double) DQN on prioritized batches: pure functions of tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def values_of(q_values: Tensor, actions: Tensor) -> Tensor:
+    """Pick float32[batch] out of ``q_values`` float32[batch, actions] by ``actions`` int64[batch]."""
+    return q_values.gather(1, actions.unsqueeze(1)).squeeze(1)
+
+
+def bootstrap_values(next_q_target: Tensor, next_q_online: Tensor | None) -> Tensor:
+    """Value the next observations.
+
+    With ``next_q_online``, Double DQN: the online network chooses and the target network values (van Hasselt et
+    al., 2016, arXiv:1509.06461, equation 4). Without, DQN: the largest value of the target network (Mnih et al., 2015).
+
+    Args:
+        next_q_target: float32[batch, actions], the target network at the next observations.
+        next_q_online: float32[batch, actions], the online network there, or None for plain DQN.
+
+    Returns:
+        float32[batch].
+    """
+    chooser = next_q_target if next_q_online is None else next_q_online
+    return values_of(next_q_target, chooser.argmax(dim=1))
+
+
+def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tensor:
+    """Compute ``R + gamma**k * (1 - terminated) * V(next)``.
+
+    Args:
+        rewards: float32[batch], the discounted sum of the k rewards that the row spans.
+        discounts: float32[batch], ``gamma**k``, or 0 where the episode terminated.
+        next_values: float32[batch], values of the observations k steps later.
+
+    Returns:
+        float32[batch].
+    """
+    return rewards + discounts * next_values
+
+
+def weighted_huber_loss(td_errors: Tensor, weights: Tensor, delta: float) -> Tensor:
+    """Mean of importance-sampling weight times Huber loss of the TD error.
+
+    The weight stays outside the Huber function: it scales each row's step (Schaul et al., 2016, arXiv:1511.05952,
+    algorithm 1, line 13), and must not decide which rows count as outliers.
+
+    Args:
+        td_errors: float32[batch], target minus value.
+        weights: float32[batch].
+        delta: where the loss turns from quadratic to linear, in units of return.
+
+    Returns:
+        float32[], the loss.
+    """
+    losses = functional.huber_loss(td_errors, torch.zeros_like(td_errors), reduction="none", delta=delta)
+    return (weights * losses).mean()

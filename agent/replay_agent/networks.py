@@ -1,0 +1,226 @@
+"""Q-networks: an MLP for vectors, a convolutional network for images, both with plain or dueling heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+UINT8_MAX = 255.0
+IMAGE_RANK = 3
+GRAYSCALE_RANK = 2
+# The smallest side that the three layers of Mnih et al. (2015) can shrink without running out of pixels.
+MIN_NATURE_SIDE = 36
+# From here on the small torso halves its output, so that the first dense layer stays small.
+MIN_STRIDED_SIDE = 16
+DEFAULT_VECTOR_HIDDEN_SIZES = (128, 128)
+DEFAULT_IMAGE_HIDDEN_SIZES = (512,)
+
+
+class NetworkKind(StrEnum):
+    """How observations are read."""
+
+    MLP = "mlp"
+    CONV = "conv"
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """Everything needed to build the same network in another process.
+
+    Attributes:
+        observation_shape: shape of one observation, without a batch axis.
+        observation_dtype: NumPy name of its dtype, such as ``"float32"`` or ``"uint8"``.
+        actions: number of discrete actions.
+        hidden_sizes: units of each dense hidden layer.
+        dueling: whether the head splits into value and advantages.
+    """
+
+    observation_shape: tuple[int, ...]
+    observation_dtype: str
+    actions: int
+    hidden_sizes: tuple[int, ...]
+    dueling: bool
+
+    @property
+    def kind(self) -> NetworkKind:
+        """The network kind that suits the observation."""
+        return network_kind(self.observation_shape, self.observation_dtype)
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """Where an image observation keeps its channels.
+
+    Attributes:
+        channels: number of channels.
+        height: pixels.
+        width: pixels.
+        channels_last: whether the channel axis is the last one.
+    """
+
+    channels: int
+    height: int
+    width: int
+    channels_last: bool
+
+
+def network_kind(shape: Sequence[int], dtype: str) -> NetworkKind:
+    """Choose by observation: rank 3, or rank 2 of bytes, is an image; everything else is a vector."""
+    if len(shape) == IMAGE_RANK or (len(shape) == GRAYSCALE_RANK and np.dtype(dtype) == np.uint8):
+        return NetworkKind.CONV
+    return NetworkKind.MLP
+
+
+def default_hidden_sizes(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """Dense layers used when the settings name none."""
+    is_image = network_kind(shape, dtype) is NetworkKind.CONV
+    return DEFAULT_IMAGE_HIDDEN_SIZES if is_image else DEFAULT_VECTOR_HIDDEN_SIZES
+
+
+def image_layout(shape: Sequence[int]) -> ImageLayout:
+    """Tell height, width and channels apart: channels are the smaller of the outer axes, the last one in a tie.
+
+    Stacked frames (4, 84, 84) are channels-first, RGB (84, 84, 3) and MinAtar (10, 10, 4) channels-last; a
+    grayscale image (84, 84) has one channel.
+
+    Raises:
+        ValueError: the shape has neither two nor three axes.
+    """
+    if len(shape) == GRAYSCALE_RANK:
+        return ImageLayout(channels=1, height=shape[0], width=shape[1], channels_last=True)
+    if len(shape) != IMAGE_RANK:
+        raise ValueError(f"an image has 2 or 3 axes, got shape {tuple(shape)}; stack or flatten the observation")
+    first, middle, last = shape
+    if last <= first:
+        return ImageLayout(channels=last, height=first, width=middle, channels_last=True)
+    return ImageLayout(channels=first, height=middle, width=last, channels_last=False)
+
+
+class VectorInput(nn.Module):
+    """Flattens observations and brings bytes into [0, 1]: any[batch, ...] to float32[batch, features]."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self._scale = _input_scale(dtype)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return float32[batch, features]."""
+        return _scaled(observations, self._scale).flatten(start_dim=1)
+
+
+class ImageInput(nn.Module):
+    """Brings images into [0, 1] and channels to the front: any[batch, ...] to float32[batch, C, H, W]."""
+
+    def __init__(self, layout: ImageLayout, dtype: str) -> None:
+        super().__init__()
+        self._layout = layout
+        self._scale = _input_scale(dtype)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return float32[batch, channels, height, width]."""
+        images = _scaled(observations, self._scale)
+        layout = self._layout
+        if layout.channels_last:
+            return images.reshape(-1, layout.height, layout.width, layout.channels).permute(0, 3, 1, 2)
+        return images.reshape(-1, layout.channels, layout.height, layout.width)
+
+
+class DuelingHead(nn.Module):
+    """Q = V + A - mean(A) (Wang et al., 2016, arXiv:1511.06581, equation 9), each stream with its own hidden layer."""
+
+    def __init__(self, features: int, hidden: int, actions: int) -> None:
+        super().__init__()
+        self.value = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.advantage = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, actions))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return float32[batch, actions] for float32[batch, features]."""
+        return combine_dueling(self.value(features), self.advantage(features))
+
+
+def combine_dueling(value: Tensor, advantages: Tensor) -> Tensor:
+    """Add float32[batch, 1] values and float32[batch, actions] advantages, made identifiable by a zero mean."""
+    return value + advantages - advantages.mean(dim=-1, keepdim=True)
+
+
+class QNetwork(nn.Module):
+    """Action values of a batch of observations."""
+
+    def __init__(self, inputs: nn.Module, torso: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.torso = torso
+        self.head = head
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return float32[batch, actions] for observations of any dtype, [batch, *observation_shape]."""
+        values: Tensor = self.head(self.torso(self.inputs(observations)))
+        return values
+
+
+def build_network(spec: NetworkSpec) -> QNetwork:
+    """Build the network of a spec, with weights from torch's global generator.
+
+    Raises:
+        ValueError: the spec names no hidden layer, or its image is too small.
+    """
+    if not spec.hidden_sizes:
+        raise ValueError("hidden_sizes needs at least one layer, for instance 128,128")
+    if spec.kind is NetworkKind.CONV:
+        return _build_conv(spec)
+    features = int(np.prod(spec.observation_shape))
+    torso, head = _dense_torso_and_head(features, spec)
+    return QNetwork(VectorInput(spec.observation_dtype), torso, head)
+
+
+def _build_conv(spec: NetworkSpec) -> QNetwork:
+    layout = image_layout(spec.observation_shape)
+    convolutions = _convolutions(layout)
+    with torch.no_grad():
+        features = convolutions(torch.zeros(1, layout.channels, layout.height, layout.width)).shape[1]
+    torso, head = _dense_torso_and_head(features, spec)
+    return QNetwork(ImageInput(layout, spec.observation_dtype), nn.Sequential(convolutions, torso), head)
+
+
+def _convolutions(layout: ImageLayout) -> nn.Sequential:
+    """Layers of Mnih et al. (2015, Methods) where the image is large enough, otherwise two 3x3 ones."""
+    if min(layout.height, layout.width) >= MIN_NATURE_SIDE:
+        return nn.Sequential(
+            nn.Conv2d(layout.channels, 32, kernel_size=8, stride=4), nn.ReLU(),
+            nn.Conv2d(32, 64, kernel_size=4, stride=2), nn.ReLU(),
+            nn.Conv2d(64, 64, kernel_size=3, stride=1), nn.ReLU(),
+            nn.Flatten(),
+        )  # fmt: skip
+    stride = 2 if min(layout.height, layout.width) >= MIN_STRIDED_SIDE else 1
+    return nn.Sequential(
+        nn.Conv2d(layout.channels, 16, kernel_size=3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 32, kernel_size=3, padding=1, stride=stride), nn.ReLU(),
+        nn.Flatten(),
+    )  # fmt: skip
+
+
+def _dense_torso_and_head(features: int, spec: NetworkSpec) -> tuple[nn.Sequential, nn.Module]:
+    """Dense layers and head; with dueling, the last hidden layer moves into the two streams."""
+    shared = spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes
+    layers: list[nn.Module] = []
+    for units in shared:
+        layers += [nn.Linear(features, units), nn.ReLU()]
+        features = units
+    torso = nn.Sequential(*layers)
+    if spec.dueling:
+        return torso, DuelingHead(features, spec.hidden_sizes[-1], spec.actions)
+    return torso, nn.Linear(features, spec.actions)
+
+
+def _input_scale(dtype: str) -> float | None:
+    return 1.0 / UINT8_MAX if np.dtype(dtype) == np.uint8 else None
+
+
+def _scaled(observations: Tensor, scale: float | None) -> Tensor:
+    values = observations.to(torch.float32)
+    return values if scale is None else values * scale

@@ -1,0 +1,27 @@
+"""Values that change with the number of environment steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LinearSchedule:
+    """Goes from ``start`` to ``end`` in a straight line over ``steps`` and stays there.
+
+    Attributes:
+        start: value at step 0.
+        end: value from ``steps`` on.
+        steps: length of the way; with 0 the value is ``end`` at once.
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        """Value at ``step``."""
+        if step >= self.steps:
+            return self.end
+        progress = max(step, 0) / self.steps
+        return self.start + progress * (self.end - self.start)

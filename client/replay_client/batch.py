@@ -1,0 +1,182 @@
+"""What comes back from a table: batches, rows by key, and what became of updates.
+
+Arrays are the caller's own, and writable: those of rows lie in the very bytes that were received, which nothing
+else refers to, so nothing is copied (but for columns that did not come to lie on a multiple of their element's
+size, which are copied once). They stay valid for as long as somebody holds one of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.framing import Array, Framed, column_views
+from replay_proto.schema import Schema
+from replay_proto.v1 import replay_pb2
+
+from replay_client.errors import InternalServerError
+from replay_client.rows import SEPARATOR
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Columns of some rows: ``rows["obs"]``; iterating gives the names of the columns; `len` counts the rows."""
+
+    keys: NDArray[np.int64]
+    """int64[n]: key of each row."""
+    columns: Mapping[str, NDArray[Any]]
+    """By column, in the order of the schema: ``dtype[n, *shape]``."""
+
+    def __getitem__(self, name: str) -> Any:
+        """A column; for the name of a nested observation, a dict of its parts.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        column = self.columns.get(name)
+        if column is not None:
+            return column
+        prefix = name + SEPARATOR
+        parts = {key[len(prefix) :]: value for key, value in self.columns.items() if key.startswith(prefix)}
+        if not parts:
+            raise KeyError(f"{name}; the columns are {', '.join(self.columns)}")
+        return parts
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the columns."""
+        return iter(self.columns)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a column of this name."""
+        return name in self.columns
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(_Rows):
+    """Rows drawn by priority; everything in it is as at the moment of drawing."""
+
+    probabilities: NDArray[np.float64]
+    """float64[batch]: of each row, its mass over the total mass. Its expected count is the batch size times it."""
+    weights: NDArray[np.float32]
+    """float32[batch]: (size * probability) ** -beta, over the norm asked for (Schaul et al. 2016, section 3.4)."""
+    beta: float
+    """Exponent of the weights."""
+    size: int
+    """Live rows in the table."""
+    total_mass: float
+    """Mass of all live rows."""
+    smallest_probability: float
+    """Probability of the least probable live row of non-zero mass."""
+    inserted: int
+    """Rows ever inserted: how far the table had come."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(_Rows):
+    """Rows read by key: those that are live, in the order in which they were asked for."""
+
+    priorities: NDArray[np.float64]
+    """float64[n]: as last set, before any exponent."""
+    streams: NDArray[np.uint64]
+    """uint64[n]: the stream of experience each belongs to; 0 if it was not said."""
+    episodes: NDArray[np.uint64]
+    """uint64[n]: the episode of each within its stream."""
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What became of an update of priorities."""
+
+    updated: int
+    """Distinct rows whose priority was set."""
+    stale: int
+    """Keys that are not live, each time they were named; they were ignored."""
+
+    @classmethod
+    def from_proto(cls, message: replay_pb2.UpdateResult) -> UpdateResult:
+        """Read it from a message."""
+        return cls(updated=message.updated, stale=message.stale)
+
+
+def sampled_batch(schema: Schema, response: Framed[replay_pb2.SampleResponse]) -> Batch:
+    """The batch in an answer to Sample."""
+    return _batch(schema, response.head.batch, response.rows)
+
+
+def learned_batches(schema: Schema, response: Framed[replay_pb2.LearnResponse]) -> list[Batch]:
+    """The batches in an answer of a Learn stream, in order."""
+    batches, start = [], 0
+    for message in response.head.batches:
+        end = start + len(message.keys) // 8 * schema.row_bytes
+        batches.append(_batch(schema, message, response.rows[start:end]))
+        start = end
+    return batches
+
+
+def read_rows(schema: Schema, response: Framed[replay_pb2.ReadResponse]) -> Rows:
+    """The rows in an answer to Read."""
+    head = response.head
+    keys = _own(head.keys, "<i8")
+    return Rows(
+        keys=keys,
+        columns=_own_columns(schema, response.rows, len(keys)),
+        priorities=_own(head.priorities, "<f8"),
+        streams=_own(head.streams, "<u8"),
+        episodes=_own(head.episodes, "<u8"),
+    )
+
+
+def _batch(schema: Schema, message: replay_pb2.Batch, rows: memoryview) -> Batch:
+    keys = _own(message.keys, "<i8")
+    return Batch(
+        keys=keys,
+        columns=_own_columns(schema, rows, len(keys)),
+        probabilities=_own(message.probabilities, "<f8"),
+        weights=_own(message.weights, "<f4"),
+        beta=message.beta,
+        size=message.size,
+        total_mass=message.total_mass,
+        smallest_probability=message.smallest_probability,
+        inserted=message.inserted,
+    )
+
+
+def _own(data: bytes, dtype: str) -> NDArray[Any]:
+    """A copy of a small array: what protobuf hands out may be shared."""
+    return np.frombuffer(data, dtype).copy()
+
+
+def _own_columns(schema: Schema, rows: memoryview, row_count: int) -> dict[str, Array]:
+    """Columns that are the caller's to keep and to write to.
+
+    Raises:
+        InternalServerError: the answer does not hold this many rows of this schema.
+    """
+    if len(rows) != row_count * schema.row_bytes:
+        raise InternalServerError(
+            f"the server sent {len(rows)} bytes of rows where {row_count} of {schema.row_bytes} bytes were due"
+        )
+    views = column_views(schema, _writable(rows), row_count)
+    return {name: view if view.flags.aligned else view.copy() for name, view in views.items()}
+
+
+def _writable(received: memoryview) -> NDArray[np.uint8]:
+    """A writable view of bytes that were just received.
+
+    gRPC made the bytes object for this one message and kept no reference: apart from our own view nobody sees it,
+    so that writing to it surprises nobody. It saves the copy that writable arrays would cost otherwise.
+    """
+    if not received:
+        return np.empty(0, np.uint8)
+    address = np.frombuffer(received, np.uint8).__array_interface__["data"][0]
+    region = (ctypes.c_uint8 * len(received)).from_address(address)
+    region.keeps_alive = received  # type: ignore[attr-defined]
+    return np.frombuffer(memoryview(region), np.uint8)

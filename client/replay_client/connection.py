@@ -1,0 +1,251 @@
+"""The channel to a server: calls with deadlines, streams, and what is repeated while the server is away.
+
+    connection = Connection("localhost:50051", timeout_s=30.0)
+    answer = connection.call("UpdatePriorities", request.SerializeToString(), repeat=True)
+    stream = connection.open_stream("Learn", requests)      # an iterator of bytes, consumed in the background
+    stream.receive()
+
+Messages are bytes here, in both directions: those that carry rows are built and read in place by
+`replay_proto.framing`. Failures are raised as the types in `replay_client.errors`.
+
+What rides through a restart of the server: methods that change nothing are repeated by gRPC itself (the
+policy below); `call(..., repeat=True)` goes on repeating until its deadline, and is for what may be applied
+twice without harm. A server that cannot be reached is told apart from one that is slow: the former is
+`ServerUnavailableError`, the latter `DeadlineExceededError`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, ServerUnavailableError, from_rpc_error
+
+M = TypeVar("M", bound=Message)
+
+SERVICE: Final = "replay.v1.ReplayService"
+Method = Literal[
+    "CreateTable",
+    "DropTable",
+    "ListTables",
+    "DescribeTable",
+    "ResetTable",
+    "Insert",
+    "Sample",
+    "Read",
+    "UpdatePriorities",
+    "Stats",
+]
+StreamMethod = Literal["Write", "Learn"]
+
+READ_ONLY: Final[tuple[Method, ...]] = ("ListTables", "DescribeTable", "Sample", "Read", "Stats")
+"""What gRPC may repeat by itself. A draw counts as one: all it moves are counters and, in a seeded table, the
+sequence of draws, which a call whose answer was lost has moved as well."""
+
+_RETRY_POLICY: Final = {
+    "maxAttempts": 5,  # the most that gRPC accepts
+    "initialBackoff": "0.05s",
+    "maxBackoff": "1s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+_SERVICE_CONFIG: Final = json.dumps(
+    {
+        "methodConfig": [
+            {"name": [{"service": SERVICE, "method": method} for method in READ_ONLY], "retryPolicy": _RETRY_POLICY}
+        ]
+    }
+)
+_CHANNEL_OPTIONS: Final = (
+    # The server's own bounds decide what is too large.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.service_config", _SERVICE_CONFIG),
+    # A server that restarts is back within seconds: do not wait longer than that between attempts.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt may take
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A peer that vanished without a word (a pulled cable, a lost machine) is noticed within 40 s.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Batches asked for ahead arrive while the learner computes, not only once it reads them.
+    ("grpc.http2.lookahead_bytes", 64 << 20),
+    ("grpc.http2.max_frame_size", (16 << 20) - 1),
+    # Two clients in one process have a connection each.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long to pause before trying again: longer each time, and never the same for all who wait."""
+
+    first_s: float = 0.05
+    """The first pause."""
+    longest_s: float = 1.0
+    """No pause is longer."""
+    factor: float = 2.0
+    """How much longer each pause is than the one before."""
+    jitter: float = 0.25
+    """Each pause is drawn from 1 - jitter to 1 + jitter times its length."""
+
+    def pauses_s(self, rng: random.Random) -> Iterator[float]:
+        """The pauses, without end."""
+        pause_s = self.first_s
+        while True:
+            yield pause_s * rng.uniform(1 - self.jitter, 1 + self.jitter)
+            pause_s = min(pause_s * self.factor, self.longest_s)
+
+
+class MessageStream:
+    """One bidirectional stream, while it lasts. All that this library needs of a transport for streams."""
+
+    def __init__(self, call: grpc.CallIterator[bytes]) -> None:
+        self._call = call
+
+    def receive(self) -> bytes:
+        """Wait for the next answer.
+
+        Raises:
+            ReplayError: the stream has ended; `ServerUnavailableError` if that was nobody's wish.
+        """
+        try:
+            return next(self._call)
+        except StopIteration:
+            raise ServerUnavailableError("the server ended the stream") from None
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    def cancel(self) -> None:
+        """End it from here; `receive` raises from then on."""
+        self._call.cancel()
+
+
+class Connection:
+    """A channel to one server, for the process that made it."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float,
+        backoff: Backoff | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Open it; nothing is sent yet, and the server need not be there.
+
+        Args:
+            address: ``host:port``, or another form that gRPC knows.
+            timeout_s: how long a call may take that does not say so itself, in seconds.
+            backoff: pauses between attempts.
+            clock: seconds that never go back.
+            rng: for the jitter of the pauses.
+        """
+        self.address = address
+        self.timeout_s = timeout_s
+        self.backoff = backoff or Backoff()
+        self.clock = clock
+        self.rng = rng or random.Random()
+        self._process = os.getpid()
+        self._closed = False
+        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._unary: dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]] = {}
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that opened the connection."""
+        return os.getpid() != self._process
+
+    def check_usable(self) -> None:
+        """Refuse a connection that cannot work any more.
+
+        Raises:
+            ForkedError: in a child of the process that opened it.
+            ClosedError: after `close`.
+        """
+        if self.is_forked:
+            raise ForkedError("this client was made before a fork; make a new one in the child, or spawn instead")
+        if self._closed:
+            raise ClosedError("this client is closed")
+
+    def call_message(
+        self, method: Method, request: Message, response: type[M], *, timeout_s: float | None = None, repeat: bool
+    ) -> M:
+        """`call` for messages without rows."""
+        return response.FromString(
+            self.call(method, request.SerializeToString(), timeout_s=timeout_s, repeat=repeat)
+        )
+
+    def call(self, method: Method, request: bytes, *, timeout_s: float | None = None, repeat: bool) -> bytes:
+        """Send a request and wait for its answer.
+
+        Args:
+            method: name of the RPC.
+            request: its wire form.
+            timeout_s: how long it may take in all, in seconds; None: the connection's own.
+            repeat: whether to send it again when the server could not be reached or went away meanwhile.
+
+        Raises:
+            ReplayError: of the type that fits.
+        """
+        self.check_usable()
+        deadline = self.clock() + (self.timeout_s if timeout_s is None else timeout_s)
+        if not repeat:
+            return self._attempt(method, request, deadline, wait_for_ready=True)
+        last: ServerUnavailableError | None = None
+        for pause_s in self.backoff.pauses_s(self.rng):
+            try:
+                return self._attempt(method, request, deadline, wait_for_ready=False)
+            except ServerUnavailableError as error:
+                last = error
+            except DeadlineExceededError as error:
+                # What kept us is that the server was away, if we know of nothing else since.
+                raise (last if last is not None and not error.reason else error) from None
+            if self.clock() + pause_s >= deadline:
+                raise last
+            time.sleep(pause_s)
+        raise AssertionError("pauses do not end")
+
+    def open_stream(self, method: StreamMethod, requests: Iterator[bytes]) -> MessageStream:
+        """Open a bidirectional stream.
+
+        Args:
+            method: name of the RPC.
+            requests: messages to send; consumed in a thread of its own until it ends, which ends our side.
+        """
+        self.check_usable()
+        return MessageStream(self._channel.stream_stream(_path(method), None, None)(requests))
+
+    def close(self) -> None:
+        """Close the channel; calls and streams that are under way end. Does nothing in a forked child."""
+        if not self._closed and not self.is_forked:
+            self._channel.close()
+        self._closed = True
+
+    def _attempt(self, method: Method, request: bytes, deadline: float, *, wait_for_ready: bool) -> bytes:
+        unary = self._unary.get(method)
+        if unary is None:
+            unary = self._unary[method] = self._channel.unary_unary(_path(method), None, None)
+        try:
+            return unary(request, timeout=max(0.0, deadline - self.clock()), wait_for_ready=wait_for_ready)
+        except grpc.RpcError as error:
+            if self._closed:
+                raise ClosedError("this client was closed meanwhile") from None
+            raise from_rpc_error(error) from None
+        except ValueError:  # how gRPC says that the channel was closed
+            self.check_usable()
+            raise
+
+
+def _path(method: str) -> str:
+    return f"/{SERVICE}/{method}"

@@ -1,0 +1,96 @@
+"""What a table is: its config, and how far it has been filled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from replay_proto.errors import FieldError
+from replay_proto.schema import Column, Schema
+from replay_proto.v1 import replay_pb2
+
+from replay_client.errors import InternalServerError, InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class TableDescription:
+    """A table as it stood when the server was asked."""
+
+    name: str
+    """Unique in the server."""
+    uid: bytes
+    """16 random bytes that tell this table from an earlier one of the same name."""
+    schema: Schema
+    """Its columns, in the order in which they are stored."""
+    capacity: int
+    """Number of rows kept."""
+    backend: str
+    """How priorities turn into draws: ``sum_tree``, ``rank`` or ``uniform``."""
+    parameters: Mapping[str, float]
+    """Parameters of the backend, defaults filled in."""
+    seed: int | None
+    """Makes draws repeat; None if they differ each time."""
+    size: int
+    """Live rows."""
+    inserted: int
+    """Rows ever inserted: the next row's key."""
+    slots: int
+    """Length of the ring in rows, a little more than the capacity."""
+    row_bytes: int
+    """Bytes of one row, all columns together."""
+
+    @classmethod
+    def from_proto(cls, message: replay_pb2.TableDescription) -> TableDescription:
+        """Read it from a message.
+
+        Raises:
+            InternalServerError: if this version of the client does not understand its columns.
+        """
+        config = message.config
+        try:
+            schema = Schema.from_proto(config.columns)
+        except FieldError as error:
+            raise InternalServerError(f"table {config.name!r} is of a kind this client does not know: {error}") from None
+        return cls(
+            name=config.name,
+            uid=message.uid,
+            schema=schema,
+            capacity=config.capacity,
+            backend=config.backend.name,
+            parameters=dict(sorted(config.backend.parameters.items())),
+            seed=config.seed if config.HasField("seed") else None,
+            size=message.size,
+            inserted=message.inserted,
+            slots=message.slots,
+            row_bytes=message.row_bytes,
+        )
+
+
+def table_config(
+    name: str,
+    columns: Mapping[str, Column],
+    capacity: int,
+    backend: str,
+    seed: int | None,
+    parameters: Mapping[str, float | None],
+) -> replay_pb2.TableConfig:
+    """A table's config as the contract has it. A parameter that is None takes its default.
+
+    Raises:
+        InvalidArgumentError: for what cannot be said in a message; the rest is checked by the server.
+    """
+    try:
+        return replay_pb2.TableConfig(
+            name=name,
+            columns=Schema(dict(columns)).to_proto(),
+            capacity=capacity,
+            backend=replay_pb2.Backend(
+                name=backend,
+                parameters={name: float(value) for name, value in parameters.items() if value is not None},
+            ),
+            seed=seed,
+        )
+    except FieldError as error:
+        raise InvalidArgumentError.from_field_error(error) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidArgumentError.of_field("config", "names, whole numbers and columns", str(error)) from None

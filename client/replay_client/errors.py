@@ -1,0 +1,219 @@
+"""The exceptions that this library raises, one type for each thing a caller may want to handle.
+
+    try:
+        sampler.update_priorities(batch.keys, priorities)
+    except TableReplacedError:
+        table = client.create_table(...)      # somebody dropped it and made a new one
+
+All are `ReplayError`, with the status code, the reason and the metadata that the server sent (the
+`google.rpc.ErrorInfo` of the domain "replay.v1"). Where Python has a type of its own for the case, the
+exception is that too: `InvalidArgumentError` is a `ValueError`, `DeadlineExceededError` a `TimeoutError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Final
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from replay_proto.errors import ERROR_DOMAIN, FieldError
+
+
+class ReplayError(Exception):
+    """A call was refused or failed. Anything without a type of its own is raised as this."""
+
+    default_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+    """The status code where the error was found on this side and none came over the wire."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: grpc.StatusCode | None = None,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Say what happened.
+
+        Args:
+            message: a sentence for people.
+            code: status code of the call.
+            reason: name of an `ErrorReason` of the contract, without its prefix; empty if there was none.
+            metadata: what the contract says belongs to this reason, such as ``field`` and ``expected``.
+        """
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+        self.reason = reason
+        self.metadata: dict[str, str] = dict(metadata or {})
+
+    def __reduce__(self) -> tuple[Callable[..., ReplayError], tuple[object, ...]]:
+        """Errors cross process boundaries whole, from an actor to whoever started it."""
+        return _restored, (type(self), self.message, self.code, self.reason, self.metadata)
+
+
+class InvalidArgumentError(ReplayError, ValueError):
+    """A value cannot be used. ``metadata`` has ``field``, ``expected`` and ``got``."""
+
+    default_code = grpc.StatusCode.INVALID_ARGUMENT
+
+    @classmethod
+    def of_field(cls, field: str, expected: str, got: str) -> InvalidArgumentError:
+        """Name the field and both sides of the difference."""
+        metadata = {"field": field, "expected": expected, "got": got}
+        return cls(f"{field}: expected {expected}, got {got}", reason="INVALID_FIELD", metadata=metadata)
+
+    @classmethod
+    def from_field_error(cls, error: FieldError) -> InvalidArgumentError:
+        """The same, as this library raises it."""
+        return cls.of_field(error.field, error.expected, error.got)
+
+
+class TableNotFoundError(ReplayError, LookupError):
+    """There is no table of this name, or it was dropped while the call waited."""
+
+    default_code = grpc.StatusCode.NOT_FOUND
+
+
+class TableExistsError(ReplayError):
+    """A table of this name has another config. ``metadata`` names the ``field`` in which they differ."""
+
+    default_code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class TableReplacedError(ReplayError):
+    """The table was dropped and another one has its name now: keys of the old one mean nothing in it."""
+
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class TableEmptyError(ReplayError):
+    """There is no row to draw. Give a `timeout_s` to wait for some."""
+
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class DeadlineExceededError(ReplayError, TimeoutError):
+    """The time given ran out."""
+
+    default_code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class ResourceExhaustedError(ReplayError):
+    """A bound was passed (TOO_LARGE; ``metadata`` names it) or the server's disk is full (NO_SPACE)."""
+
+    default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class ServerUnavailableError(ReplayError, ConnectionError):
+    """The server could not be reached, or it is shutting down, for as long as we were willing to wait."""
+
+    default_code = grpc.StatusCode.UNAVAILABLE
+
+
+class InternalServerError(ReplayError):
+    """A fault of the server, which logged it, or an answer that the contract does not allow."""
+
+    default_code = grpc.StatusCode.INTERNAL
+
+
+class WriterError(ReplayError):
+    """The server and a writer disagree about which inserts were applied."""
+
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class SequenceGapError(WriterError):
+    """An insert skipped sequence numbers."""
+
+
+class SequenceTooOldError(WriterError):
+    """The insert was applied, so long ago that its keys are no longer known."""
+
+
+class WriterUnknownError(WriterError):
+    """The server has forgotten this writer, as it does with those silent for long."""
+
+
+class WriterSupersededError(WriterError):
+    """Another stream of the same writer has begun."""
+
+    default_code = grpc.StatusCode.ABORTED
+
+
+class ClosedError(ReplayError):
+    """The client, writer or sampler was closed before."""
+
+    default_code = grpc.StatusCode.CANCELLED
+
+
+class ForkedError(ReplayError):
+    """A connection does not survive a fork. Make a new client in the child, or spawn instead."""
+
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+_BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
+    "INVALID_FIELD": InvalidArgumentError,
+    "TABLE_NOT_FOUND": TableNotFoundError,
+    "TABLE_EXISTS": TableExistsError,
+    "TABLE_REPLACED": TableReplacedError,
+    "TABLE_EMPTY": TableEmptyError,
+    "WAITED_TOO_LONG": DeadlineExceededError,
+    "TOO_LARGE": ResourceExhaustedError,
+    "NO_SPACE": ResourceExhaustedError,
+    "SEQUENCE_GAP": SequenceGapError,
+    "SEQUENCE_TOO_OLD": SequenceTooOldError,
+    "WRITER_UNKNOWN": WriterUnknownError,
+    "WRITER_SUPERSEDED": WriterSupersededError,
+    "SHUTTING_DOWN": ServerUnavailableError,
+    "INTERNAL": InternalServerError,
+}
+
+# Without an ErrorInfo it was not the service that spoke but gRPC: CANCELLED and INTERNAL are how it
+# reports a stream that was cut off in the middle.
+_BY_CODE: Final[Mapping[grpc.StatusCode, type[ReplayError]]] = {
+    grpc.StatusCode.UNAVAILABLE: ServerUnavailableError,
+    grpc.StatusCode.CANCELLED: ServerUnavailableError,
+    grpc.StatusCode.INTERNAL: ServerUnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhaustedError,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
+    grpc.StatusCode.UNKNOWN: InternalServerError,
+}
+
+
+def from_rpc_error(error: grpc.RpcError) -> ReplayError:
+    """The typed exception for a call that failed.
+
+    Args:
+        error: as the synchronous gRPC API raises it: it is the call, too.
+    """
+    code, message = error.code(), error.details() or ""
+    info = _error_info(error)
+    if info is None:
+        kind = _BY_CODE.get(code, ReplayError)
+        return kind(f"{message} ({code.name})", code=code)
+    kind = _BY_REASON.get(info.reason) or _BY_CODE.get(code, ReplayError)
+    return kind(message, code=code, reason=info.reason, metadata=info.metadata)
+
+
+def _error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
+    """What the service says about the failure; None if it was not the service that failed the call."""
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # The details do not belong to this status: somebody between us put them there.
+        return None
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+            return info
+    return None
+
+
+def _restored(
+    kind: type[ReplayError], message: str, code: grpc.StatusCode, reason: str, metadata: Mapping[str, str]
+) -> ReplayError:
+    return kind(message, code=code, reason=reason, metadata=metadata)

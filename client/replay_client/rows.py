@@ -1,0 +1,200 @@
+"""Rows as callers give them, checked against a table's schema and packed for the wire.
+
+    columns, row_count = checked_rows(schema, {"obs": obs, "action": [1, 0]})
+    message = packed_rows(replay_pb2.InsertRequest(...), schema, columns, row_count)
+
+What is accepted: arrays of a dtype of the same kind (`numpy.can_cast(..., "same_kind")`), and Python numbers
+and lists of them. What never happens: broadcasting, wrapping of integers that do not fit, guessing of columns.
+Nested observations are mappings or tuples: ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.framing import Array, blank_message, column_views
+from replay_proto.schema import Column, Schema
+
+from replay_client.errors import InvalidArgumentError
+
+SEPARATOR: Final = "/"
+"""Joins the parts of a nested observation in the name of a column."""
+
+
+def checked_rows(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Array], int]:
+    """Check columns of rows.
+
+    Args:
+        schema: the table's.
+        given: by column, ``[n, *shape]``; nested observations as they are.
+
+    Returns:
+        Arrays in the order of the schema, of a dtype that casts to the column's, and how many rows they have.
+
+    Raises:
+        InvalidArgumentError: for a missing or unknown column, a wrong dtype, shape or length, or no rows.
+    """
+    flat = flattened(schema, given)
+    columns: dict[str, Array] = {}
+    row_count: int | None = None
+    for name, column in schema.items():
+        array = checked_array(f"columns.{name}", column, flat[name])
+        if row_count is None and array.ndim:
+            row_count = len(array)
+        if array.shape != (row_count, *column.shape):
+            expected = ",".join(str(size) for size in ("n" if row_count is None else row_count, *column.shape))
+            raise InvalidArgumentError.of_field(f"columns.{name}", f"{column.dtype}[{expected}]", described(array))
+        columns[name] = array
+    if not row_count:
+        raise InvalidArgumentError.of_field("row_count", "at least 1", "0")
+    return columns, row_count
+
+
+def checked_value(name: str, column: Column, value: Any) -> Array:
+    """Check the value of one row in one column.
+
+    Returns:
+        ``[*shape]``, of a dtype that casts to the column's.
+
+    Raises:
+        InvalidArgumentError: for a wrong dtype or shape.
+    """
+    array = checked_array(f"columns.{name}", column, value)
+    if array.shape != column.shape:
+        raise InvalidArgumentError.of_field(f"columns.{name}", str(column), described(array))
+    return array
+
+
+def checked_array(field: str, column: Column, value: Any) -> Array:
+    """Make an array of a value and check that its elements fit a column, whatever its shape.
+
+    Raises:
+        InvalidArgumentError: for a dtype of another kind, or an integer out of range.
+    """
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError.of_field(field, str(column), f"{type(value).__name__}: {error}") from None
+    if array.dtype == column.dtype or not array.size:
+        return array
+    is_python = not isinstance(value, np.ndarray | np.generic)
+    if not _is_castable(array.dtype, column.dtype, is_python):
+        raise InvalidArgumentError.of_field(field, str(column), described(array))
+    _check_range(field, column, array)
+    return array
+
+
+def flattened(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by column, nested ones under their own names.
+
+    Raises:
+        InvalidArgumentError: for a missing or unknown column.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        _flatten_into(flat, schema, name, value)
+    missing = [name for name in schema if name not in flat]
+    if missing or len(flat) != len(schema):
+        unknown = [name for name in flat if name not in schema]
+        got = "; ".join(
+            f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names
+        )
+        raise InvalidArgumentError.of_field("columns", ", ".join(schema), got)
+    return flat
+
+
+def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """The parts of a nested value, each with its name: ``obs/camera`` of a mapping, ``obs/0`` of a tuple."""
+    parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+    return [(f"{name}{SEPARATOR}{key}", part) for key, part in parts]
+
+
+def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.float64]:
+    """Check priorities: one for each row, finite and not negative.
+
+    Returns:
+        ``float64[row_count]``, contiguous.
+
+    Raises:
+        InvalidArgumentError: for anything else.
+    """
+    array = checked_array("priorities", Column("float64"), priorities)
+    if array.shape != (row_count,):
+        raise InvalidArgumentError.of_field("priorities", f"float64[{row_count}]", described(array))
+    checked = np.ascontiguousarray(array, dtype="<f8")
+    # One pass over the usual case: the sum of good priorities is finite, or they are very large.
+    if row_count and not (checked.min() >= 0.0 and checked.max() < np.inf):
+        bad = checked[~(np.isfinite(checked) & (checked >= 0.0))]
+        raise InvalidArgumentError.of_field("priorities", "finite numbers of at least 0", repr(float(bad[0])))
+    return checked
+
+
+def checked_keys(keys: ArrayLike) -> NDArray[np.int64]:
+    """Check keys.
+
+    Returns:
+        ``int64[n]``, contiguous.
+
+    Raises:
+        InvalidArgumentError: for another dtype or shape.
+    """
+    array = checked_array("keys", Column("int64"), keys)
+    if array.ndim != 1:
+        raise InvalidArgumentError.of_field("keys", "int64[n]", described(array))
+    return np.ascontiguousarray(array, dtype="<i8")
+
+
+def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row_count: int) -> bytes:
+    """The wire form of a message with rows, the rows copied once.
+
+    Args:
+        head: the message without ``rows``.
+        schema: the table's.
+        columns: as `checked_rows` returns them.
+        row_count: how many rows.
+    """
+    message, rows = blank_message(head, schema.row_bytes * row_count)
+    for name, view in column_views(schema, rows, row_count).items():
+        np.copyto(view, columns[name], casting="unsafe")  # the kinds were checked
+    return message
+
+
+def described(array: Array) -> str:
+    """dtype and shape, such as ``float64[32,4]``; the value of a scalar."""
+    if not array.ndim:
+        return f"{array.dtype.name} {array.item()!r}"
+    return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
+
+
+def _flatten_into(flat: dict[str, Any], schema: Schema, name: str, value: Any) -> None:
+    if name not in schema and isinstance(value, Mapping | tuple):
+        for part_name, part in nested_items(name, value):
+            _flatten_into(flat, schema, part_name, part)
+    elif name in flat:
+        raise InvalidArgumentError.of_field(f"columns.{name}", "a column given once", "it again")
+    else:
+        flat[name] = value
+
+
+def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], is_python: bool) -> bool:
+    if np.can_cast(given, wanted, "same_kind"):
+        return True
+    # Python has one type of integer: those that fit may go where unsigned ones are wanted.
+    return is_python and given.kind in "iu" and wanted.kind in "iu"
+
+
+def _check_range(field: str, column: Column, array: Array) -> None:
+    """Refuse integers that the column's dtype cannot hold: a cast would wrap them silently."""
+    if column.dtype.kind not in "iu" or np.can_cast(array.dtype, column.dtype, "safe"):
+        return
+    bounds = np.iinfo(column.dtype)
+    smallest, largest = int(array.min()), int(array.max())
+    if smallest < bounds.min or largest > bounds.max:
+        worst = smallest if smallest < bounds.min else largest
+        raise InvalidArgumentError.of_field(
+            field, f"{column.dtype.name}, {bounds.min} to {bounds.max}", f"{worst} in {described(array)}"
+        )

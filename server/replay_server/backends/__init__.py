@@ -1,0 +1,127 @@
+"""Priority backends: how rows are chosen by their priorities.
+
+A backend is one file with a class that is a `PriorityIndex`, and one line in `BACKENDS` here::
+
+    parameters = make_parameters("sum_tree", {"alpha": 0.7})
+    index = make_index("sum_tree", parameters, priorities, capacity)
+    index.rebuild(LiveRows(oldest=0, size=0, slots=len(priorities)))     # before anything else
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows, PriorityIndex
+from replay_server.backends.parameters import ParameterError
+from replay_server.backends.rank import RankIndex, RankParameters
+from replay_server.backends.sum_tree import SumTree, SumTreeParameters
+from replay_server.backends.uniform import UniformIndex, UniformParameters
+
+__all__ = [
+    "BACKENDS",
+    "DEAD_PRIORITY",
+    "Backend",
+    "Drawn",
+    "LiveRows",
+    "ParameterError",
+    "Parameters",
+    "PriorityIndex",
+    "RankIndex",
+    "RankParameters",
+    "SumTree",
+    "SumTreeParameters",
+    "UniformIndex",
+    "UniformParameters",
+    "make_index",
+    "make_parameters",
+    "warm_up",
+]
+
+
+class Parameters(Protocol):
+    """The parameters of one backend: a frozen dataclass of numbers that checks its fields."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+class Backend(Protocol):
+    """What the class of a backend is to this registry."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+
+    @property
+    def Parameters(self) -> type[Any]:  # noqa: N802 (it is a class)
+        """Its parameters, a frozen dataclass."""
+
+    def __call__(self, parameters: Any, priorities: NDArray[np.float64], capacity: int) -> PriorityIndex:
+        """Make an index; see `make_index`."""
+
+
+BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (SumTree, RankIndex, UniformIndex)}
+"""Every backend by its name."""
+
+
+def make_parameters(name: str, given: Mapping[str, float]) -> Parameters:
+    """Return the parameters of a backend: those given, and defaults for the rest.
+
+    Args:
+        name: a key of `BACKENDS`.
+        given: parameters by name.
+
+    Raises:
+        ParameterError: if there is no such backend, it has no such parameter, or one is out of range.
+    """
+    known = _backend(name).Parameters
+    accepted = [field.name for field in fields(known)]
+    for field in given:
+        if field not in accepted:
+            raise ParameterError(field, f"a parameter of {name} ({', '.join(accepted) or 'it has none'})", given[field])
+    made: Parameters = known(**given)
+    return made
+
+
+def make_index(name: str, parameters: Parameters, priorities: NDArray[np.float64], capacity: int) -> PriorityIndex:
+    """Return an index without rows; call its `PriorityIndex.rebuild` before anything else.
+
+    Args:
+        name: a key of `BACKENDS`.
+        parameters: of the same backend, by `make_parameters`.
+        priorities: float64[slots], the table's priority array. It is left as it is until ``rebuild``.
+        capacity: the most rows that are live at once, at most ``slots``.
+
+    Raises:
+        ParameterError: if there is no such backend.
+    """
+    return _backend(name)(parameters, priorities, capacity)
+
+
+def warm_up() -> None:
+    """Compile every kernel of every backend, or load it from the cache, by using each method once."""
+    for name in BACKENDS:
+        slots = 4
+        live = LiveRows(oldest=0, size=2, slots=slots)
+        keys = np.arange(3, dtype=np.int64)
+        fractions = np.array([0.0, 0.5])
+        index = make_index(name, make_parameters(name, {}), np.full(slots, DEAD_PRIORITY), slots)
+        index.rebuild(LiveRows(oldest=0, size=0, slots=slots))
+        index.write(keys, np.array([0.0, 1.0, 2.0]))
+        index.clear(keys[2:])
+        index.draw(fractions, live)
+        index.smallest_probability(live)
+        index.write(keys[:2], np.zeros(2))
+        index.draw(fractions, live)
+        index.rebuild(live)
+        index.check()
+
+
+def _backend(name: str) -> Backend:
+    if name not in BACKENDS:
+        raise ParameterError("backend", f"one of {', '.join(BACKENDS)}", name)
+    return BACKENDS[name]

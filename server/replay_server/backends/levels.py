@@ -1,0 +1,31 @@
+"""Where the levels of a tree of fixed fan-out lie, when all of them share one flat array.
+
+Level 0 has one entry per leaf. Each entry of a level above stands for ``fan_out`` neighbours of the level below, up
+to a top level with a single entry. The number of leaves may be any: levels are padded to whole groups.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def level_starts(leaves: int, fan_out: int) -> NDArray[np.int64]:
+    """Return where each level begins.
+
+    Args:
+        leaves: number of leaves, at least 1.
+        fan_out: how many entries of a level one entry of the level above stands for.
+
+    Returns:
+        int64[levels + 1]: the start of each level, leaves first, then the length of the whole array. There are at
+        least two levels; entry ``starts[-2]`` is the top.
+    """
+    starts = [0]
+    entries = leaves
+    while True:
+        groups = -(-entries // fan_out)
+        starts.append(starts[-1] + groups * fan_out)
+        if entries == 1 and len(starts) > 2:
+            return np.array(starts, dtype=np.int64)
+        entries = groups

@@ -1,0 +1,174 @@
+"""The backend ``rank``: rank-based prioritization (Schaul et al. 2016, arXiv:1511.05952, section 3.3).
+
+P(i) = rank_i ** -alpha / sum of j ** -alpha over all ranks j (equation 1, with a priority of 1 / rank). Rank 1 is the
+largest priority, of equal ones the newest. Ranks are exact after every write, where the paper keeps a heap that is
+sorted only now and then.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends import ranking
+from replay_server.backends.check import require
+from replay_server.backends.compile import as_kernel_input, kernel
+from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
+from replay_server.backends.parameters import require_not_negative
+from replay_server.backends.power_sums import find_ranks, last_rank_with_mass, power_sums, rank_mass
+from replay_server.backends.probability import LEAST_PROBABILITY
+from replay_server.backends.ring import bury_all_but, live_slots
+
+
+@dataclass(frozen=True)
+class RankParameters:
+    """How ranks are turned into masses.
+
+    Raises:
+        ParameterError: if one is out of range.
+    """
+
+    alpha: float = 0.6
+    """Exponent of 1 / rank: 0 draws all rows alike, 1 in proportion to 1 / rank. Finite, at least 0."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        require_not_negative("alpha", self.alpha)
+
+
+@kernel
+def _write(
+    keys: NDArray[np.int64],
+    new_priorities: NDArray[np.float64],
+    priorities: NDArray[np.float64],
+    order: ranking.Ranking,
+) -> int:
+    """Store priorities, move rows to their new ranks, and return by how much the number of rows grew."""
+    grown = 0
+    for i in range(len(keys)):
+        key = keys[i]
+        slot = key % len(priorities)
+        old = priorities[slot]
+        new = new_priorities[i]
+        if old == new:
+            continue
+        priorities[slot] = new
+        if old >= 0.0:
+            ranking.remove(order, old, key)
+            grown -= 1
+        if new >= 0.0:
+            ranking.insert(order, new, key)
+            grown += 1
+    return grown
+
+
+@kernel
+def _draw(
+    fractions: NDArray[np.float64],
+    prefix: NDArray[np.float64],
+    order: ranking.Ranking,
+    size: int,
+    alpha: float,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return keys and probabilities of the rows at these fractions of the total mass."""
+    batch = len(fractions)
+    ranks = np.empty(batch, dtype=np.int64)
+    find_ranks(prefix, size, fractions, ranks)
+    total = prefix[size]
+    probabilities = np.empty(batch, dtype=np.float64)
+    for i in range(batch):
+        probabilities[i] = max(rank_mass(ranks[i] + 1, alpha) / total, LEAST_PROBABILITY)
+    return ranking.keys_of_ranks(order, ranks), probabilities
+
+
+class RankIndex:
+    """Draws rows by their rank, by a counted B-tree. A `PriorityIndex`."""
+
+    name: ClassVar[str] = "rank"
+    Parameters: ClassVar[type[RankParameters]] = RankParameters
+
+    def __init__(self, parameters: RankParameters, priorities: NDArray[np.float64], capacity: int) -> None:
+        """Make an index without rows; call `rebuild` before anything else.
+
+        Args:
+            parameters: how ranks are turned into masses.
+            priorities: float64[slots], the table's priority array, written to by this index alone.
+            capacity: the most rows that are live at once.
+        """
+        self.parameters = parameters
+        self.capacity = capacity
+        self._alpha = float(parameters.alpha)
+        self._priorities = np.asarray(priorities)
+        self._size = 0
+        self._prefix = power_sums(len(priorities), self._alpha)
+        self._order = ranking.make_ranking(len(priorities))
+
+    @property
+    def priority_limit(self) -> float:
+        """``inf``: any finite priority will do, since only their order counts."""
+        return math.inf
+
+    @property
+    def total_mass(self) -> float:
+        """Sum of j ** -alpha over the ranks of all live rows."""
+        return float(self._prefix[self._size])
+
+    @property
+    def largest_priority(self) -> float:
+        """Largest priority of a live row; 0.0 when there is none."""
+        return ranking.priority_at_end(self._order, False) if self._size else 0.0
+
+    @property
+    def smallest_priority(self) -> float:
+        """Smallest priority of a live row; 0.0 when there is none."""
+        return ranking.priority_at_end(self._order, True) if self._size else 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory this index keeps at most, in bytes, without the priority array."""
+        return self._prefix.nbytes + sum(array.nbytes for array in self._order)
+
+    def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Set the priorities of rows, whether they are new or already there."""
+        self._size += _write(as_kernel_input(keys), as_kernel_input(priorities), self._priorities, self._order)
+
+    def clear(self, keys: NDArray[np.int64]) -> None:
+        """Forget rows that are no longer live."""
+        self.write(keys, np.full(len(keys), DEAD_PRIORITY))
+
+    def rebuild(self, live: LiveRows) -> None:
+        """Start anew from the priority array: only the rows of ``live`` count, other slots become dead."""
+        bury_all_but(live, self._priorities)
+        # Newest first, so that a stable sort leaves equal priorities in order of rank.
+        newest_first = self._priorities[live_slots(live)[::-1]]
+        order = np.argsort(-newest_first, kind="stable")
+        keys = live.oldest + live.size - 1 - order
+        ranking.fill(self._order, newest_first[order], keys)
+        self._size = live.size
+
+    def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
+        """Return the rows whose ranks lie at these fractions of the total mass."""
+        return Drawn(*_draw(as_kernel_input(fractions), self._prefix, self._order, live.size, self._alpha))
+
+    def smallest_probability(self, live: LiveRows) -> float:
+        """Probability of the last rank, or of the last whose mass a float64 can tell from zero."""
+        mass = rank_mass(last_rank_with_mass(live.size, self._alpha), self._alpha)
+        return max(float(mass) / float(self._prefix[live.size]), LEAST_PROBABILITY)
+
+    def check(self) -> None:
+        """Check the tree, and compare its rows with the priority array.
+
+        Raises:
+            AssertionError: if an invariant is broken.
+        """
+        priorities, keys = ranking.rows_in_order(self._order)
+        slots = keys % len(self._priorities)
+        require(len(keys) == self._size, "the size is the number of rows ranked")
+        require(self._size == np.count_nonzero(self._priorities >= 0.0), "every row that is not dead is ranked")
+        require(len(np.unique(slots)) == self._size, "no row is ranked twice")
+        require(np.array_equal(self._priorities[slots], priorities), "rows are ranked by their own priorities")
+        require(np.array_equal(np.lexsort((-keys, -priorities)), np.arange(len(keys))), "rows are in order of rank")

@@ -1,0 +1,63 @@
+"""Keys, and the slots of the ring they lie in: key ``k`` lies in slot ``k % slots``."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import as_kernel_input, kernel
+from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
+
+
+@kernel
+def key_in_slot(slot: int, oldest: int, oldest_slot: int, slots: int) -> int:
+    """Return the key of the live row in ``slot``; ``oldest_slot`` is the slot of the key ``oldest``."""
+    distance = slot - oldest_slot
+    if distance < 0:
+        distance += slots
+    return oldest + distance
+
+
+@kernel
+def _draw_evenly(
+    fractions: NDArray[np.float64], oldest: int, size: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    batch = len(fractions)
+    keys = np.empty(batch, dtype=np.int64)
+    probabilities = np.empty(batch, dtype=np.float64)
+    for i in range(batch):
+        # The product may round up to ``size`` itself.
+        keys[i] = oldest + min(np.int64(fractions[i] * size), size - 1)
+        probabilities[i] = 1.0 / size
+    return keys, probabilities
+
+
+def draw_evenly(fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
+    """Draw each live row with probability 1 / size.
+
+    Args:
+        fractions: float64[batch] in [0, 1].
+        live: the live rows; at least one.
+    """
+    return Drawn(*_draw_evenly(as_kernel_input(fractions), live.oldest, live.size))
+
+
+def live_slots(live: LiveRows) -> NDArray[np.int64]:
+    """Return int64[size]: the slots of the live rows, oldest first."""
+    return np.arange(live.oldest, live.oldest + live.size, dtype=np.int64) % live.slots
+
+
+def bury_all_but(live: LiveRows, priorities: NDArray[np.float64]) -> None:
+    """Mark every slot without a live row as dead, in place.
+
+    Args:
+        live: the live rows.
+        priorities: float64[slots].
+    """
+    first = live.oldest % live.slots
+    end = first + live.size
+    if end <= live.slots:
+        priorities[:first] = DEAD_PRIORITY
+        priorities[end:] = DEAD_PRIORITY
+    else:
+        priorities[end - live.slots : first] = DEAD_PRIORITY

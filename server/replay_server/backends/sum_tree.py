@@ -1,0 +1,300 @@
+"""The backend ``sum_tree``: proportional prioritization (Schaul et al. 2016, arXiv:1511.05952, section 3.3).
+
+P(i) = mass_i / sum of all masses (equation 1), where mass_i = min(priority_i + epsilon, max_priority) ** alpha.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends import extremes, sums
+from replay_server.backends.check import require
+from replay_server.backends.compile import aligned_full, as_kernel_input, kernel
+from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
+from replay_server.backends.parameters import ParameterError, require_not_negative, require_positive
+from replay_server.backends.probability import LEAST_PROBABILITY
+from replay_server.backends.ring import bury_all_but, draw_evenly, key_in_slot
+
+MASS_LIMIT = 2.0**900
+"""The largest mass of one row. 2^100 such rows would still add up to a finite total."""
+
+
+@dataclass(frozen=True)
+class SumTreeParameters:
+    """How priorities are turned into masses.
+
+    Raises:
+        ParameterError: if one is out of range, or the mass of priority 0 would pass `MASS_LIMIT`.
+    """
+
+    alpha: float = 0.6
+    """Exponent of the priority: 0 draws all rows alike, 1 in proportion to their priorities. Finite, at least 0."""
+    epsilon: float = 1e-6
+    """Added to each priority, so that rows of priority 0 are drawn too. Finite, at least 0."""
+    max_priority: float | None = None
+    """Cap on priority + epsilon, before the exponent; finite, above 0. None: no cap."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        require_not_negative("alpha", self.alpha)
+        require_not_negative("epsilon", self.epsilon)
+        if self.max_priority is not None:
+            require_positive("max_priority", self.max_priority)
+        if self.mass(0.0) > MASS_LIMIT:
+            raise ParameterError("epsilon", "epsilon ** alpha of at most 2 ** 900", self.epsilon)
+
+    @property
+    def cap(self) -> float:
+        """``max_priority``, or ``inf`` if there is none."""
+        return math.inf if self.max_priority is None else self.max_priority
+
+    def mass(self, priority: float) -> float:
+        """Return the mass of one row of this priority; ``inf`` if no float64 can hold it."""
+        try:
+            return float(min(priority + self.epsilon, self.cap) ** self.alpha)
+        except OverflowError:
+            return math.inf
+
+    def priority_limit(self) -> float:
+        """Return the largest priority of a mass of at most `MASS_LIMIT`; ``inf`` if every finite one has."""
+        largest = float(np.finfo(np.float64).max)
+        if self.mass(largest) <= MASS_LIMIT:
+            return math.inf
+        # Positive floats are ordered as the integers of the same bits: halve the interval between two of those.
+        allowed, refused = _bits_of(0.0), _bits_of(largest)
+        while refused - allowed > 1:
+            middle = (allowed + refused) // 2
+            if self.mass(_float_of(middle)) <= MASS_LIMIT:
+                allowed = middle
+            else:
+                refused = middle
+        return _float_of(allowed)
+
+
+def _bits_of(number: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+def _float_of(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+@kernel
+def _mass(priority: float, alpha: float, epsilon: float, cap: float) -> float:
+    return 0.0 if priority < 0.0 else min(priority + epsilon, cap) ** alpha
+
+
+@kernel
+def _write(
+    keys: NDArray[np.int64],
+    new_priorities: NDArray[np.float64],
+    priorities: NDArray[np.float64],
+    tree: NDArray[np.float64],
+    tree_starts: NDArray[np.int64],
+    largest: NDArray[np.float64],
+    smallest: NDArray[np.float64],
+    least_mass: NDArray[np.float64],
+    block_starts: NDArray[np.int64],
+    alpha: float,
+    epsilon: float,
+    cap: float,
+) -> None:
+    """Store priorities and masses, then bring sums and extremes up to date."""
+    count = len(keys)
+    slots = np.empty(count, dtype=np.int64)
+    old_priorities = np.empty(count, dtype=np.float64)
+    old_masses = np.empty(count, dtype=np.float64)
+    priority = DEAD_PRIORITY
+    mass = 0.0
+    for i in range(count):
+        if new_priorities[i] != priority:  # New rows share one priority: raise it to a power once.
+            priority = new_priorities[i]
+            mass = _mass(priority, alpha, epsilon, cap)
+        slot = keys[i] % len(priorities)
+        slots[i] = slot
+        old_priorities[i] = priorities[slot]
+        old_masses[i] = tree[slot]
+        priorities[slot] = priority
+        tree[slot] = mass
+    masses = tree[: len(priorities)]
+    for i in range(count):
+        slot = slots[i]
+        priority = new_priorities[i]
+        extremes.follow_largest(priorities, largest, block_starts, slot, old_priorities[i], priority)
+        extremes.follow_smallest(
+            priorities, smallest, block_starts, extremes.NOT_BELOW_ZERO, slot, old_priorities[i], priority
+        )
+        extremes.follow_smallest(
+            masses, least_mass, block_starts, extremes.ABOVE_ZERO, slot, old_masses[i], tree[slot]
+        )
+    sums.add_up_above(tree, tree_starts, slots)
+
+
+@kernel
+def _rebuild(
+    priorities: NDArray[np.float64],
+    tree: NDArray[np.float64],
+    tree_starts: NDArray[np.int64],
+    largest: NDArray[np.float64],
+    smallest: NDArray[np.float64],
+    least_mass: NDArray[np.float64],
+    block_starts: NDArray[np.int64],
+    alpha: float,
+    epsilon: float,
+    cap: float,
+) -> None:
+    """Compute everything from the priorities."""
+    for slot in range(len(priorities)):
+        tree[slot] = _mass(priorities[slot], alpha, epsilon, cap)
+    sums.add_up_all(tree, tree_starts)
+    extremes.gather_largest(priorities, largest, block_starts)
+    extremes.gather_smallest(priorities, smallest, block_starts, extremes.NOT_BELOW_ZERO)
+    extremes.gather_smallest(tree[: len(priorities)], least_mass, block_starts, extremes.ABOVE_ZERO)
+
+
+@kernel
+def _draw(
+    fractions: NDArray[np.float64],
+    tree: NDArray[np.float64],
+    tree_starts: NDArray[np.int64],
+    oldest: int,
+    slots: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return keys and probabilities of the rows at these fractions of the total mass, which is positive."""
+    total = tree[tree_starts[-2]]
+    batch = len(fractions)
+    keys = np.empty(batch, dtype=np.int64)
+    probabilities = fractions * total
+    sums.descend(tree, tree_starts, probabilities, keys)
+    oldest_slot = oldest % slots
+    for i in range(batch):
+        slot = keys[i]
+        probabilities[i] = max(tree[slot] / total, LEAST_PROBABILITY)
+        keys[i] = key_in_slot(slot, oldest, oldest_slot, slots)
+    return keys, probabilities
+
+
+class SumTree:
+    """Draws rows in proportion to their mass, by a tree of sums. A `PriorityIndex`."""
+
+    name: ClassVar[str] = "sum_tree"
+    Parameters: ClassVar[type[SumTreeParameters]] = SumTreeParameters
+
+    def __init__(self, parameters: SumTreeParameters, priorities: NDArray[np.float64], capacity: int) -> None:
+        """Make an index without rows; call `rebuild` before anything else.
+
+        Args:
+            parameters: how priorities are turned into masses.
+            priorities: float64[slots], the table's priority array, written to by this index alone.
+            capacity: the most rows that are live at once.
+        """
+        slots = len(priorities)
+        self.parameters = parameters
+        self.capacity = capacity
+        self._priorities = np.asarray(priorities)
+        self._priority_limit = parameters.priority_limit()
+        self._power = (float(parameters.alpha), float(parameters.epsilon), float(parameters.cap))
+        self._tree_starts = sums.sum_starts(slots)
+        self._tree = aligned_full(int(self._tree_starts[-1]), 0.0)
+        self._block_starts = extremes.block_starts(slots)
+        self._largest = extremes.empty_largest(self._block_starts)
+        self._smallest = extremes.empty_smallest(self._block_starts)
+        self._least_mass = extremes.empty_smallest(self._block_starts)
+
+    @property
+    def priority_limit(self) -> float:
+        """The largest priority whose mass is at most `MASS_LIMIT`; ``inf`` if any finite one will do."""
+        return self._priority_limit
+
+    @property
+    def total_mass(self) -> float:
+        """Sum of the mass of all live rows."""
+        return float(self._tree[self._tree_starts[-2]])
+
+    @property
+    def largest_priority(self) -> float:
+        """Largest priority of a live row; 0.0 when there is none."""
+        return max(extremes.top(self._largest, self._block_starts), 0.0)
+
+    @property
+    def smallest_priority(self) -> float:
+        """Smallest priority of a live row; 0.0 when there is none."""
+        smallest = extremes.top(self._smallest, self._block_starts)
+        return 0.0 if smallest == math.inf else smallest
+
+    @property
+    def nbytes(self) -> int:
+        """Memory this index keeps, in bytes, without the priority array."""
+        return self._tree.nbytes + self._largest.nbytes + self._smallest.nbytes + self._least_mass.nbytes
+
+    def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Set the priorities of rows, whether they are new or already there."""
+        _write(
+            as_kernel_input(keys),
+            as_kernel_input(priorities),
+            self._priorities,
+            self._tree,
+            self._tree_starts,
+            self._largest,
+            self._smallest,
+            self._least_mass,
+            self._block_starts,
+            *self._power,
+        )
+
+    def clear(self, keys: NDArray[np.int64]) -> None:
+        """Forget rows that are no longer live."""
+        self.write(keys, np.full(len(keys), DEAD_PRIORITY))
+
+    def rebuild(self, live: LiveRows) -> None:
+        """Start anew from the priority array: only the rows of ``live`` count, other slots become dead."""
+        bury_all_but(live, self._priorities)
+        self._recompute()
+
+    def _recompute(self) -> None:
+        """Compute everything from the priority array as it is."""
+        _rebuild(
+            self._priorities,
+            self._tree,
+            self._tree_starts,
+            self._largest,
+            self._smallest,
+            self._least_mass,
+            self._block_starts,
+            *self._power,
+        )
+
+    def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
+        """Return the rows that lie at these fractions of the total mass; uniform if that is zero."""
+        if self.total_mass <= 0.0:
+            return draw_evenly(fractions, live)
+        keys, probabilities = _draw(
+            as_kernel_input(fractions), self._tree, self._tree_starts, live.oldest, live.slots
+        )
+        return Drawn(keys, probabilities)
+
+    def smallest_probability(self, live: LiveRows) -> float:
+        """Probability of the least probable live row of non-zero mass; 1 / size when total mass is zero."""
+        total = self.total_mass
+        if total <= 0.0:
+            return 1.0 / live.size
+        return max(extremes.top(self._least_mass, self._block_starts) / total, LEAST_PROBABILITY)
+
+    def check(self) -> None:
+        """Compute sums and extremes anew, and compare them with those kept.
+
+        Raises:
+            AssertionError: if one differs.
+        """
+        fresh = SumTree(self.parameters, self._priorities, self.capacity)
+        fresh._recompute()
+        require(np.array_equal(fresh._tree, self._tree), "masses and their sums follow from the priorities")
+        require(np.array_equal(fresh._largest, self._largest), "largest priorities are those of their blocks")
+        require(np.array_equal(fresh._smallest, self._smallest), "smallest priorities are those of their blocks")
+        require(np.array_equal(fresh._least_mass, self._least_mass), "smallest masses are those of their blocks")

@@ -1,0 +1,124 @@
+"""A binary tree of sums over an array of masses, of which only every third level is kept.
+
+A node of the binary tree is always the sum of its two children, recomputed and never adjusted by differences, so
+sums do not drift: the root is exactly what adding the masses up in pairs gives, whatever came before. Eight
+neighbouring masses fill one cache line. The two binary levels between them and their sum cost a few additions to
+recompute, and a cache miss each to keep. So the tree as stored has fan-out 8, and takes 9.2 bytes per mass.
+
+Work on a batch goes level by level, each level over the whole batch: the cache misses of a level then overlap.
+
+Kernels here speak of these arrays:
+
+* ``sums``: float64[...], the masses and then the stored levels above them; unused places hold 0.
+* ``starts``: int64[levels + 1], where each level of ``sums`` begins, by `sum_starts`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import kernel
+from replay_server.backends.levels import level_starts
+
+FAN_OUT = 8
+"""Three binary levels, and as many float64 as fit a cache line."""
+
+
+def sum_starts(slots: int) -> NDArray[np.int64]:
+    """Return int64[levels + 1]: where each stored level of sums over ``slots`` masses begins."""
+    return level_starts(slots, FAN_OUT)
+
+
+@kernel
+def _sum_of_eight(sums: NDArray[np.float64], first: int) -> float:
+    """Add eight neighbours up in pairs, as a binary tree does."""
+    left = (sums[first] + sums[first + 1]) + (sums[first + 2] + sums[first + 3])
+    right = (sums[first + 4] + sums[first + 5]) + (sums[first + 6] + sums[first + 7])
+    return left + right
+
+
+@kernel
+def add_up_all(sums: NDArray[np.float64], starts: NDArray[np.int64]) -> None:
+    """Compute all levels above the masses."""
+    for level in range(1, len(starts) - 1):
+        below = starts[level - 1]
+        for node in range((starts[level] - below) // FAN_OUT):
+            sums[starts[level] + node] = _sum_of_eight(sums, below + node * FAN_OUT)
+
+
+@kernel
+def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+    """Compute the levels above the masses in ``slots`` anew.
+
+    Args:
+        sums: the tree.
+        starts: where its levels begin.
+        slots: int64[n], where masses changed; overwritten.
+    """
+    pending = len(slots)
+    for level in range(1, len(starts) - 1):
+        below = starts[level - 1]
+        start = starts[level]
+        width = (start - below) // FAN_OUT
+        if width <= pending:
+            # The batch reaches most nodes of this level, some of them repeatedly: take each once.
+            for node in range(width):
+                sums[start + node] = _sum_of_eight(sums, below + node * FAN_OUT)
+            slots[:width] = np.arange(width)
+            pending = width
+            continue
+        kept = 0
+        previous = -1
+        for i in range(pending):
+            node = slots[i] // FAN_OUT
+            if node != previous:
+                sums[start + node] = _sum_of_eight(sums, below + node * FAN_OUT)
+                slots[kept] = node
+                kept += 1
+                previous = node
+        pending = kept
+
+
+@kernel
+def descend(
+    sums: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    points: NDArray[np.float64],
+    nodes: NDArray[np.int64],
+) -> None:
+    """Find the slots in which points of the total mass lie.
+
+    The rule at every binary node: go right if the point is not left of the left sum, and the right sum is positive.
+    So a slot without mass is never reached, even by a point that was rounded up to the total: whatever is entered
+    has a positive sum, and what has one has a child with one.
+
+    Args:
+        sums: the tree; the total is positive.
+        starts: where its levels begin.
+        points: float64[batch], at least 0; overwritten.
+        nodes: int64[batch], receives the slots.
+    """
+    nodes[:] = 0
+    for level in range(len(starts) - 3, -1, -1):
+        for i in range(len(points)):
+            point = points[i]
+            at = starts[level] + nodes[i] * FAN_OUT
+
+            left = (sums[at] + sums[at + 1]) + (sums[at + 2] + sums[at + 3])
+            right = (sums[at + 4] + sums[at + 5]) + (sums[at + 6] + sums[at + 7])
+            goes_right = (point >= left) & (right > 0.0)
+            point -= left if goes_right else 0.0
+            at += 4 if goes_right else 0
+
+            left = sums[at] + sums[at + 1]
+            right = sums[at + 2] + sums[at + 3]
+            goes_right = (point >= left) & (right > 0.0)
+            point -= left if goes_right else 0.0
+            at += 2 if goes_right else 0
+
+            left = sums[at]
+            right = sums[at + 1]
+            goes_right = (point >= left) & (right > 0.0)
+            points[i] = point - (left if goes_right else 0.0)
+            nodes[i] = at + (1 if goes_right else 0) - starts[level]

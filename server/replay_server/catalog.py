@@ -1,0 +1,110 @@
+"""The tables of a server by name: made, found, listed, dropped, and restored from disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Iterator
+
+from replay_server import errors
+from replay_server.storage.mapped_file import NoSpaceError
+from replay_server.storage.root import Root
+from replay_server.storage.table_directory import TableDirectory, finished_tables
+from replay_server.table import Table
+from replay_server.table_config import TableConfig
+from replay_server.waiting import RowWaiters
+
+log = logging.getLogger(__name__)
+
+
+class Catalog:
+    """Tables by name. What takes long (allocating, removing) runs in a worker thread."""
+
+    def __init__(self, root: Root) -> None:
+        """Begin without tables; `restore` finds those that are stored."""
+        self._root = root
+        self._tables: dict[str, Table] = {}
+        self._changing = asyncio.Lock()
+        self.waiters = RowWaiters()
+
+    def restore(self) -> None:
+        """Open the tables that are stored in the root.
+
+        Raises:
+            DamagedTableError: if one cannot be read.
+        """
+        for folder in finished_tables(self._root.tables):
+            table = Table(TableDirectory.open(folder))
+            self._tables[table.name] = table
+            log.info("table %s restored: %d rows", table.name, table.size)
+
+    def __iter__(self) -> Iterator[Table]:
+        """All tables, in the order of their names."""
+        return iter([self._tables[name] for name in sorted(self._tables)])
+
+    def find(self, name: str, uid: bytes = b"") -> Table:
+        """The table of this name.
+
+        Args:
+            name: its name.
+            uid: which table of that name the caller means; empty: whichever there is.
+
+        Raises:
+            RequestError: TABLE_NOT_FOUND or TABLE_REPLACED.
+        """
+        table = self._tables.get(name)
+        if table is None:
+            raise errors.table_not_found(name)
+        if uid:
+            table.check_uid(uid)
+        return table
+
+    async def create(self, config: TableConfig) -> tuple[Table, bool]:
+        """Make a table, or find the one of this name and config.
+
+        Returns:
+            The table, and whether it was made by this call.
+
+        Raises:
+            RequestError: TABLE_EXISTS (with another config) or NO_SPACE.
+        """
+        async with self._changing:
+            existing = self._tables.get(config.name)
+            if existing is not None:
+                difference = existing.config.difference(config)
+                if difference is not None:
+                    raise errors.table_exists(config.name, difference)
+                return existing, False
+            try:
+                table = await asyncio.to_thread(self._make, config)
+            except (NoSpaceError, MemoryError):
+                raise errors.no_space(f"table {config.name!r}") from None
+            self._tables[config.name] = table
+        log.info("table %s created: %s, capacity %d", table.name, config.backend, config.capacity)
+        return table, True
+
+    async def drop(self, name: str, uid: bytes) -> None:
+        """Remove a table and its rows; whoever waits on it is told.
+
+        Raises:
+            RequestError: TABLE_NOT_FOUND or TABLE_REPLACED.
+        """
+        async with self._changing:
+            table = self.find(name, uid)
+            del self._tables[name]
+            self.waiters.wake(table)
+            hidden = table.directory.hide()
+            await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
+        log.info("table %s dropped", name)
+
+    def close(self) -> None:
+        """Write durable tables to the disk and let go of all."""
+        for table in self._tables.values():
+            if not self._root.temporary:
+                table.directory.flush()
+            table.close()
+        self._tables.clear()
+
+    def _make(self, config: TableConfig) -> Table:
+        return Table(TableDirectory.create(self._root.tables, config))

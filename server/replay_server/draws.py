@@ -1,0 +1,100 @@
+"""From a request for a batch to points of the total mass, and from probabilities to weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class DrawMode(Enum):
+    """How the points of a draw are chosen."""
+
+    STRATIFIED = "stratified"
+    """One in each of ``batch_size`` equal segments of the mass, then shuffled (Schaul et al. 2016, section 3.3)."""
+    INDEPENDENT = "independent"
+    """Each over the whole mass."""
+
+
+class WeightNorm(Enum):
+    """What importance-sampling weights are divided by."""
+
+    BATCH = "batch"
+    """The largest weight in the batch."""
+    TABLE = "table"
+    """The weight of the least probable live row of non-zero mass."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a caller asks for."""
+
+    batch_size: int
+    """Rows, at least 1."""
+    beta: float
+    """Exponent of the weights, at least 0."""
+    weight_norm: WeightNorm = WeightNorm.BATCH
+    """What the weights are divided by."""
+    mode: DrawMode = DrawMode.STRATIFIED
+    """How the points are chosen."""
+
+
+@dataclass(frozen=True)
+class DrawnBatch:
+    """Rows drawn, and the state of the table at that moment."""
+
+    keys: NDArray[np.int64]
+    """int64[batch]."""
+    probabilities: NDArray[np.float64]
+    """float64[batch]: mass over total mass."""
+    weights: NDArray[np.float32]
+    """float32[batch]: importance-sampling weights, at most 1."""
+    beta: float
+    """The exponent of the weights."""
+    size: int
+    """Live rows."""
+    total_mass: float
+    """Mass of all live rows."""
+    smallest_probability: float
+    """Probability of the least probable live row of non-zero mass."""
+    inserted: int
+    """Rows ever inserted."""
+
+
+def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:
+    """Points of the total mass, as fractions of it.
+
+    Returns:
+        float64[batch_size] in [0, 1).
+    """
+    fractions = random.random(batch_size)
+    if mode is DrawMode.STRATIFIED:
+        fractions += random.permutation(batch_size)
+        fractions /= batch_size
+        # (n - 1 + u) / n can round up to 1.
+        np.minimum(fractions, _BELOW_ONE, out=fractions)
+    return fractions
+
+
+_BELOW_ONE = math.nextafter(1.0, 0.0)
+
+
+def importance_weights(probabilities: NDArray[np.float64], reference: float, beta: float) -> NDArray[np.float32]:
+    """Importance-sampling weights over the weight of a row of probability ``reference``.
+
+    ``w = (N * P)**-beta / (N * P_ref)**-beta = (P_ref / P)**beta`` (Schaul et al. 2016, section 3.4).
+
+    Args:
+        probabilities: float64[batch], each above 0.
+        reference: probability of the row whose weight is 1.
+        beta: exponent, at least 0.
+
+    Returns:
+        float32[batch].
+    """
+    weights = np.divide(reference, probabilities)
+    np.power(weights, beta, out=weights)
+    return weights.astype(np.float32)

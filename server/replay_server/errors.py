@@ -1,0 +1,190 @@
+"""Refusals: each names a status code, a reason of the contract, and what the caller needs to mend it."""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from replay_proto.errors import ERROR_DOMAIN, FieldError
+from replay_proto.v1 import replay_pb2
+
+_REASON_PREFIX = "ERROR_REASON_"
+
+
+class RequestError(Exception):
+    """A request that is refused; it has changed nothing."""
+
+    def __init__(
+        self, code: grpc.StatusCode, reason: replay_pb2.ErrorReason.ValueType, message: str, **metadata: object
+    ) -> None:
+        """Say what is wrong, for people (``message``) and for programs (the rest).
+
+        Args:
+            code: gRPC status.
+            reason: why, from the contract.
+            message: what was expected, what came, what to do.
+            **metadata: the reason's metadata, as the contract lists it.
+        """
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.metadata = {name: str(value) for name, value in metadata.items()}
+
+    def to_status(self) -> status_pb2.Status:
+        """The refusal as a google.rpc.Status that carries an ErrorInfo."""
+        info = error_details_pb2.ErrorInfo(
+            reason=replay_pb2.ErrorReason.Name(self.reason).removeprefix(_REASON_PREFIX),
+            domain=ERROR_DOMAIN,
+            metadata=self.metadata,
+        )
+        detail = any_pb2.Any()
+        detail.Pack(info)
+        return status_pb2.Status(code=code_pb2.Code.Value(self.code.name), message=str(self), details=[detail])
+
+
+def invalid_field(error: FieldError) -> RequestError:
+    """A field is not as the contract says."""
+    return RequestError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        replay_pb2.ERROR_REASON_INVALID_FIELD,
+        str(error),
+        field=error.field,
+        expected=error.expected,
+        got=error.got,
+    )
+
+
+def table_not_found(name: str) -> RequestError:
+    """There is no table of this name."""
+    return RequestError(
+        grpc.StatusCode.NOT_FOUND,
+        replay_pb2.ERROR_REASON_TABLE_NOT_FOUND,
+        f"no table is called {name!r}; create it first",
+        table=name,
+    )
+
+
+def table_exists(name: str, difference: FieldError) -> RequestError:
+    """There is a table of this name with another config."""
+    return RequestError(
+        grpc.StatusCode.ALREADY_EXISTS,
+        replay_pb2.ERROR_REASON_TABLE_EXISTS,
+        f"table {name!r} exists with another config: {difference.field} is {difference.expected}, asked for "
+        f"{difference.got}; drop it, or choose another name",
+        table=name,
+        field=difference.field,
+        expected=difference.expected,
+        got=difference.got,
+    )
+
+
+def table_replaced(name: str) -> RequestError:
+    """The caller knows an earlier table of this name."""
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        replay_pb2.ERROR_REASON_TABLE_REPLACED,
+        f"table {name!r} is not the one that this uid belongs to: it was dropped and made anew; look it up again",
+        table=name,
+    )
+
+
+def table_empty(name: str) -> RequestError:
+    """There is nothing to draw."""
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        replay_pb2.ERROR_REASON_TABLE_EMPTY,
+        f"table {name!r} has no rows to draw; insert some, or ask to wait for them",
+        table=name,
+    )
+
+
+def waited_too_long(name: str, wait_s: float) -> RequestError:
+    """No row came in time."""
+    return RequestError(
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        replay_pb2.ERROR_REASON_WAITED_TOO_LONG,
+        f"table {name!r} had no rows to draw for {wait_s:g} s",
+        table=name,
+        waited_for="rows",
+    )
+
+
+def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
+    """A bound of the server was passed."""
+    return RequestError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        replay_pb2.ERROR_REASON_TOO_LARGE,
+        f"{bound}: at most {limit} allowed ({setting}), got {got}",
+        bound=bound,
+        limit=limit,
+        got=got,
+        setting=setting,
+    )
+
+
+def no_space(what: str) -> RequestError:
+    """The disk or memory that holds the tables is full."""
+    return RequestError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        replay_pb2.ERROR_REASON_NO_SPACE,
+        f"no space left for {what}; free some where the server keeps its tables, then try again",
+        table=what,
+    )
+
+
+def sequence_gap(expected: int, got: int) -> RequestError:
+    """A writer left out a sequence number."""
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        replay_pb2.ERROR_REASON_SEQUENCE_GAP,
+        f"sequence: expected {expected}, got {got}; repeat the inserts that were not acknowledged, in order",
+        expected=expected,
+        got=got,
+    )
+
+
+def sequence_too_old(oldest_known: int, got: int) -> RequestError:
+    """A repeat came so late that its keys are forgotten."""
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        replay_pb2.ERROR_REASON_SEQUENCE_TOO_OLD,
+        f"sequence {got} was applied, but its keys are no longer known (the oldest known is {oldest_known})",
+        oldest_known=oldest_known,
+        got=got,
+    )
+
+
+def writer_unknown(got: int) -> RequestError:
+    """A writer that is not known does not begin at 1."""
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        replay_pb2.ERROR_REASON_WRITER_UNKNOWN,
+        f"this writer is not known here, and its sequence is {got}, not 1: it was silent for too long, or the table "
+        "was made anew; go on as a new writer",
+        got=got,
+    )
+
+
+def writer_superseded() -> RequestError:
+    """The same writer opened another stream."""
+    return RequestError(
+        grpc.StatusCode.ABORTED,
+        replay_pb2.ERROR_REASON_WRITER_SUPERSEDED,
+        "another stream of the same writer has begun; only one can be live",
+    )
+
+
+def shutting_down() -> RequestError:
+    """The server is closing."""
+    return RequestError(
+        grpc.StatusCode.UNAVAILABLE,
+        replay_pb2.ERROR_REASON_SHUTTING_DOWN,
+        "the server is shutting down; try again once it is back",
+    )
+
+
+def internal() -> RequestError:
+    """The server is at fault; its log says more."""
+    return RequestError(
+        grpc.StatusCode.INTERNAL, replay_pb2.ERROR_REASON_INTERNAL, "a fault of the server; its log has the traceback"
+    )

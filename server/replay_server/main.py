@@ -1,0 +1,116 @@
+"""The command `replay-server`: reads the settings, restores the tables, serves until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+import uvloop
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from replay_proto.errors import FieldError
+
+from replay_server import __version__
+from replay_server.catalog import Catalog
+from replay_server.errors import RequestError
+from replay_server.server import BindError, ReplayServer
+from replay_server.settings import ServerSettings, load_settings
+from replay_server.storage.root import Root, RootInUseError
+from replay_server.storage.table_directory import DamagedTableError
+from replay_server.warming import warm_up
+
+log = logging.getLogger("replay_server")
+
+
+class StartError(Exception):
+    """The server cannot start as it was told to; the message says why."""
+
+
+def main() -> None:
+    """Run the server until SIGTERM or SIGINT; exits with 2 if the settings cannot be used, 1 if it cannot start."""
+    try:
+        settings = load_settings(sys.argv[1:])
+    except (ValidationError, SettingsError) as error:
+        print(f"replay-server: {error}", file=sys.stderr)
+        sys.exit(2)
+    _set_up_logging(settings.log_level)
+    try:
+        uvloop.run(serve(settings))
+    except (StartError, BindError, RootInUseError, DamagedTableError, OSError) as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+async def serve(settings: ServerSettings) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        StartError: if a table of the config file cannot be made.
+        BindError: if the address cannot be listened on.
+        RootInUseError: if another server has the data directory.
+        DamagedTableError: if a stored table cannot be read.
+    """
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    if settings.exit_with_parent:
+        _stop_with_parent(stop)
+    root = Root.durable(settings.data_dir) if settings.data_dir else Root.in_memory(settings.memory_dir)
+    catalog = Catalog(root)
+    try:
+        catalog.restore()
+        await _make_tables(catalog, settings)
+        warm_up(root.path)
+        server = ReplayServer(catalog, max_message_mb=settings.max_message_mb, offer_reflection=settings.reflection)
+        port = await server.start(settings.host, settings.port)
+        log.info("version %s, tables in %s", __version__, root.path)
+        print(f"replay-server listening on {settings.host}:{port}", flush=True)
+        await stop.wait()
+        log.info("stopping")
+        await server.stop(settings.drain_s)
+    finally:
+        catalog.close()
+        root.close()
+    log.info("stopped")
+
+
+async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:
+    for wanted in settings.tables:
+        try:
+            await catalog.create(wanted.to_config())
+        except (FieldError, RequestError) as error:
+            raise StartError(f"table {wanted.name!r} of {settings.config}: {error}") from error
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+def _stop_with_parent(stop: asyncio.Event) -> None:
+    """Stop when standard input ends: whoever holds its other end is gone, however it went."""
+    loop = asyncio.get_running_loop()
+
+    def watch(told: Callable[[], object]) -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        told()
+
+    # A daemon thread: nothing waits for it when the server stops for another reason.
+    threading.Thread(
+        target=watch, args=(lambda: loop.call_soon_threadsafe(stop.set),), name="parent-watch", daemon=True
+    ).start()
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s  %(message)s"
+    )
+
+
+if __name__ == "__main__":
+    main()

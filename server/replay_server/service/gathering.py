@@ -1,0 +1,65 @@
+"""Replies that carry rows: built once, in their wire form, on the loop or beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+from replay_proto.framing import blank_message, column_views
+
+from replay_server import errors
+from replay_server.table import Table
+
+INLINE_BYTES = 1 << 20
+"""Up to this much is gathered on the event loop (about 0.1 ms); more, in a worker thread."""
+_ATTEMPTS_BESIDE = 3
+"""A gather beside the loop that was overtaken by inserts is tried again this often, then done on the loop."""
+
+Choice = tuple[Message, Sequence[NDArray[np.int64]]]
+"""A reply without its rows, and the keys of its rows, batch by batch."""
+
+
+def check_reply_size(table: Table, rows: int, limit_bytes: int) -> None:
+    """Make sure that a reply with so many rows may be sent.
+
+    Raises:
+        RequestError: TOO_LARGE.
+    """
+    size = rows * table.config.schema.row_bytes
+    if size > limit_bytes:
+        raise errors.too_large("bytes of rows in a reply", limit_bytes, size, "max_message_mb of the server")
+
+
+async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int) -> bytes:
+    """Build a reply out of rows of a table.
+
+    Args:
+        table: where the rows are.
+        choose: decides on the rows (int64[n] per batch) and the rest of the reply. Called again, to
+            choose anew, when rows were overwritten while they were gathered beside the loop.
+        rows: how many rows there will be, at most.
+
+    Returns:
+        The reply in its wire form.
+    """
+    if rows * table.config.schema.row_bytes > INLINE_BYTES:
+        for _ in range(_ATTEMPTS_BESIDE):
+            head, batches = choose()
+            message = await asyncio.to_thread(_gather, table, head, batches)
+            if not any(len(keys) and table.overtaken(keys) for keys in batches):
+                return message
+    return _gather(table, *choose())
+
+
+def _gather(table: Table, head: Message, batches: Sequence[NDArray[np.int64]]) -> bytes:
+    schema = table.config.schema
+    message, rows = blank_message(head, schema.row_bytes * sum(map(len, batches)))
+    start = 0
+    for keys in batches:
+        end = start + schema.row_bytes * len(keys)
+        table.directory.rows.gather(keys, column_views(schema, rows[start:end], len(keys)))
+        start = end
+    return message

@@ -1,0 +1,102 @@
+"""How every RPC runs: raw bytes in and out, refusals as typed errors, figures kept.
+
+Messages arrive and leave as bytes, because those that carry rows are read and built in place. A
+handler is an async function of one parsed request; a stream's handler is one per stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_status import rpc_status
+from replay_proto.errors import FieldError
+from replay_proto.framing import Framed, split_message
+
+from replay_server import errors
+from replay_server.errors import RequestError
+from replay_server.statistics.methods import MethodFigures
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Message)
+Context = grpc.aio.ServicerContext[bytes, bytes]
+UnaryHandler = Callable[[Framed[M]], Awaitable[bytes]]
+MessageHandler = Callable[[Framed[M]], Awaitable[bytes]]
+
+
+def unary(
+    message_type: type[M], handler: UnaryHandler[M], figures: MethodFigures
+) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """An RPC of one request and one answer."""
+
+    async def call(data: bytes, context: Context) -> bytes:
+        with figures.at_work():
+            try:
+                with figures.timed():
+                    return await handler(parse(message_type, data))
+            except Exception as error:
+                await refuse(context, error, figures)
+
+    return grpc.unary_unary_rpc_method_handler(call)  # type: ignore[arg-type, return-value]
+
+
+def streaming(
+    message_type: type[M], open_stream: Callable[[], Any], figures: MethodFigures
+) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """An RPC in which each message of a stream is answered by one message, in order.
+
+    Args:
+        message_type: type of the requests.
+        open_stream: makes a context manager for each stream; inside, it is the stream's `MessageHandler`.
+        figures: where to count.
+    """
+
+    async def call(context: Context) -> None:
+        with figures.at_work():
+            try:
+                with open_stream() as handler:
+                    while (data := await context.read()) is not grpc.aio.EOF:
+                        began = time.perf_counter()
+                        answer = await handler(parse(message_type, data))
+                        figures.answered(time.perf_counter() - began)
+                        await context.write(answer)
+            except Exception as error:
+                await refuse(context, error, figures)
+
+    async def stream(_requests: object, context: Context) -> None:
+        await call(context)
+
+    return grpc.stream_stream_rpc_method_handler(stream)  # type: ignore[arg-type, return-value]
+
+
+def parse(message_type: type[M], data: bytes) -> Framed[M]:
+    """Read a request.
+
+    Raises:
+        FieldError: if it is not a message of this type.
+    """
+    try:
+        return split_message(message_type, data)
+    except DecodeError as error:
+        raise FieldError(
+            "request", f"a {message_type.DESCRIPTOR.full_name}", f"bytes that are none ({error})"
+        ) from error
+
+
+async def refuse(context: Context, error: Exception, figures: MethodFigures) -> NoReturn:
+    """End a call with the status that fits the error; an unexpected one is logged."""
+    figures.errors += 1
+    if isinstance(error, FieldError):
+        error = errors.invalid_field(error)
+    if not isinstance(error, RequestError):
+        log.error("a request failed", exc_info=error)
+        error = errors.internal()
+    status = rpc_status.to_status(error.to_status())
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise asyncio.CancelledError  # abort() never returns; its type does not say so

@@ -1,0 +1,141 @@
+"""Sample, Read, UpdatePriorities, and the stream on which a learner does both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from replay_proto.errors import FieldError
+from replay_proto.framing import Framed
+from replay_proto.v1 import replay_pb2
+
+from replay_server.catalog import Catalog
+from replay_server.draws import DrawnBatch
+from replay_server.service import fields
+from replay_server.service.gathering import Choice, check_reply_size, reply_with_rows
+from replay_server.table import Table
+
+
+class SamplingHandlers:
+    """How rows go out, and priorities come back."""
+
+    def __init__(self, catalog: Catalog, reply_limit_bytes: int) -> None:
+        """Serve these tables, in replies of at most so many bytes of rows."""
+        self._catalog = catalog
+        self._reply_limit_bytes = reply_limit_bytes
+
+    async def sample(self, request: Framed[replay_pb2.SampleRequest]) -> bytes:
+        """Draw a batch."""
+        message = request.head
+        uid = fields.table_uid(message.table_uid)
+        draw = fields.draw(message.draw)
+        table = await self._table_with_rows(message.table, uid, fields.wait_s(message.draw.wait_s))
+        check_reply_size(table, draw.batch_size, self._reply_limit_bytes)
+
+        def choose() -> Choice:
+            batch = table.draw(draw)
+            return replay_pb2.SampleResponse(batch=_to_proto(batch), table_uid=table.uid), [batch.keys]
+
+        return await reply_with_rows(table, choose, draw.batch_size)
+
+    async def read(self, request: Framed[replay_pb2.ReadRequest]) -> bytes:
+        """Return rows by key."""
+        message = request.head
+        keys = fields.keys(message.keys)
+        table = self._catalog.find(message.table, fields.table_uid(message.table_uid))
+        check_reply_size(table, len(keys), self._reply_limit_bytes)
+
+        def choose() -> Choice:
+            live = table.live_keys(keys)
+            links = table.directory.rows.links(live)
+            head = replay_pb2.ReadResponse(
+                keys=live.tobytes(),
+                priorities=table.priorities(live).tobytes(),
+                streams=links[:, 0].tobytes(),
+                episodes=links[:, 1].tobytes(),
+                table_uid=table.uid,
+            )
+            return head, [live]
+
+        return await reply_with_rows(table, choose, len(keys))
+
+    async def update(self, request: Framed[replay_pb2.UpdatePrioritiesRequest]) -> bytes:
+        """Set priorities."""
+        message = request.head
+        table = self._catalog.find(message.table, fields.table_uid(message.table_uid, required=True))
+        result = _update(table, message.update)
+        return replay_pb2.UpdatePrioritiesResponse(result=result).SerializeToString()
+
+    @contextmanager
+    def learn_stream(self) -> Iterator[Callable[[Framed[replay_pb2.LearnRequest]], Awaitable[bytes]]]:
+        """A learner's stream: each message may set priorities and draw batches."""
+        name, uid = "", b""
+
+        async def learn(request: Framed[replay_pb2.LearnRequest]) -> bytes:
+            nonlocal name, uid
+            message = request.head
+            name = _constant("table", name, message.table)
+            uid = _constant("table_uid", uid, fields.table_uid(message.table_uid))
+            return await self._learn(name, uid, message)
+
+        yield learn
+
+    async def _learn(self, name: str, uid: bytes, message: replay_pb2.LearnRequest) -> bytes:
+        draw = fields.draw(message.draw) if message.HasField("draw") else None
+        batches = fields.batch_count(message.batches)
+        wait_s = fields.wait_s(message.draw.wait_s)
+        table = self._catalog.find(name, uid)
+        if draw is not None:
+            check_reply_size(table, batches * draw.batch_size, self._reply_limit_bytes)
+        response = replay_pb2.LearnResponse(table_uid=table.uid)
+        if message.HasField("update"):
+            fields.table_uid(uid, required=True)
+            response.update.CopyFrom(_update(table, message.update))
+        if draw is None:
+            return response.SerializeToString()
+        table = await self._table_with_rows(name, uid, wait_s)
+
+        def choose() -> Choice:
+            drawn = [table.draw(draw) for _ in range(batches)]
+            del response.batches[:]
+            response.batches.extend(map(_to_proto, drawn))
+            return response, [batch.keys for batch in drawn]
+
+        return await reply_with_rows(table, choose, batches * draw.batch_size)
+
+    async def _table_with_rows(self, name: str, uid: bytes, wait_s: float) -> Table:
+        """The table, once it has rows; without ``wait_s``, as it is."""
+        table = self._catalog.find(name, uid)
+        deadline = time.monotonic() + wait_s
+        while wait_s > 0 and table.size == 0:
+            await self._catalog.waiters.wait(table, wait_s, deadline)
+            table = self._catalog.find(name, uid or table.uid)
+        return table
+
+
+def _constant(field: str, first: str | bytes, now: str | bytes) -> str | bytes:
+    """What a stream's first message says, unless a later one contradicts it."""
+    if first and now and first != now:
+        raise FieldError(field, f"what the stream said before ({first!r}), or nothing", repr(now))
+    return first or now
+
+
+def _update(table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
+    keys = fields.keys(update.keys)
+    priorities = fields.priorities(update.priorities, len(keys), table.priority_limit)
+    updated, stale = table.update(keys, priorities)
+    return replay_pb2.UpdateResult(updated=updated, stale=stale)
+
+
+def _to_proto(batch: DrawnBatch) -> replay_pb2.Batch:
+    return replay_pb2.Batch(
+        keys=batch.keys.tobytes(),
+        probabilities=batch.probabilities.tobytes(),
+        weights=batch.weights.tobytes(),
+        beta=batch.beta,
+        size=batch.size,
+        total_mass=batch.total_mass,
+        smallest_probability=batch.smallest_probability,
+        inserted=batch.inserted,
+    )

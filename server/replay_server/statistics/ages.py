@@ -1,0 +1,32 @@
+"""When rows were inserted: a clock reading every so many rows, enough for quantiles of their age."""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections import deque
+from collections.abc import Callable
+
+_READINGS = 256
+"""Clock readings kept over a full table."""
+
+
+class InsertClock:
+    """Remembers when every 256th part of the capacity was inserted."""
+
+    def __init__(self, capacity: int, inserted: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin; rows from before count from now."""
+        self._clock = clock
+        self._every = max(1, capacity // _READINGS)
+        self._readings: deque[tuple[int, float]] = deque([(inserted, clock())], maxlen=_READINGS + 2)
+
+    def tick(self, inserted: int) -> None:
+        """Rows up to this key have come."""
+        if inserted - self._readings[-1][0] >= self._every:
+            self._readings.append((inserted, self._clock()))
+
+    def age_s(self, key: int) -> float:
+        """Seconds since a live row was inserted, to the resolution of the readings."""
+        index = bisect.bisect_right(self._readings, (key, float("inf")))
+        at = self._readings[min(index, len(self._readings) - 1)][1]
+        return self._clock() - at

@@ -1,0 +1,67 @@
+"""Calls, errors and latencies of each RPC method."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+_SHORTEST_S = 1e-6
+_GROWTH = 1.1
+"""Each bar of the histogram is 10 % longer than the one before."""
+_BARS = 220
+"""Up to 20 minutes."""
+
+
+@dataclass
+class MethodFigures:
+    """Figures of one method since the server began."""
+
+    calls: int = 0
+    """Calls answered; on a stream, messages."""
+    errors: int = 0
+    """Calls refused or failed."""
+    active: int = 0
+    """Calls at work or waiting; streams count while they are open."""
+    total_s: float = 0.0
+    """Time that the calls answered took, in all."""
+    _bars: list[int] = field(default_factory=lambda: [0] * _BARS)
+
+    def answered(self, duration_s: float) -> None:
+        """Count a call that took so long."""
+        self.calls += 1
+        self.total_s += duration_s
+        bar = int(math.log(max(duration_s, _SHORTEST_S) / _SHORTEST_S, _GROWTH))
+        self._bars[min(bar, _BARS - 1)] += 1
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Count as active what happens inside."""
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count what happens inside as a call answered, unless it raises."""
+        began = time.perf_counter()
+        yield
+        self.answered(time.perf_counter() - began)
+
+    @property
+    def mean_s(self) -> float:
+        """Mean duration; 0 before the first call."""
+        return self.total_s / self.calls if self.calls else 0.0
+
+    def quantile_s(self, fraction: float) -> float:
+        """The duration that this fraction of the calls stayed below, within 10 %; 0 before the first call."""
+        below = 0
+        for bar, count in enumerate(self._bars):
+            below += count
+            if count and below >= fraction * self.calls:
+                return _SHORTEST_S * _GROWTH ** (bar + 0.5)
+        return 0.0

@@ -1,0 +1,45 @@
+"""Events per second over the last seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+WINDOW_S = 10
+"""Length of the window."""
+_BUCKETS = WINDOW_S + 1
+
+
+class Rate:
+    """Counts events in buckets of a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with nothing; ``clock`` tells seconds."""
+        self._clock = clock
+        self._began = clock()
+        self._counts = [0] * _BUCKETS
+        self._second = int(self._began)
+        self.total = 0
+        """Events ever."""
+
+    def add(self, count: int) -> None:
+        """Count events that happen now."""
+        self.total += count
+        self._advance()
+        self._counts[self._second % _BUCKETS] += count
+
+    def per_second(self) -> float:
+        """Events per second over the window, or since the beginning if that is shorter."""
+        now = self._advance()
+        covered = min(now - self._second + WINDOW_S, now - self._began)
+        return sum(self._counts) / covered if covered > 0 else 0.0
+
+    def _advance(self) -> float:
+        """Empty the buckets of the seconds that have begun since the last call."""
+        now = self._clock()
+        passed = int(now) - self._second
+        if passed:
+            for second in range(self._second + 1, self._second + 1 + min(passed, _BUCKETS)):
+                self._counts[second % _BUCKETS] = 0
+            self._second = int(now)
+        return now

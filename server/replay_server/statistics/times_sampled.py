@@ -1,0 +1,71 @@
+"""How often live rows have been drawn: a count per slot and a histogram that is kept beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import as_kernel_input, kernel
+
+_BARS = 33
+"""One for 0, then one per number of bits: 1, 2 to 3, 4 to 7, ..."""
+
+
+class TimesSampled:
+    """Counts of draws of the live rows of one table, since they were inserted or the server began."""
+
+    def __init__(self, slots: int) -> None:
+        """Begin without rows."""
+        self._counts = np.zeros(slots, np.uint32)
+        self._bars = np.zeros(_BARS, np.int64)
+
+    def appear(self, count: int) -> None:
+        """New rows have come: their slots hold 0, as `disappear` left them."""
+        self._bars[0] += count
+
+    def disappear(self, keys: NDArray[np.int64]) -> None:
+        """Rows are gone. keys: int64[n]."""
+        _disappear(self._counts, self._bars, as_kernel_input(keys))
+
+    def draw(self, keys: NDArray[np.int64]) -> None:
+        """Rows were drawn. keys: int64[batch], live."""
+        _draw(self._counts, self._bars, as_kernel_input(keys))
+
+    def bars(self) -> Iterator[tuple[int, int, int]]:
+        """The bars that have rows: at least, at most, how many rows."""
+        for bits in np.flatnonzero(self._bars):
+            at_least = 1 << (int(bits) - 1) if bits else 0
+            yield at_least, (1 << int(bits)) - 1, int(self._bars[bits])
+
+
+@kernel
+def _bar(count: int) -> int:
+    bits = 0
+    while count > 0:
+        count >>= 1
+        bits += 1
+    return bits
+
+
+@kernel
+def _disappear(counts: NDArray[np.uint32], bars: NDArray[np.int64], keys: NDArray[np.int64]) -> None:
+    slots = len(counts)
+    for i in range(len(keys)):
+        slot = keys[i] % slots
+        bars[_bar(np.int64(counts[slot]))] -= 1
+        counts[slot] = 0
+
+
+@kernel
+def _draw(counts: NDArray[np.uint32], bars: NDArray[np.int64], keys: NDArray[np.int64]) -> None:
+    slots = len(counts)
+    for i in range(len(keys)):
+        slot = keys[i] % slots
+        before = np.int64(counts[slot])
+        if before == 0xFFFFFFFF:
+            continue
+        counts[slot] = before + 1
+        bars[_bar(before)] -= 1
+        bars[_bar(before + 1)] += 1

@@ -1,0 +1,67 @@
+"""The few numbers that say which rows of a table are live: aligned int64 words in a mapped file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from replay_server.storage.mapped_file import MappedFile
+
+FILE_NAME = "header.bin"
+_WORDS = 8
+_WRITE_HORIZON, _INSERTED, _RESET_FLOOR = 0, 1, 2
+
+
+class Header:
+    """``write_horizon``, ``inserted`` and ``reset_floor`` of a table, each stored in one aligned word.
+
+    A reader in another process that copied row k and then finds ``k + slots >= write_horizon`` has
+    copied it whole. ``inserted`` is the one commit point of an insert.
+    """
+
+    def __init__(self, folder: Path, *, create: bool) -> None:
+        """Map the header of the table in ``folder``."""
+        self._file = MappedFile(folder / FILE_NAME, _WORDS * 8, create=create)
+        self._file.reserve(self._file.size)
+        self._words = self._file.view(np.dtype("<i8"), (_WORDS,))
+        # Loads from the mapping are slow in Python, and only this process stores to it.
+        self._inserted = int(self._words[_INSERTED])  # type: ignore[call-overload]
+        self._reset_floor = int(self._words[_RESET_FLOOR])  # type: ignore[call-overload]
+        self.write_horizon = self._inserted
+
+    @property
+    def inserted(self) -> int:
+        """Rows ever inserted and committed: the next row's key."""
+        return self._inserted
+
+    @inserted.setter
+    def inserted(self, value: int) -> None:
+        self._words[_INSERTED] = self._inserted = value  # type: ignore[assignment]
+
+    @property
+    def reset_floor(self) -> int:
+        """No key below this is live: where the last reset came."""
+        return self._reset_floor
+
+    @reset_floor.setter
+    def reset_floor(self, value: int) -> None:
+        self._words[_RESET_FLOOR] = self._reset_floor = value  # type: ignore[assignment]
+
+    @property
+    def write_horizon(self) -> int:
+        """Rows below this key may be being written."""
+        return self._write_horizon
+
+    @write_horizon.setter
+    def write_horizon(self, value: int) -> None:
+        self._words[_WRITE_HORIZON] = self._write_horizon = value  # type: ignore[assignment]
+
+    def flush(self) -> None:
+        """Write it to the disk."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Unmap it."""
+        del self._words
+        self._file.close()

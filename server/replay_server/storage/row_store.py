@@ -1,0 +1,107 @@
+"""The rows of a table: one mapped file per column, each a ring of ``slots`` values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.framing import Array, flat_rows
+from replay_proto.schema import Column, Schema
+
+from replay_server.storage.mapped_file import MappedFile
+
+LINK_COLUMN = "_link"
+"""Reserved column that says where each row came from: uint64[2], its stream and its episode."""
+_LINK = Column("uint64", (2,))
+
+
+def column_file(index: int) -> str:
+    """Name of the file of the column with this place in the schema; names stay in the manifest."""
+    return f"column-{index:03d}.bin"
+
+
+@dataclass(frozen=True)
+class _Ring:
+    file: MappedFile
+    values: Array
+    """dtype[slots, elements]."""
+    row_bytes: int
+
+
+class RowStore:
+    """Values of the rows, by slot. It knows nothing of keys being live, or of priorities."""
+
+    def __init__(self, folder: Path, schema: Schema, slots: int, *, create: bool) -> None:
+        """Map the columns of the table in ``folder``."""
+        self.slots = slots
+        self._rings: dict[str, _Ring] = {}
+        for index, (name, column) in enumerate({**schema.columns, LINK_COLUMN: _LINK}.items()):
+            file = MappedFile(folder / column_file(index), slots * column.row_bytes, create=create)
+            values = flat_rows(file.view(column.dtype, (slots, *column.shape)))
+            self._rings[name] = _Ring(file, values, column.row_bytes)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all columns that are reserved so far."""
+        return sum(ring.file.reserved for ring in self._rings.values())
+
+    def reserve(self, first_key: int, count: int) -> None:
+        """Make sure that rows can be written.
+
+        Raises:
+            NoSpaceError: if there is no room for them.
+        """
+        rows = min(first_key + count, self.slots)
+        for ring in self._rings.values():
+            ring.file.reserve(rows * ring.row_bytes)
+
+    def write(self, first_key: int, columns: Mapping[str, Array], link: tuple[int, int]) -> None:
+        """Store rows under consecutive keys; their space is reserved.
+
+        Args:
+            first_key: key of the first row.
+            columns: by name, ``dtype[n, *shape]``, every column of the schema; n is at most ``slots``.
+            link: stream and episode of the rows.
+        """
+        start = first_key % self.slots
+        for name, values in columns.items():
+            _store(self._rings[name].values, start, flat_rows(values))
+        count = len(next(iter(columns.values())))
+        _store(self._rings[LINK_COLUMN].values, start, np.broadcast_to(np.array(link, np.uint64), (count, 2)))
+
+    def gather(self, keys: NDArray[np.int64], out: Mapping[str, Array]) -> None:
+        """Copy rows.
+
+        Args:
+            keys: int64[n], each of a row that was written.
+            out: by name, ``dtype[n, *shape]``, writable: which columns, and where to.
+        """
+        slots = keys % self.slots
+        for name, values in out.items():
+            # Any mode but "raise" lets take() write straight to its output; the slots are in range.
+            np.take(self._rings[name].values, slots, axis=0, out=flat_rows(values), mode="clip")
+
+    def links(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """uint64[n, 2]: stream and episode of rows that were written."""
+        return np.take(self._rings[LINK_COLUMN].values, keys % self.slots, axis=0)  # type: ignore[return-value]
+
+    def files(self) -> Sequence[MappedFile]:
+        """All files of the store."""
+        return [ring.file for ring in self._rings.values()]
+
+    def close(self) -> None:
+        """Unmap everything."""
+        for file in self.files():
+            file.close()
+        self._rings.clear()
+
+
+def _store(ring: Array, start: int, values: Array) -> None:
+    """Store ``values`` from slot ``start`` on, around the end of the ring."""
+    before_end = min(len(ring) - start, len(values))
+    ring[start : start + before_end] = values[:before_end]
+    if before_end < len(values):
+        ring[: len(values) - before_end] = values[before_end:]

@@ -1,0 +1,129 @@
+"""Who inserted what: the records that make repeating an insert harmless.
+
+Every writer numbers its inserts from 1. For each writer the last `INSERTS_KEPT` inserts are kept in
+a mapped file: sequence, first key and count. A record is stored before the insert's commit point and
+counts only if what it names was committed; when the server comes back, records beyond the commit
+point are erased.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from replay_server.errors import sequence_gap, sequence_too_old, writer_unknown
+from replay_server.storage.mapped_file import MappedFile
+
+FILE_NAME = "writers.bin"
+WRITERS_KEPT = 4096
+"""A writer is forgotten once this many others have inserted after it."""
+INSERTS_KEPT = 16
+"""How many inserts a writer may have in flight, each of which can be repeated."""
+WRITER_ID_BYTES = 16
+
+_RECORD = np.dtype([("sequence", "<i8"), ("first_key", "<i8"), ("count", "<i8")])
+_WRITER = np.dtype([("id", "<u8", (2,)), ("records", _RECORD, (INSERTS_KEPT,))])
+
+
+@dataclass
+class _Writer:
+    place: int
+    last_sequence: int
+
+
+class WriterRecords:
+    """The recent inserts of every recent writer of one table."""
+
+    def __init__(self, folder: Path, *, inserted: int, create: bool) -> None:
+        """Map the records of the table in ``folder``.
+
+        Args:
+            folder: the table's directory.
+            inserted: the table's commit point; records beyond it are erased.
+            create: make the file, or open it.
+        """
+        self._file = MappedFile(folder / FILE_NAME, WRITERS_KEPT * _WRITER.itemsize, create=create)
+        self._file.reserve(self._file.size)
+        table = self._file.view(_WRITER, (WRITERS_KEPT,))
+        self._ids = table["id"]
+        self._records = table["records"]
+        self._writers: OrderedDict[bytes, _Writer] = OrderedDict()  # the one that inserted last comes last
+        self._free: list[int] = []
+        self._recover(inserted)
+
+    def find(self, writer_id: bytes, sequence: int) -> tuple[int, int] | None:
+        """Decide what an insert is.
+
+        Args:
+            writer_id: 16 bytes.
+            sequence: the insert's number, at least 1.
+
+        Returns:
+            None if it is the writer's next, to be applied; first key and count if it is a repeat.
+
+        Raises:
+            RequestError: for a gap, a repeat that is too old, or a writer that was forgotten.
+        """
+        writer = self._writers.get(writer_id)
+        if writer is None:
+            if sequence != 1:
+                raise writer_unknown(sequence)
+            return None
+        if sequence == writer.last_sequence + 1:
+            return None
+        if sequence > writer.last_sequence:
+            raise sequence_gap(writer.last_sequence + 1, sequence)
+        record = self._records[writer.place, sequence % INSERTS_KEPT]
+        if record["sequence"] != sequence:
+            raise sequence_too_old(max(1, writer.last_sequence - INSERTS_KEPT + 1), sequence)
+        return int(record["first_key"]), int(record["count"])
+
+    def store(self, writer_id: bytes, sequence: int, first_key: int, count: int) -> None:
+        """Keep an insert that is about to be committed; `find` has said that it is the next."""
+        writer = self._writers.get(writer_id)
+        if writer is None:
+            writer = self._writers[writer_id] = _Writer(self._take_place(), 0)
+            self._records[writer.place] = 0
+            self._ids[writer.place] = np.frombuffer(writer_id, "<u8")
+        record = self._records[writer.place, sequence % INSERTS_KEPT]
+        # A server killed in between must not leave this sequence beside the keys of an older insert.
+        record["sequence"] = 0
+        record["first_key"] = first_key
+        record["count"] = count
+        record["sequence"] = sequence
+        writer.last_sequence = sequence
+        self._writers.move_to_end(writer_id)
+
+    def flush(self) -> None:
+        """Write them to the disk."""
+        self._file.flush()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the file."""
+        return self._file.reserved
+
+    def close(self) -> None:
+        """Unmap them."""
+        del self._ids, self._records
+        self._file.close()
+
+    def _take_place(self) -> int:
+        """A place for a new writer: an unused one, or that of the writer that inserted longest ago."""
+        if self._free:
+            return self._free.pop()
+        _, forgotten = self._writers.popitem(last=False)
+        return forgotten.place
+
+    def _recover(self, inserted: int) -> None:
+        uncommitted = self._records["first_key"] + self._records["count"] > inserted
+        self._records[uncommitted] = 0
+        last = self._records["sequence"].max(axis=1)
+        newest_key = self._records["first_key"].max(axis=1)
+        known = np.flatnonzero(last)
+        for place in known[np.argsort(newest_key[known], kind="stable")]:
+            self._writers[self._ids[place].tobytes()] = _Writer(int(place), int(last[place]))
+        self._free = np.flatnonzero(last == 0)[::-1].tolist()

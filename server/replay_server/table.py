@@ -1,0 +1,288 @@
+"""A table: rows, priorities and the records of who inserted what, changed together.
+
+Everything here runs to its end on the server's event loop, so each operation is atomic and needs no
+lock. Requests have been checked before they come here, except for what only the table can know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.framing import Array
+
+from replay_server import errors
+from replay_server.backends import LiveRows, make_index, make_parameters
+from replay_server.draws import Draw, DrawnBatch, WeightNorm, choose_fractions, importance_weights
+from replay_server.statistics.ages import InsertClock
+from replay_server.statistics.rates import Rate
+from replay_server.statistics.times_sampled import TimesSampled
+from replay_server.storage.mapped_file import NoSpaceError
+from replay_server.storage.table_directory import TableDirectory
+from replay_server.table_config import TableConfig
+from replay_server.updates import live_only, resolve_update
+
+FIRST_PRIORITY = 1.0
+"""Priority of new rows while there is no live row of a priority above 0 (Schaul et al. 2016, algorithm 1, line 2)."""
+
+
+@dataclass(frozen=True)
+class WriterStamp:
+    """Which insert of which writer this is."""
+
+    writer_id: bytes
+    """16 bytes."""
+    sequence: int
+    """From 1."""
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Rows to insert."""
+
+    columns: Mapping[str, Array]
+    """By name, ``dtype[n, *shape]``: every column of the schema."""
+    count: int
+    """n."""
+    priorities: NDArray[np.float64] | None = None
+    """float64[n]; None: each takes the largest live priority."""
+    stream: int = 0
+    """Stream of experience they belong to."""
+    episode: int = 0
+    """Episode within the stream."""
+
+
+class Table:
+    """A ring of rows that are drawn by priority."""
+
+    def __init__(self, directory: TableDirectory) -> None:
+        """Serve the table in ``directory``: its priorities are indexed, its rows stay where they are."""
+        self.directory = directory
+        self.config: TableConfig = directory.config
+        self.uid = directory.uid
+        self._header = directory.header
+        self._index = make_index(
+            self.config.backend,
+            make_parameters(self.config.backend, self.config.parameters),
+            directory.priorities,
+            self.config.capacity,
+        )
+        self._index.rebuild(self.live)
+        self._random = np.random.default_rng(self.config.seed)
+        self._clock = InsertClock(self.config.capacity, self.inserted)
+        self.times_sampled = TimesSampled(self.config.slots)
+        self.times_sampled.appear(self.size)
+        self.rows_inserted = Rate()
+        self.rows_sampled = Rate()
+        self.priorities_updated = Rate()
+        self.stale = 0
+        """Keys of updates that were not live, since the server began."""
+        self.repeated_inserts = 0
+        """Repeated inserts that were answered and not applied again, since the server began."""
+        self.waiting = 0
+        """Calls that wait for rows."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.config.name
+
+    @property
+    def inserted(self) -> int:
+        """Rows ever inserted: the next row's key."""
+        return self._header.inserted
+
+    @property
+    def oldest(self) -> int:
+        """Key of the oldest live row."""
+        return max(self._header.reset_floor, self._header.inserted - self.config.capacity)
+
+    @property
+    def size(self) -> int:
+        """Live rows."""
+        return self.inserted - self.oldest
+
+    @property
+    def live(self) -> LiveRows:
+        """The live rows."""
+        return LiveRows(self.oldest, self.size, self.config.slots)
+
+    @property
+    def total_mass(self) -> float:
+        """Mass of all live rows."""
+        return self._index.total_mass
+
+    @property
+    def largest_priority(self) -> float:
+        """Largest priority of a live row; 0.0 if there is none."""
+        return self._index.largest_priority
+
+    @property
+    def smallest_priority(self) -> float:
+        """Smallest priority of a live row; 0.0 if there is none."""
+        return self._index.smallest_priority
+
+    @property
+    def priority_limit(self) -> float:
+        """Largest priority that its backend takes."""
+        return self._index.priority_limit
+
+    def check_uid(self, uid: bytes) -> None:
+        """Make sure that a caller means this table and not an earlier one of its name.
+
+        Raises:
+            RequestError: TABLE_REPLACED.
+        """
+        if uid != self.uid:
+            raise errors.table_replaced(self.name)
+
+    def insert(self, rows: NewRows, stamp: WriterStamp | None) -> range:
+        """Add rows, at once or, without a writer, in pieces that fit into the slack.
+
+        Args:
+            rows: what to add; with a writer, at most `TableConfig.slack` rows.
+            stamp: whose insert it is; None: nobody's, it cannot be repeated harmlessly.
+
+        Returns:
+            Their keys; for a repeat those it got the first time.
+
+        Raises:
+            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD, WRITER_UNKNOWN, TOO_LARGE or NO_SPACE.
+        """
+        if stamp is not None:
+            repeated = self.directory.writers.find(stamp.writer_id, stamp.sequence)
+            if repeated is not None:
+                self.repeated_inserts += 1
+                return range(repeated[0], repeated[0] + repeated[1])
+            if rows.count > self.config.slack:
+                raise errors.too_large(
+                    "rows of one insert with a writer", self.config.slack, rows.count, "slots - capacity of the table"
+                )
+        first = self.inserted
+        try:
+            self.directory.rows.reserve(first, rows.count)
+        except NoSpaceError:
+            raise errors.no_space(f"table {self.name!r}") from None
+        priorities = rows.priorities
+        if priorities is None:
+            priorities = np.full(rows.count, self.largest_priority or FIRST_PRIORITY)
+        for start in range(0, rows.count, self.config.slack):
+            piece = slice(start, min(start + self.config.slack, rows.count))
+            columns = {name: values[piece] for name, values in rows.columns.items()}
+            self._insert_piece(columns, priorities[piece], (rows.stream, rows.episode), stamp)
+        self._clock.tick(self.inserted)
+        self.rows_inserted.add(rows.count)
+        return range(first, self.inserted)
+
+    def _insert_piece(
+        self,
+        columns: Mapping[str, Array],
+        priorities: NDArray[np.float64],
+        link: tuple[int, int],
+        stamp: WriterStamp | None,
+    ) -> None:
+        """Add rows that fit into the slack. A server killed at any line restarts with whole rows."""
+        first, count, oldest = self.inserted, len(priorities), self.oldest
+        self._header.write_horizon = first + count
+        self.directory.rows.write(first, columns, link)
+        self._index.write(np.arange(first, first + count), priorities)
+        if stamp is not None:
+            self.directory.writers.store(stamp.writer_id, stamp.sequence, first, count)
+        self._header.inserted = first + count
+        self.times_sampled.appear(count)
+        self._forget(oldest, self.oldest)
+
+    def draw(self, draw: Draw) -> DrawnBatch:
+        """Draw rows by priority, with replacement.
+
+        Raises:
+            RequestError: TABLE_EMPTY.
+        """
+        live = self.live
+        if live.size == 0:
+            raise errors.table_empty(self.name)
+        fractions = choose_fractions(self._random, draw.batch_size, draw.mode)
+        drawn = self._index.draw(fractions, live)
+        smallest = self._index.smallest_probability(live)
+        reference = float(drawn.probabilities.min()) if draw.weight_norm is WeightNorm.BATCH else smallest
+        self.times_sampled.draw(drawn.keys)
+        self.rows_sampled.add(draw.batch_size)
+        return DrawnBatch(
+            keys=drawn.keys,
+            probabilities=drawn.probabilities,
+            weights=importance_weights(drawn.probabilities, reference, draw.beta),
+            beta=draw.beta,
+            size=live.size,
+            total_mass=self.total_mass,
+            smallest_probability=smallest,
+            inserted=self.inserted,
+        )
+
+    def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
+        """Set priorities of live rows.
+
+        Args:
+            keys: int64[n], any numbers; of one given more than once, the last priority counts.
+            priorities: float64[n].
+
+        Returns:
+            Distinct rows updated, and stale keys.
+        """
+        resolved = resolve_update(keys, priorities, self.oldest, self.inserted)
+        self._index.write(resolved.keys, resolved.priorities)
+        self.priorities_updated.add(len(resolved.keys))
+        self.stale += resolved.stale
+        return len(resolved.keys), resolved.stale
+
+    def live_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The keys that are live, in the order given. keys: int64[n], any numbers."""
+        return live_only(keys, self.oldest, self.inserted)
+
+    def priorities(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        """float64[n]: priorities of live rows. keys: int64[n]."""
+        return np.take(self.directory.priorities, keys % self.config.slots)
+
+    def overtaken(self, keys: NDArray[np.int64]) -> bool:
+        """Whether the slot of a row that was live may have been written to since. keys: int64[n], n at least 1."""
+        return int(keys.min()) + self.config.slots < self._header.write_horizon
+
+    def age_s(self, key: int) -> float:
+        """Seconds since a live row was inserted, to the resolution of 1/256 of the capacity."""
+        return self._clock.age_s(key)
+
+    def reset(self) -> int:
+        """Make every row disappear; keys go on counting.
+
+        Returns:
+            How many live rows there were.
+        """
+        oldest, removed = self.oldest, self.size
+        self._header.reset_floor = self.inserted
+        self._forget(oldest, self.inserted)
+        return removed
+
+    def close(self) -> None:
+        """Let go of the files; the table must not be used any more."""
+        del self._index
+        self.directory.close()
+
+    def check(self) -> None:
+        """Check every invariant.
+
+        Raises:
+            AssertionError: if one is broken.
+        """
+        assert 0 <= self.size <= self.config.capacity, f"size {self.size} of capacity {self.config.capacity}"
+        assert self._header.write_horizon == self.inserted, "rows are being written"
+        assert sum(rows for _, _, rows in self.times_sampled.bars()) == self.size, "times sampled miss rows"
+        self._index.check()
+
+    def _forget(self, first: int, end: int) -> None:
+        """Rows ``first`` to ``end`` are no longer live."""
+        if first == end:
+            return
+        keys = np.arange(first, end)
+        self._index.clear(keys)
+        self.times_sampled.disappear(keys)

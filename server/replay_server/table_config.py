@@ -1,0 +1,140 @@
+"""All that defines a table, checked: from the contract, a manifest or the config file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from replay_proto.errors import FieldError
+from replay_proto.schema import Column, Schema
+from replay_proto.v1 import replay_pb2
+
+from replay_server.backends import make_parameters
+
+DEFAULT_BACKEND = "sum_tree"
+MAX_CAPACITY = 1 << 40
+"""Far above any memory, and far below the 48 bits that a key has."""
+_TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
+_MIN_SLACK = 64
+_SLACK_FRACTION = 64
+_MAX_SEED = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """What a table is; it does not change while the table lives."""
+
+    name: str
+    """Unique in the server, and safe as the name of a directory."""
+    schema: Schema
+    """Its columns."""
+    capacity: int
+    """Number of rows kept."""
+    backend: str = DEFAULT_BACKEND
+    """How priorities become draws: a name in `replay_server.backends.BACKENDS`."""
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    """The backend's parameters; those left out are filled in with their defaults."""
+    seed: int | None = None
+    """Makes draws repeat for the same operations in the same order since the table was made."""
+
+    def __post_init__(self) -> None:
+        """Check every field and fill in the backend's defaults.
+
+        Raises:
+            FieldError: names the field that cannot be used.
+        """
+        if not _TABLE_NAME.fullmatch(self.name):
+            raise FieldError(
+                "name",
+                "1 to 128 letters, digits, '_', '-' or '.', the first one a letter or a digit",
+                repr(self.name),
+            )
+        if not 1 <= self.capacity <= MAX_CAPACITY:
+            raise FieldError("capacity", f"1 to {MAX_CAPACITY} rows", str(self.capacity))
+        if self.seed is not None and not 0 <= self.seed <= _MAX_SEED:
+            raise FieldError("seed", f"0 to {_MAX_SEED}", str(self.seed))
+        resolved = asdict(make_parameters(self.backend, self.parameters))
+        object.__setattr__(self, "parameters", {name: value for name, value in resolved.items() if value is not None})
+
+    @property
+    def slack(self) -> int:
+        """Slots beyond the capacity, so that rows being written never overlap live ones."""
+        return max(_MIN_SLACK, self.capacity // _SLACK_FRACTION)
+
+    @property
+    def slots(self) -> int:
+        """Length of the ring: row k lies in slot ``k % slots``."""
+        return self.capacity + self.slack
+
+    def difference(self, other: TableConfig) -> FieldError | None:
+        """The first field in which another config asks for something else; None if they are the same."""
+        ours, theirs = self._by_field(), other._by_field()
+        for name in ours | theirs:
+            if ours.get(name) != theirs.get(name):
+                return FieldError(name, ours.get(name, "absent"), theirs.get(name, "absent"))
+        if list(self.schema) != list(other.schema):
+            return FieldError("columns", f"the order {list(self.schema)}", f"{list(other.schema)}")
+        return None
+
+    def _by_field(self) -> dict[str, str]:
+        return {
+            "capacity": str(self.capacity),
+            "backend": self.backend,
+            "seed": str(self.seed),
+            **{f"columns.{name}": str(column) for name, column in self.schema.items()},
+            **{name: repr(value) for name, value in self.parameters.items()},
+        }
+
+    def to_proto(self) -> replay_pb2.TableConfig:
+        """The config as the contract has it."""
+        return replay_pb2.TableConfig(
+            name=self.name,
+            columns=self.schema.to_proto(),
+            capacity=self.capacity,
+            backend=replay_pb2.Backend(name=self.backend, parameters=self.parameters),
+            seed=self.seed,
+        )
+
+    @classmethod
+    def from_proto(cls, config: replay_pb2.TableConfig) -> TableConfig:
+        """Read and check a config that a client sent.
+
+        Raises:
+            FieldError: names the field that cannot be used.
+        """
+        return cls(
+            name=config.name,
+            schema=Schema.from_proto(config.columns),
+            capacity=config.capacity,
+            backend=config.backend.name or DEFAULT_BACKEND,
+            parameters=dict(config.backend.parameters),
+            seed=config.seed if config.HasField("seed") else None,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The config as a manifest keeps it."""
+        return {
+            "name": self.name,
+            "columns": {
+                name: {"dtype": column.dtype.name, "shape": list(column.shape)} for name, column in self.schema.items()
+            },
+            "capacity": self.capacity,
+            "backend": self.backend,
+            "parameters": dict(self.parameters),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> TableConfig:
+        """Read and check a config that a manifest keeps.
+
+        Raises:
+            FieldError: names the field that cannot be used.
+            KeyError: if one is missing.
+        """
+        columns = {name: Column(column["dtype"], column["shape"]) for name, column in config["columns"].items()}
+        return cls(
+            config["name"], Schema(columns), config["capacity"], config["backend"], config["parameters"], config["seed"]
+        )

@@ -1,0 +1,82 @@
+"""Which rows an update of priorities is for: live ones, each once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import as_kernel_input, kernel
+
+_EMPTY = -1
+_LOAD = 2
+"""The hash table has at least this many places per key."""
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio: spreads consecutive keys (Knuth, The Art of Computer Programming 3, section 6.4)."""
+
+
+@dataclass(frozen=True)
+class ResolvedUpdate:
+    """An update, without stale keys and duplicates."""
+
+    keys: NDArray[np.int64]
+    """int64[n]: distinct live keys."""
+    priorities: NDArray[np.float64]
+    """float64[n]: the last priority given for each."""
+    stale: int
+    """How many of the keys given are not live, each time they are named."""
+
+
+def resolve_update(
+    keys: NDArray[np.int64], priorities: NDArray[np.float64], oldest: int, inserted: int
+) -> ResolvedUpdate:
+    """Drop stale keys, and keep the last priority of a key that is given more than once.
+
+    Args:
+        keys: int64[n], any numbers.
+        priorities: float64[n].
+        oldest: oldest live key.
+        inserted: the key after the newest live one.
+    """
+    return ResolvedUpdate(*_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted))
+
+
+def live_only(keys: NDArray[np.int64], oldest: int, inserted: int) -> NDArray[np.int64]:
+    """The keys that are live, in the order given, duplicates kept.
+
+    Args:
+        keys: int64[n], any numbers.
+        oldest: oldest live key.
+        inserted: the key after the newest live one.
+    """
+    return keys[(keys >= oldest) & (keys < inserted)]
+
+
+@kernel
+def _resolve(
+    keys: NDArray[np.int64], priorities: NDArray[np.float64], oldest: int, inserted: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+    places = 16
+    shift = 60
+    while places < _LOAD * len(keys):
+        places *= 2
+        shift -= 1
+    found_at = np.full(places, _EMPTY, np.int64)
+    live_keys = np.empty(len(keys), np.int64)
+    live_priorities = np.empty(len(keys), np.float64)
+    count, stale = 0, 0
+    for i in range(len(keys)):
+        key = keys[i]
+        if key < oldest or key >= inserted:
+            stale += 1
+            continue
+        place = np.int64((np.uint64(key) * _MULTIPLIER) >> np.uint64(shift))
+        while found_at[place] != _EMPTY and live_keys[found_at[place]] != key:
+            place = (place + 1) % places
+        if found_at[place] == _EMPTY:
+            found_at[place] = count
+            live_keys[count] = key
+            count += 1
+        live_priorities[found_at[place]] = priorities[i]
+    return live_keys[:count], live_priorities[:count], stale
