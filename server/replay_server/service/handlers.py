@@ -18,7 +18,7 @@ from replay_server.statistics.methods import MethodFigures
 SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 
 
-def replay_handlers(catalog: Catalog, reply_limit_bytes: int) -> grpc.GenericRpcHandler[bytes, bytes]:
+def replay_handlers(catalog: Catalog, reply_limit_bytes: int) -> grpc.GenericRpcHandler:
     """The whole service over these tables.
 
     Args:

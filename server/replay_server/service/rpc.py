@@ -43,7 +43,7 @@ def unary(
             except Exception as error:
                 await refuse(context, error, figures)
 
-    return grpc.unary_unary_rpc_method_handler(call)  # type: ignore[arg-type, return-value]
+    return grpc.unary_unary_rpc_method_handler(call)
 
 
 def streaming(
@@ -61,7 +61,7 @@ def streaming(
         with figures.at_work():
             try:
                 with open_stream() as handler:
-                    while (data := await context.read()) is not grpc.aio.EOF:
+                    while isinstance(data := await context.read(), bytes):
                         began = time.perf_counter()
                         answer = await handler(parse(message_type, data))
                         figures.answered(time.perf_counter() - began)
@@ -72,7 +72,7 @@ def streaming(
     async def stream(_requests: object, context: Context) -> None:
         await call(context)
 
-    return grpc.stream_stream_rpc_method_handler(stream)  # type: ignore[arg-type, return-value]
+    return grpc.stream_stream_rpc_method_handler(stream)
 
 
 def parse(message_type: type[M], data: bytes) -> Framed[M]:

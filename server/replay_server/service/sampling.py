@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
@@ -15,6 +16,8 @@ from replay_server.draws import DrawnBatch
 from replay_server.service import fields
 from replay_server.service.gathering import Choice, check_reply_size, reply_with_rows
 from replay_server.table import Table
+
+T = TypeVar("T", str, bytes)
 
 
 class SamplingHandlers:
@@ -114,7 +117,7 @@ class SamplingHandlers:
         return table
 
 
-def _constant(field: str, first: str | bytes, now: str | bytes) -> str | bytes:
+def _constant(field: str, first: T, now: T) -> T:
     """What a stream's first message says, unless a later one contradicts it."""
     if first and now and first != now:
         raise FieldError(field, f"what the stream said before ({first!r}), or nothing", repr(now))

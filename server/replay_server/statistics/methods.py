@@ -63,5 +63,5 @@ class MethodFigures:
         for bar, count in enumerate(self._bars):
             below += count
             if count and below >= fraction * self.calls:
-                return _SHORTEST_S * _GROWTH ** (bar + 0.5)
+                return float(_SHORTEST_S * _GROWTH ** (bar + 0.5))
         return 0.0

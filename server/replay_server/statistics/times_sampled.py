@@ -54,7 +54,7 @@ def _disappear(counts: NDArray[np.uint32], bars: NDArray[np.int64], keys: NDArra
     slots = len(counts)
     for i in range(len(keys)):
         slot = keys[i] % slots
-        bars[_bar(np.int64(counts[slot]))] -= 1
+        bars[_bar(int(counts[slot]))] -= 1
         counts[slot] = 0
 
 
@@ -63,7 +63,7 @@ def _draw(counts: NDArray[np.uint32], bars: NDArray[np.int64], keys: NDArray[np.
     slots = len(counts)
     for i in range(len(keys)):
         slot = keys[i] % slots
-        before = np.int64(counts[slot])
+        before = int(counts[slot])
         if before == 0xFFFFFFFF:
             continue
         counts[slot] = before + 1

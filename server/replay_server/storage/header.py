@@ -26,8 +26,8 @@ class Header:
         self._file.reserve(self._file.size)
         self._words = self._file.view(np.dtype("<i8"), (_WORDS,))
         # Loads from the mapping are slow in Python, and only this process stores to it.
-        self._inserted = int(self._words[_INSERTED])  # type: ignore[call-overload]
-        self._reset_floor = int(self._words[_RESET_FLOOR])  # type: ignore[call-overload]
+        self._inserted = int(self._words[_INSERTED])
+        self._reset_floor = int(self._words[_RESET_FLOOR])
         self.write_horizon = self._inserted
 
     @property
@@ -37,7 +37,7 @@ class Header:
 
     @inserted.setter
     def inserted(self, value: int) -> None:
-        self._words[_INSERTED] = self._inserted = value  # type: ignore[assignment]
+        self._words[_INSERTED] = self._inserted = value
 
     @property
     def reset_floor(self) -> int:
@@ -46,7 +46,7 @@ class Header:
 
     @reset_floor.setter
     def reset_floor(self, value: int) -> None:
-        self._words[_RESET_FLOOR] = self._reset_floor = value  # type: ignore[assignment]
+        self._words[_RESET_FLOOR] = self._reset_floor = value
 
     @property
     def write_horizon(self) -> int:
@@ -55,7 +55,7 @@ class Header:
 
     @write_horizon.setter
     def write_horizon(self, value: int) -> None:
-        self._words[_WRITE_HORIZON] = self._write_horizon = value  # type: ignore[assignment]
+        self._words[_WRITE_HORIZON] = self._write_horizon = value
 
     def flush(self) -> None:
         """Write it to the disk."""

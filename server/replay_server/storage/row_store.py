@@ -86,7 +86,7 @@ class RowStore:
 
     def links(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
         """uint64[n, 2]: stream and episode of rows that were written."""
-        return np.take(self._rings[LINK_COLUMN].values, keys % self.slots, axis=0)  # type: ignore[return-value]
+        return np.take(self._rings[LINK_COLUMN].values, keys % self.slots, axis=0)
 
     def files(self) -> Sequence[MappedFile]:
         """All files of the store."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from replay_server.errors import sequence_gap, sequence_too_old, writer_unknown
 from replay_server.storage.mapped_file import MappedFile
@@ -47,7 +48,7 @@ class WriterRecords:
         """
         self._file = MappedFile(folder / FILE_NAME, WRITERS_KEPT * _WRITER.itemsize, create=create)
         self._file.reserve(self._file.size)
-        table = self._file.view(_WRITER, (WRITERS_KEPT,))
+        table: NDArray[np.void] = self._file.view(_WRITER, (WRITERS_KEPT,))  # type: ignore[assignment]
         self._ids = table["id"]
         self._records = table["records"]
         self._writers: OrderedDict[bytes, _Writer] = OrderedDict()  # the one that inserted last comes last
