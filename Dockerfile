@@ -35,7 +35,7 @@ RUN pip install --quiet --no-deps --no-compile --target /opt/replay/application 
     && find /opt/replay/application -exec touch --date=2000-01-01 {} + \
     && python -m compileall -q /opt/replay/application
 USER replay
-RUN python -c 'from replay_server.backends import warm_up; warm_up()'
+RUN python -c 'import pathlib, replay_server.warming as w; w.warm_up(pathlib.Path("/tmp"))'
 
 FROM service-dependencies AS server
 COPY --from=application /opt/replay/application /opt/replay/application
@@ -43,9 +43,10 @@ COPY --from=application --chown=replay /var/cache/numba /var/cache/numba
 COPY docker/healthcheck.py /opt/replay/
 USER replay
 WORKDIR /data
+ENV REPLAY_SERVER_HOST=0.0.0.0
 EXPOSE 50051
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["python", "/opt/replay/healthcheck.py", "localhost:50051"]
-ENTRYPOINT ["replay-server", "--host", "0.0.0.0"]
+ENTRYPOINT ["replay-server"]
 
 FROM service-dependencies AS trainer-dependencies
 RUN pip install --quiet torch \

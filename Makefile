@@ -1,16 +1,18 @@
 # Development in two commands: `make run` trains CartPole through the service, `make test` passes the tests.
+# `make help` lists all. ARGS goes to the program that a target starts: `make run ARGS="--seed 1"`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
+PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: run test lint format proto bench clean
+.PHONY: run test lint format proto bench images clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
 
 test: $(VENV)/.installed  ## All tests, with coverage.
-	$(BIN)/python scripts/run_tests.py $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --cov --cov-report term:skip-covered $(ARGS)
 
 lint: $(VENV)/.installed $(PROTO_VENV)/.installed  ## Style, types, contract, and that generated code is current.
 	$(BIN)/ruff check .
@@ -19,7 +21,7 @@ lint: $(VENV)/.installed $(PROTO_VENV)/.installed  ## Style, types, contract, an
 	$(BIN)/buf lint proto
 	$(PROTO_VENV)/bin/python scripts/generate_proto.py --check
 
-format: $(VENV)/.installed
+format: $(VENV)/.installed  ## Put the code into shape.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -29,12 +31,15 @@ proto: $(PROTO_VENV)/.installed  ## Regenerate proto/replay_proto/v1 from proto/
 bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
 	$(BIN)/python -m benchmarks $(ARGS)
 
+images:  ## Build the container images that docker-compose.yml starts.
+	docker build $(ARGS) --target server --tag replay-service:server .
+	docker build $(ARGS) --tag replay-service .
+
 # An environment is made in one go: a stamp is written only once everything is in it.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[server,cli,agent]' --group dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
+	$(BIN)/pip install --quiet $(PINNED) --editable '.[server,cli,agent]' --group dev
 	touch $@
 
 $(PROTO_VENV)/.installed: scripts/proto-requirements.txt
@@ -42,5 +47,8 @@ $(PROTO_VENV)/.installed: scripts/proto-requirements.txt
 	$(PROTO_VENV)/bin/pip install --quiet --requirement scripts/proto-requirements.txt
 	touch $@
 
-clean:
+clean:  ## Remove the environments.
 	rm -rf $(VENV) $(PROTO_VENV)
+
+help:  ## List the targets.
+	@sed -n 's/^\([a-z]*\):.*  ## /\1: /p' $(MAKEFILE_LIST) | column -t -s: -l2

@@ -44,19 +44,19 @@ class RowBlock:
         """Whether its rows come with priorities: all do, or none does."""
         self._schema = schema
         self._columns: dict[str, Array] = {
-            name: np.empty((capacity, *column.shape), column.dtype) for name, column in schema.items()
+            name: np.empty((capacity, *column.shape), column.dtype.newbyteorder("=")) for name, column in schema.items()
         }
         self._priorities = np.empty(capacity, np.float64)
-        self._numbers: list[tuple[str, memoryview]] = []
-        self._booleans: list[tuple[str, memoryview]] = []
+        self._numbers: list[tuple[str, memoryview[Any]]] = []
+        self._booleans: list[tuple[str, memoryview[Any]]] = []
         self._arrays: list[tuple[str, Array, np.dtype[Any], tuple[int, ...]]] = []
         for name, target in self._columns.items():
             if target.ndim > 1 or target.dtype.name in _SLOW_DTYPES:
                 self._arrays.append((name, target, target.dtype, target.shape[1:]))
             elif target.dtype == np.bool_:
-                self._booleans.append((name, memoryview(target)))
+                self._booleans.append((name, target.data))
             else:
-                self._numbers.append((name, memoryview(target)))
+                self._numbers.append((name, target.data))
 
     def accepts(self, priority: float | None) -> bool:
         """Whether a row with such a priority can go into this block, apart from its room."""
@@ -80,6 +80,10 @@ class RowBlock:
         self.has_priorities = priority is not None
         self.count = row + 1
 
+    def columns(self) -> dict[str, Array]:
+        """Views of the rows in it."""
+        return {name: column[: self.count] for name, column in self._columns.items()}
+
     def take(self, head: replay_pb2.WriteRequest) -> bytes:
         """Empty the block into a message.
 
@@ -93,8 +97,7 @@ class RowBlock:
         head.insertion.row_count = count
         if self.has_priorities:
             head.insertion.priorities = self._priorities[:count].tobytes()
-        columns = {name: column[:count] for name, column in self._columns.items()}
-        message = packed_rows(head, self._schema, columns, count)
+        message = packed_rows(head, self._schema, self.columns(), count)
         self.count = 0
         return message
 

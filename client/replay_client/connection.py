@@ -27,7 +27,14 @@ from typing import Final, Literal, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, ServerUnavailableError, from_rpc_error
+from replay_client.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    ForkedError,
+    ReplayError,
+    ServerUnavailableError,
+    from_rpc_error,
+)
 
 M = TypeVar("M", bound=Message)
 
@@ -109,8 +116,16 @@ class Backoff:
 class MessageStream:
     """One bidirectional stream, while it lasts. All that this library needs of a transport for streams."""
 
-    def __init__(self, call: grpc.CallIterator[bytes]) -> None:
-        self._call = call
+    def __init__(self, channel: grpc.Channel, method: StreamMethod, requests: Iterator[bytes]) -> None:
+        """Open it.
+
+        Args:
+            channel: to the server.
+            method: name of the RPC.
+            requests: messages to send; consumed in a thread of its own until it ends, which ends our side.
+        """
+        multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_path(method))
+        self._call = multi(requests)
 
     def receive(self) -> bytes:
         """Wait for the next answer.
@@ -182,9 +197,7 @@ class Connection:
         self, method: Method, request: Message, response: type[M], *, timeout_s: float | None = None, repeat: bool
     ) -> M:
         """`call` for messages without rows."""
-        return response.FromString(
-            self.call(method, request.SerializeToString(), timeout_s=timeout_s, repeat=repeat)
-        )
+        return response.FromString(self.call(method, request.SerializeToString(), timeout_s=timeout_s, repeat=repeat))
 
     def call(self, method: Method, request: bytes, *, timeout_s: float | None = None, repeat: bool) -> bytes:
         """Send a request and wait for its answer.
@@ -202,29 +215,17 @@ class Connection:
         deadline = self.clock() + (self.timeout_s if timeout_s is None else timeout_s)
         if not repeat:
             return self._attempt(method, request, deadline, wait_for_ready=True)
-        last: ServerUnavailableError | None = None
-        for pause_s in self.backoff.pauses_s(self.rng):
-            try:
-                return self._attempt(method, request, deadline, wait_for_ready=False)
-            except ServerUnavailableError as error:
-                last = error
-            except DeadlineExceededError as error:
-                # What kept us is that the server was away, if we know of nothing else since.
-                raise (last if last is not None and not error.reason else error) from None
-            if self.clock() + pause_s >= deadline:
-                raise last
-            time.sleep(pause_s)
-        raise AssertionError("pauses do not end")
+        return self._repeated(method, request, deadline)
 
     def open_stream(self, method: StreamMethod, requests: Iterator[bytes]) -> MessageStream:
-        """Open a bidirectional stream.
+        """Open a bidirectional stream; see `MessageStream`.
 
-        Args:
-            method: name of the RPC.
-            requests: messages to send; consumed in a thread of its own until it ends, which ends our side.
+        Raises:
+            ClosedError: the connection is closed.
+            ForkedError: it belongs to another process.
         """
         self.check_usable()
-        return MessageStream(self._channel.stream_stream(_path(method), None, None)(requests))
+        return MessageStream(self._channel, method, requests)
 
     def close(self) -> None:
         """Close the channel; calls and streams that are under way end. Does nothing in a forked child."""
@@ -232,10 +233,30 @@ class Connection:
             self._channel.close()
         self._closed = True
 
+    def _repeated(self, method: Method, request: bytes, deadline: float) -> bytes:
+        """Try until it works, is refused, or the deadline has come."""
+        away: ServerUnavailableError | None = None
+        for attempts, pause_s in enumerate(self.backoff.pauses_s(self.rng), start=1):
+            try:
+                return self._attempt(method, request, deadline, wait_for_ready=False)
+            except ServerUnavailableError as error:
+                away = error
+            except DeadlineExceededError as error:
+                # If the server was away before, that is what took so long.
+                raise (away if away is not None and not error.reason else error) from None
+            except ReplayError as error:
+                error.attempts = attempts
+                raise
+            if self.clock() + pause_s >= deadline:
+                break
+            time.sleep(pause_s)
+        assert away is not None
+        raise away
+
     def _attempt(self, method: Method, request: bytes, deadline: float, *, wait_for_ready: bool) -> bytes:
         unary = self._unary.get(method)
         if unary is None:
-            unary = self._unary[method] = self._channel.unary_unary(_path(method), None, None)
+            unary = self._unary[method] = self._channel.unary_unary(_path(method))
         try:
             return unary(request, timeout=max(0.0, deadline - self.clock()), wait_for_ready=wait_for_ready)
         except grpc.RpcError as error:

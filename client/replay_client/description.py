@@ -50,7 +50,9 @@ class TableDescription:
         try:
             schema = Schema.from_proto(config.columns)
         except FieldError as error:
-            raise InternalServerError(f"table {config.name!r} is of a kind this client does not know: {error}") from None
+            raise InternalServerError(
+                f"table {config.name!r} is of a kind this client does not know: {error}"
+            ) from None
         return cls(
             name=config.name,
             uid=message.uid,

@@ -48,6 +48,8 @@ class ReplayError(Exception):
         self.code = code or self.default_code
         self.reason = reason
         self.metadata: dict[str, str] = dict(metadata or {})
+        self.attempts = 1
+        """How often the request was sent: above 1, it may have been applied before it was refused."""
 
     def __reduce__(self) -> tuple[Callable[..., ReplayError], tuple[object, ...]]:
         """Errors cross process boundaries whole, from an actor to whoever started it."""

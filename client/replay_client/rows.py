@@ -164,7 +164,7 @@ def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row
 
 
 def described(array: Array) -> str:
-    """dtype and shape, such as ``float64[32,4]``; the value of a scalar."""
+    """Dtype and shape, such as ``float64[32,4]``; the value of a scalar."""
     if not array.ndim:
         return f"{array.dtype.name} {array.item()!r}"
     return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
@@ -191,7 +191,7 @@ def _check_range(field: str, column: Column, array: Array) -> None:
     """Refuse integers that the column's dtype cannot hold: a cast would wrap them silently."""
     if column.dtype.kind not in "iu" or np.can_cast(array.dtype, column.dtype, "safe"):
         return
-    bounds = np.iinfo(column.dtype)
+    bounds = np.iinfo(column.dtype.name)
     smallest, largest = int(array.min()), int(array.max())
     if smallest < bounds.min or largest > bounds.max:
         worst = smallest if smallest < bounds.min else largest

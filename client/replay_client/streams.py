@@ -1,6 +1,6 @@
 """Requests that are answered in order, over a stream that is opened again when it breaks.
 
-    stream = AnsweredStream(connection, "Learn", reconnect_timeout_s=60.0)
+    stream = AnsweredStream(connection, "Learn", reconnect_timeout_s=60.0, keep_refused=False)
     stream.send(Request(message))                   # returns at once
     request, answer = stream.receive()              # waits; answers come in the order of the requests
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from replay_client.connection import Connection, MessageStream, StreamMethod
-from replay_client.errors import ClosedError, DeadlineExceededError, ServerUnavailableError
+from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
 
 
 @dataclass
@@ -45,6 +45,7 @@ class AnsweredStream(Generic[R]):
         method: StreamMethod,
         *,
         reconnect_timeout_s: float,
+        keep_refused: bool,
         before_waiting: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Nothing is opened before there is a request.
@@ -53,6 +54,7 @@ class AnsweredStream(Generic[R]):
             connection: to the server.
             method: the RPC.
             reconnect_timeout_s: for how long to try to reach a server that is away before `receive` raises.
+            keep_refused: whether a request that is refused stays pending, and is sent again by the next `receive`.
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
                 call `send`, and returns after how many seconds it wants to be called again, or None.
         """
@@ -63,8 +65,10 @@ class AnsweredStream(Generic[R]):
         self._connection = connection
         self._method = method
         self._reconnect_timeout_s = reconnect_timeout_s
+        self._keep_refused = keep_refused
         self._before_waiting = before_waiting
         self._stream: MessageStream | None = None
+        self._token: object = None  # stands for the stream that is open
         self._sent = 0  # how many of the pending requests are on their way on this stream
         self._failing_since: float | None = None
         self._pauses_s: Iterator[float] = iter(())
@@ -86,7 +90,7 @@ class AnsweredStream(Generic[R]):
             ServerUnavailableError: the server was away for `reconnect_timeout_s`. Calling again tries again.
             DeadlineExceededError: there was no answer in time. Calling again goes on waiting.
             ClosedError: it was closed.
-            ReplayError: the oldest request was refused; it is still pending, and calling again sends it again.
+            ReplayError: the oldest request was refused.
         """
         deadline = None if timeout_s is None else self._connection.clock() + timeout_s
         while True:
@@ -131,9 +135,8 @@ class AnsweredStream(Generic[R]):
                 raise ClosedError("this stream is closed")
             if self._stream is None:
                 self._sent = 0
-                token = object()
-                self._token = token
-                self._stream = self._connection.open_stream(self._method, self._requests(token))
+                self._token = object()
+                self._stream = self._connection.open_stream(self._method, self._requests(self._token))
             return self._stream
 
     def _requests(self, token: object) -> Iterator[bytes]:
@@ -179,7 +182,7 @@ class AnsweredStream(Generic[R]):
         if deadline is not None and now >= deadline:
             raise DeadlineExceededError("there was no answer in time") from None
         if not isinstance(error, ServerUnavailableError):
-            self._failing_since = None
+            self._refused(error)
             raise error
         if self._failing_since is None:
             self._failing_since = now
@@ -189,6 +192,12 @@ class AnsweredStream(Generic[R]):
             raise error
         with self.changed:
             self._wait_until(now + next(self._pauses_s))
+
+    def _refused(self, error: Exception) -> None:
+        self._failing_since = None
+        if isinstance(error, ReplayError) and not self._keep_refused:
+            with self.changed:
+                self.pending.popleft()  # answers come in order, a refusal is one of them
 
     def _wait_until(self, moment: float) -> None:
         while not self._closed and (left_s := moment - self._connection.clock()) > 0:

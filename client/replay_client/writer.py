@@ -40,6 +40,7 @@ from replay_client.errors import (
     DeadlineExceededError,
     ForkedError,
     InternalServerError,
+    InvalidArgumentError,
     ReplayError,
     SequenceTooOldError,
     ServerUnavailableError,
@@ -85,7 +86,8 @@ class Writer:
         Args:
             connection: to the server.
             table: the table; one that was dropped and made anew is another.
-            block_rows: rows in a block; None: as many as `BLOCK_BYTES` hold, at most `BLOCK_ROWS`.
+            block_rows: rows in a block; None: as many as `BLOCK_BYTES` hold, at most `BLOCK_ROWS`. In any case not
+                more than the table's ring has to spare, which is what the server takes at once.
             max_blocks_in_flight: how many blocks may wait for acknowledgement, 1 to `MAX_BLOCKS_IN_FLIGHT`.
             max_delay_s: for how long a row may wait for its block to fill, in seconds.
             reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
@@ -104,18 +106,21 @@ class Writer:
         self._connection = connection
         self._process = os.getpid()
         self._table = table
-        self._block = RowBlock(table.schema, block_rows or _block_rows(table.schema.row_bytes))
+        self._block = RowBlock(table.schema, _block_rows(table, block_rows))
         self._block_began_s = 0.0
         self._max_blocks_in_flight = max_blocks_in_flight
         self._max_delay_s = max_delay_s
-        self._reconnect_timeout_s = reconnect_timeout_s
         self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
         self._sequence = 0
         self._acknowledged = 0
         self._error: ReplayError | None = None
         self._is_closed = False
         self._stream: AnsweredStream[_Block] = AnsweredStream(
-            connection, "Write", reconnect_timeout_s=reconnect_timeout_s, before_waiting=self._send_if_due
+            connection,
+            "Write",
+            reconnect_timeout_s=reconnect_timeout_s,
+            keep_refused=True,
+            before_waiting=self._send_if_due,
         )
         self._changed = self._stream.changed
         self._receiver: threading.Thread | None = None
@@ -143,17 +148,16 @@ class Writer:
             InvalidArgumentError: it is not a row of this table.
             ReplayError: an earlier row could not be sent. This row was not added.
         """
-        if row is not None:
-            columns = {**row, **columns} if columns else row  # type: ignore[assignment]
+        values: Mapping[str, Any] = columns if row is None else {**row, **columns}
         if os.getpid() != self._process:
             raise _forked()
         with self._changed:
             if self._error is not None or self._is_closed:
                 self._raise_trouble()
             block = self._block
-            if block.count == block.capacity or not block.accepts(priority):
+            while block.count == block.capacity or not block.accepts(priority):
                 self._send_block(None)
-            block.add(columns, priority)
+            block.add(values, priority)
             if block.count == 1:
                 self._begin_block()
             if block.count == block.capacity and len(self._stream.pending) < self._max_blocks_in_flight:
@@ -311,8 +315,8 @@ class Writer:
             except WriterUnknownError as error:
                 if not self._begin_anew():
                     return self._end(error)
-            except ClosedError:
-                return None
+            except ClosedError as error:  # The writer was closed, or the client under it.
+                return self._end(error)
             except ReplayError as error:
                 if not _may_pass(error):
                     return self._end(error)
@@ -371,8 +375,9 @@ def _may_pass(error: ReplayError) -> bool:
     return isinstance(error, ServerUnavailableError) or error.reason == "NO_SPACE"
 
 
-def _block_rows(row_bytes: int) -> int:
-    return max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
+def _block_rows(table: TableDescription, wanted: int | None) -> int:
+    fitting = wanted or max(1, min(BLOCK_ROWS, BLOCK_BYTES // table.row_bytes))
+    return min(fitting, table.slots - table.capacity)
 
 
 def _split(data: bytes) -> Any:
@@ -393,6 +398,4 @@ def _forked() -> ForkedError:
 
 
 def _out_of_range(field: str, expected: str, got: int) -> ReplayError:
-    from replay_client.errors import InvalidArgumentError
-
     return InvalidArgumentError.of_field(field, expected, str(got))

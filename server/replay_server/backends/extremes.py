@@ -77,33 +77,90 @@ def _smallest_of(values: NDArray[np.float64], start: int, stop: int, floor: floa
 
 
 @kernel
+def _replace_largest(
+    children: NDArray[np.float64], start: int, stop: int, extreme: float, old: float, new: float
+) -> float:
+    """Return the largest of a block, ``extreme`` before one of ``children[start:stop]`` went from old to new."""
+    if new >= extreme:
+        return new
+    if old < extreme:
+        return extreme
+    return _largest_of(children, start, stop, extreme)
+
+
+@kernel
+def _replace_smallest(
+    children: NDArray[np.float64], start: int, stop: int, floor: float, extreme: float, old: float, new: float
+) -> float:
+    """Return the smallest of a block, ``extreme`` before one of ``children[start:stop]`` went from old to new."""
+    if new <= extreme:
+        return new
+    if old > extreme:
+        return extreme
+    return _smallest_of(children, start, stop, floor, extreme)
+
+
+@kernel
+def _raise_largest(
+    upper: NDArray[np.float64], starts: NDArray[np.int64], block: int, old: float, new: float
+) -> None:
+    """Bring the levels above up to date after the extreme of a lowest block went from ``old`` to ``new``."""
+    for level in range(1, len(starts) - 1):
+        first = starts[level - 1] + block // BLOCK * BLOCK
+        block = block // BLOCK
+        extreme = upper[starts[level] + block]
+        changed = _replace_largest(upper, first, first + BLOCK, extreme, old, new)
+        if changed == extreme:
+            return
+        upper[starts[level] + block] = changed
+        old, new = extreme, changed
+
+
+@kernel
+def _raise_smallest(
+    upper: NDArray[np.float64], starts: NDArray[np.int64], floor: float, block: int, old: float, new: float
+) -> None:
+    """Bring the levels above up to date after the extreme of a lowest block went from ``old`` to ``new``."""
+    for level in range(1, len(starts) - 1):
+        first = starts[level - 1] + block // BLOCK * BLOCK
+        block = block // BLOCK
+        extreme = upper[starts[level] + block]
+        changed = _replace_smallest(upper, first, first + BLOCK, floor, extreme, old, new)
+        if changed == extreme:
+            return
+        upper[starts[level] + block] = changed
+        old, new = extreme, changed
+
+
+@kernel
 def follow_largest(
     values: NDArray[np.float64],
     upper: NDArray[np.float64],
     starts: NDArray[np.int64],
-    slot: int,
-    old: float,
-    new: float,
+    slots: NDArray[np.int64],
+    old_values: NDArray[np.float64],
 ) -> None:
-    """Bring the tree of largest values up to date after ``values[slot]`` went from ``old`` to ``new``."""
-    below = values
-    below_start = 0
-    below_stop = len(values)
-    for level in range(len(starts) - 1):
+    """Bring the tree of largest values up to date after some of them changed.
+
+    Args:
+        values: the values as they are now.
+        upper: the tree.
+        starts: where its levels begin.
+        slots: int64[n], distinct: where values changed.
+        old_values: float64[n]: what they were.
+    """
+    for i in range(len(slots)):
+        slot = slots[i]
         block = slot // BLOCK
-        at = starts[level] + block
-        extreme = upper[at]
-        if old < extreme and new <= extreme:
-            return
-        changed = new
-        if new < extreme:
-            first = below_start + block * BLOCK
-            changed = _largest_of(below, first, min(first + BLOCK, below_stop), extreme)
-        if changed == extreme:
-            return
-        upper[at] = changed
-        old, new, slot = extreme, changed, block
-        below, below_start, below_stop = upper, starts[level], starts[level + 1]
+        extreme = upper[block]
+        if values[slot] <= extreme and old_values[i] < extreme:
+            continue
+        first = block * BLOCK
+        stop = min(first + BLOCK, len(values))
+        changed = _replace_largest(values, first, stop, extreme, old_values[i], values[slot])
+        if changed != extreme:
+            upper[block] = changed
+            _raise_largest(upper, starts, block, extreme, changed)
 
 
 @kernel
@@ -112,31 +169,24 @@ def follow_smallest(
     upper: NDArray[np.float64],
     starts: NDArray[np.int64],
     floor: float,
-    slot: int,
-    old: float,
-    new: float,
+    slots: NDArray[np.int64],
+    old_values: NDArray[np.float64],
 ) -> None:
-    """Bring the tree of smallest values up to date after ``values[slot]`` went from ``old`` to ``new``."""
-    old = old if old >= floor else np.inf
-    new = new if new >= floor else np.inf
-    below = values
-    below_start = 0
-    below_stop = len(values)
-    for level in range(len(starts) - 1):
+    """Bring the tree of smallest values from ``floor`` on up to date; arguments as for `follow_largest`."""
+    for i in range(len(slots)):
+        slot = slots[i]
         block = slot // BLOCK
-        at = starts[level] + block
-        extreme = upper[at]
-        if old > extreme and new >= extreme:
-            return
-        changed = new
-        if new > extreme:
-            first = below_start + block * BLOCK
-            changed = _smallest_of(below, first, min(first + BLOCK, below_stop), floor, extreme)
-        if changed == extreme:
-            return
-        upper[at] = changed
-        old, new, slot = extreme, changed, block
-        below, below_start, below_stop = upper, starts[level], starts[level + 1]
+        extreme = upper[block]
+        old = old_values[i] if old_values[i] >= floor else np.inf
+        new = values[slot] if values[slot] >= floor else np.inf
+        if new >= extreme and old > extreme:
+            continue
+        first = block * BLOCK
+        stop = min(first + BLOCK, len(values))
+        changed = _replace_smallest(values, first, stop, floor, extreme, old, new)
+        if changed != extreme:
+            upper[block] = changed
+            _raise_smallest(upper, starts, floor, block, extreme, changed)
 
 
 @kernel

@@ -48,22 +48,30 @@ def _write(
     order: ranking.Ranking,
 ) -> int:
     """Store priorities, move rows to their new ranks, and return by how much the number of rows grew."""
-    grown = 0
+    old_keys = np.empty(len(keys), dtype=np.int64)
+    old_priorities = np.empty(len(keys), dtype=np.float64)
+    added_keys = np.empty(len(keys), dtype=np.int64)
+    added_priorities = np.empty(len(keys), dtype=np.float64)
+    removed = 0
+    added = 0
     for i in range(len(keys)):
-        key = keys[i]
-        slot = key % len(priorities)
+        slot = keys[i] % len(priorities)
         old = priorities[slot]
         new = new_priorities[i]
         if old == new:
             continue
         priorities[slot] = new
         if old >= 0.0:
-            ranking.remove(order, old, key)
-            grown -= 1
+            old_keys[removed] = keys[i]
+            old_priorities[removed] = old
+            removed += 1
         if new >= 0.0:
-            ranking.insert(order, new, key)
-            grown += 1
-    return grown
+            added_keys[added] = keys[i]
+            added_priorities[added] = new
+            added += 1
+    ranking.remove(order, old_priorities[:removed], old_keys[:removed])
+    ranking.insert(order, added_priorities[:added], added_keys[:added])
+    return added - removed
 
 
 @kernel

@@ -16,7 +16,7 @@ place is to compare it with the first row of each child.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,29 +144,42 @@ def _empty_pools(ranking: Ranking) -> None:
 
 @kernel
 def _outranking(
-    priorities: NDArray[np.float64], keys: NDArray[np.int64], start: int, size: int, priority: float, key: int
+    priorities: NDArray[np.float64], keys: NDArray[np.int64], row: int, start: int, stop: int, priority: float, key: int
 ) -> int:
-    """Return how many of the sorted entries from ``start`` up to ``size`` outrank a row; found by halving."""
-    first = start
-    width = size - start
+    """Return where a row would go among the sorted entries ``start:stop`` of one leaf or node; found by halving."""
+    width = stop - start
     while width > 0:
-        half = width // 2
-        middle = first + half
-        entry = priorities[middle]
-        outranks = (entry > priority) | ((entry == priority) & (keys[middle] > key))
-        first = middle + 1 if outranks else first
-        width = width - half - 1 if outranks else half
-    return first
+        half = (width + 1) // 2
+        entry = priorities[row, start + half - 1]
+        outranks = (entry > priority) | ((entry == priority) & (keys[row, start + half - 1] > key))
+        start += half * outranks
+        width -= half
+    return start
 
 
 @kernel
-def _child_for(ranking: Ranking, node: int, priority: float, key: int) -> int:
+def _child_for(
+    node_priority: NDArray[np.float64], node_key: NDArray[np.int64], node: int, size: int, priority: float, key: int
+) -> int:
     """Return which child of a node a row belongs to: the last whose boundary is the row itself or outranks it."""
-    size = ranking.node_size[node]
-    return _outranking(ranking.node_priority[node], ranking.node_key[node], 1, size, priority, key - 1) - 1
+    return _outranking(node_priority, node_key, node, 1, size, priority, key - 1) - 1
 
 
 # ------------------------------------------------------------------------------------------- moving runs of entries
+
+
+@kernel
+def _open_gap(entries: NDArray[Any], row: int, at: int, stop: int) -> None:
+    """Move the entries ``at:stop`` of one leaf or node up by one place."""
+    for i in range(stop - 1, at - 1, -1):
+        entries[row, i + 1] = entries[row, i]
+
+
+@kernel
+def _close_gap(entries: NDArray[Any], row: int, at: int, stop: int) -> None:
+    """Move the entries ``at + 1:stop`` of one leaf or node down by one place."""
+    for i in range(at, stop - 1):
+        entries[row, i] = entries[row, i + 1]
 
 
 @kernel
@@ -355,52 +368,68 @@ def _lower_root(ranking: Ranking) -> None:
 
 
 @kernel
-def insert(ranking: Ranking, priority: float, key: int) -> None:
+def _insert_row(ranking: Ranking, priority: float, key: int) -> None:
     """Add a row that is not there."""
     if ranking.node_size[ranking.words[_ROOT]] == NODE_CHILDREN:
         _raise_root(ranking)
     node = ranking.words[_ROOT]
     for height in range(ranking.words[_HEIGHT], 0, -1):
-        at = _child_for(ranking, node, priority, key)
+        at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
         child = ranking.node_child[node, at]
         if height == 1:
             if ranking.leaf_size[child] == LEAF_ROWS:
                 _split_leaf(ranking, node, at)
-                at = _child_for(ranking, node, priority, key)
+                at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
         elif ranking.node_size[child] == NODE_CHILDREN:
             _split_node(ranking, node, at)
-            at = _child_for(ranking, node, priority, key)
+            at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
         ranking.node_count[node, at] += 1
         node = ranking.node_child[node, at]
     size = ranking.leaf_size[node]
-    at = _outranking(ranking.leaf_priority[node], ranking.leaf_key[node], 0, size, priority, key)
-    _move_rows(ranking, node, at, size - at, node, at + 1)
+    at = _outranking(ranking.leaf_priority, ranking.leaf_key, node, 0, size, priority, key)
+    _open_gap(ranking.leaf_priority, node, at, size)
+    _open_gap(ranking.leaf_key, node, at, size)
     ranking.leaf_priority[node, at] = priority
     ranking.leaf_key[node, at] = key
     ranking.leaf_size[node] = size + 1
 
 
 @kernel
-def remove(ranking: Ranking, priority: float, key: int) -> None:
+def _remove_row(ranking: Ranking, priority: float, key: int) -> None:
     """Take out a row that is there, by its priority and key."""
     node = ranking.words[_ROOT]
     for height in range(ranking.words[_HEIGHT], 0, -1):
-        at = _child_for(ranking, node, priority, key)
+        at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
         child = ranking.node_child[node, at]
         if height == 1:
             if ranking.leaf_size[child] <= LEAST_ROWS and ranking.node_size[node] > 1:
                 _share_rows(ranking, node, max(at - 1, 0))
-                at = _child_for(ranking, node, priority, key)
+                at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
         elif ranking.node_size[child] <= LEAST_CHILDREN and ranking.node_size[node] > 1:
             _share_children(ranking, node, max(at - 1, 0))
-            at = _child_for(ranking, node, priority, key)
+            at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
         ranking.node_count[node, at] -= 1
         node = ranking.node_child[node, at]
     size = ranking.leaf_size[node]
-    at = _outranking(ranking.leaf_priority[node], ranking.leaf_key[node], 0, size, priority, key)
-    _move_rows(ranking, node, at + 1, size - at - 1, node, at)
+    at = _outranking(ranking.leaf_priority, ranking.leaf_key, node, 0, size, priority, key)
+    _close_gap(ranking.leaf_priority, node, at, size)
+    _close_gap(ranking.leaf_key, node, at, size)
     ranking.leaf_size[node] = size - 1
     _lower_root(ranking)
+
+
+@kernel
+def insert(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
+    """Add rows that are not there."""
+    for i in range(len(keys)):
+        _insert_row(ranking, priorities[i], keys[i])
+
+
+@kernel
+def remove(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
+    """Take out rows that are there, by their priorities and keys."""
+    for i in range(len(keys)):
+        _remove_row(ranking, priorities[i], keys[i])
 
 
 @kernel

@@ -110,29 +110,23 @@ def _write(
     slots = np.empty(count, dtype=np.int64)
     old_priorities = np.empty(count, dtype=np.float64)
     old_masses = np.empty(count, dtype=np.float64)
+    for i in range(count):  # Nothing but loads from far away, so that their cache misses overlap.
+        slot = keys[i] % len(priorities)
+        slots[i] = slot
+        old_priorities[i] = priorities[slot]
+        old_masses[i] = tree[slot]
     priority = DEAD_PRIORITY
     mass = 0.0
     for i in range(count):
         if new_priorities[i] != priority:  # New rows share one priority: raise it to a power once.
             priority = new_priorities[i]
             mass = _mass(priority, alpha, epsilon, cap)
-        slot = keys[i] % len(priorities)
-        slots[i] = slot
-        old_priorities[i] = priorities[slot]
-        old_masses[i] = tree[slot]
-        priorities[slot] = priority
-        tree[slot] = mass
+        priorities[slots[i]] = priority
+        tree[slots[i]] = mass
+    extremes.follow_largest(priorities, largest, block_starts, slots, old_priorities)
+    extremes.follow_smallest(priorities, smallest, block_starts, extremes.NOT_BELOW_ZERO, slots, old_priorities)
     masses = tree[: len(priorities)]
-    for i in range(count):
-        slot = slots[i]
-        priority = new_priorities[i]
-        extremes.follow_largest(priorities, largest, block_starts, slot, old_priorities[i], priority)
-        extremes.follow_smallest(
-            priorities, smallest, block_starts, extremes.NOT_BELOW_ZERO, slot, old_priorities[i], priority
-        )
-        extremes.follow_smallest(
-            masses, least_mass, block_starts, extremes.ABOVE_ZERO, slot, old_masses[i], tree[slot]
-        )
+    extremes.follow_smallest(masses, least_mass, block_starts, extremes.ABOVE_ZERO, slots, old_masses)
     sums.add_up_above(tree, tree_starts, slots)
 
 

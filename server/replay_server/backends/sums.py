@@ -31,11 +31,11 @@ def sum_starts(slots: int) -> NDArray[np.int64]:
 
 
 @kernel
-def _sum_of_eight(sums: NDArray[np.float64], first: int) -> float:
+def _add_up_node(sums: NDArray[np.float64], node: int, first: int) -> None:
     """Add eight neighbours up in pairs, as a binary tree does."""
     left = (sums[first] + sums[first + 1]) + (sums[first + 2] + sums[first + 3])
     right = (sums[first + 4] + sums[first + 5]) + (sums[first + 6] + sums[first + 7])
-    return left + right
+    sums[node] = left + right
 
 
 @kernel
@@ -44,7 +44,7 @@ def add_up_all(sums: NDArray[np.float64], starts: NDArray[np.int64]) -> None:
     for level in range(1, len(starts) - 1):
         below = starts[level - 1]
         for node in range((starts[level] - below) // FAN_OUT):
-            sums[starts[level] + node] = _sum_of_eight(sums, below + node * FAN_OUT)
+            _add_up_node(sums, starts[level] + node, below + node * FAN_OUT)
 
 
 @kernel
@@ -64,7 +64,7 @@ def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: ND
         if width <= pending:
             # The batch reaches most nodes of this level, some of them repeatedly: take each once.
             for node in range(width):
-                sums[start + node] = _sum_of_eight(sums, below + node * FAN_OUT)
+                _add_up_node(sums, start + node, below + node * FAN_OUT)
             slots[:width] = np.arange(width)
             pending = width
             continue
@@ -73,7 +73,7 @@ def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: ND
         for i in range(pending):
             node = slots[i] // FAN_OUT
             if node != previous:
-                sums[start + node] = _sum_of_eight(sums, below + node * FAN_OUT)
+                _add_up_node(sums, start + node, below + node * FAN_OUT)
                 slots[kept] = node
                 kept += 1
                 previous = node

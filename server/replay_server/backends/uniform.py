@@ -45,10 +45,8 @@ def _write(
         old_priorities[i] = priorities[slot]
         priorities[slot] = new_priorities[i]
         grown += np.int64(new_priorities[i] >= 0.0) - np.int64(old_priorities[i] >= 0.0)
-    for i in range(count):
-        slot, old, new = slots[i], old_priorities[i], new_priorities[i]
-        extremes.follow_largest(priorities, largest, block_starts, slot, old, new)
-        extremes.follow_smallest(priorities, smallest, block_starts, extremes.NOT_BELOW_ZERO, slot, old, new)
+    extremes.follow_largest(priorities, largest, block_starts, slots, old_priorities)
+    extremes.follow_smallest(priorities, smallest, block_starts, extremes.NOT_BELOW_ZERO, slots, old_priorities)
     return grown
 
 

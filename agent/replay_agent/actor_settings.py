@@ -1,0 +1,66 @@
+"""Settings of an actor process: flags, then REPLAY_ACTOR_* variables, then a TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from replay_agent.command_line import check_address, load, option
+
+CONNECTIONS = "connections"
+PROCESS = "process"
+
+
+class ActorSettings(BaseSettings):
+    """Act for a learner: insert transitions into its replay table, with weights that it serves.
+
+    The task (environment, table, network, seed) comes from the learner. Every flag can also be given as an
+    environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="REPLAY_ACTOR_",
+        extra="forbid",
+        frozen=True,
+        cli_prog_name="replay-actor",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    server: str = option("localhost:50051", CONNECTIONS, "HOST:PORT of the replay server")
+    learner: str = option("localhost:50061", CONNECTIONS, "HOST:PORT of the learner, as replay-train shows it")
+    learner_timeout_s: float = option(60.0, CONNECTIONS, "seconds to wait for a learner that is not there", gt=0)
+    reconnect_timeout_s: float = option(120.0, CONNECTIONS, "seconds to wait for a replay server that went away", gt=0)
+    config: Path | None = option(None, PROCESS, "TOML file with these settings")
+    exit_with_parent: bool = option(
+        False, PROCESS, "stop when standard input ends, as it does when the process that holds it dies"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", PROCESS, "least severe messages logged")
+
+    @field_validator("server", "learner")
+    @classmethod
+    def _is_address(cls, value: str) -> str | None:
+        return check_address(value)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags (which come first of all), then the environment, then the TOML file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load_actor_settings(arguments: Sequence[str]) -> ActorSettings:
+    """Read the actor's settings; see `command_line.load`."""
+    return load(ActorSettings, arguments)

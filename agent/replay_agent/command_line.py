@@ -1,0 +1,121 @@
+"""What the settings of both commands share: where values come from, and a help page in groups."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
+
+Settings = TypeVar("Settings", bound=BaseSettings)
+GROUP = "group"
+MAX_PORT = 65535
+# What stands for a value in the help page, by the type's name; for others argparse's own choice is good.
+METAVARS: Mapping[str, str] = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "tuple[int,...]": "N,N"}
+
+
+def option(default: Any, group: str, description: str, **constraints: Any) -> Any:
+    """A documented field of a settings class, shown under a group's heading in the help page."""
+    return Field(default, description=description, json_schema_extra={GROUP: group}, **constraints)
+
+
+def load(settings_class: type[Settings], arguments: Sequence[str]) -> Settings:
+    """Read settings from flags, the environment and the TOML file that one of these names.
+
+    Args:
+        settings_class: has a field ``config`` and an environment prefix.
+        arguments: the command line, without the program's name.
+
+    Raises:
+        pydantic.ValidationError: names each setting that cannot be used.
+        SettingsError: the TOML file cannot be read.
+        SystemExit: after ``--help``, or for an unknown flag.
+    """
+    prefix = settings_class.model_config.get("env_prefix", "")
+    config_file = _config_file(arguments, prefix)
+
+    class FromFile(settings_class):  # type: ignore[valid-type, misc]
+        __doc__ = settings_class.__doc__
+        model_config = SettingsConfigDict(toml_file=config_file)
+
+    source = _grouped_source(FromFile)
+    loaded: Settings = CliApp.run(FromFile, cli_args=list(arguments), cli_settings_source=source)
+    return loaded
+
+
+def check_address(value: str | None) -> str | None:
+    """Accept HOST:PORT.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value is None:
+        return None
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+        raise ValueError(f"expected HOST:PORT, such as localhost:50051, got {value!r}")
+    return value
+
+
+def _config_file(arguments: Sequence[str], env_prefix: str) -> Path | None:
+    """The TOML file: it has to be known before all the settings are."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", default=os.environ.get(f"{env_prefix}CONFIG"))
+    found = parser.parse_known_args(arguments)[0].config
+    if found is None:
+        return None
+    path = Path(found)
+    if not path.is_file():
+        raise SettingsError(f"config: expected a TOML file, got {str(path)!r}, which is not there")
+    return path
+
+
+def _grouped_source(settings_class: type[BaseSettings]) -> CliSettingsSource[Any]:
+    """A source of flags whose help page has a heading for each group of fields."""
+    program = settings_class.model_config.get("cli_prog_name")
+    # Abbreviated flags would change their meaning as flags are added.
+    parser = argparse.ArgumentParser(prog=program, description=settings_class.__doc__, allow_abbrev=False)
+    fields = {f"--{name.replace('_', '-')}": field for name, field in settings_class.model_fields.items()}
+    headings: dict[str, Any] = {}
+
+    def add_argument(_: Any, *flags: str, **details: Any) -> Any:
+        field = fields[flags[0]]
+        group = _group_of(field)
+        if group not in headings:
+            headings[group] = parser.add_argument_group(group)
+        return headings[group].add_argument(*flags, **_readable(field, details))
+
+    return CliSettingsSource(settings_class, root_parser=parser, add_argument_method=add_argument)
+
+
+def _group_of(field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    return str(extra[GROUP]) if isinstance(extra, dict) and GROUP in extra else "options"
+
+
+def _readable(field: FieldInfo, details: dict[str, Any]) -> dict[str, Any]:
+    """Details for argparse with short stand-ins for values, and without defaults that say nothing."""
+    metavar = details.get("metavar")
+    if isinstance(metavar, str):
+        details["metavar"] = METAVARS.get(metavar, metavar)
+    description = field.description or ""
+    default = "" if field.default is None else f" (default: {_shown(field.default)})"
+    return {**details, "help": f"{description}{default}".replace("%", "%%")}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def choices(annotation: Any) -> tuple[Any, ...]:
+    """The values of a Literal."""
+    return get_args(annotation)

@@ -1,0 +1,79 @@
+"""Client of a prioritized experience replay server.
+
+    from replay_client import Column, ReplayClient
+
+    client = ReplayClient("localhost:50051")
+    table = client.create_table("cartpole", columns={"obs": Column("float32", (4,)), ...}, capacity=1_000_000)
+
+Actors insert with `Table.insert` or `Table.writer`; learners draw with `Table.sample` or `Table.sampler` and send
+priorities back. Two modules stand beside it, because they need more than this package does:
+`replay_client.spaces` (columns of a Gymnasium space) and `replay_client.torch` (batches as tensors).
+"""
+
+from replay_proto.schema import Column, Schema
+
+from replay_client.batch import Batch, Rows, UpdateResult
+from replay_client.client import ReplayClient
+from replay_client.description import TableDescription
+from replay_client.draws import DrawMode, WeightNorm
+from replay_client.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    ForkedError,
+    InternalServerError,
+    InvalidArgumentError,
+    ReplayError,
+    ResourceExhaustedError,
+    SequenceGapError,
+    SequenceTooOldError,
+    ServerUnavailableError,
+    TableEmptyError,
+    TableExistsError,
+    TableNotFoundError,
+    TableReplacedError,
+    WriterError,
+    WriterSupersededError,
+    WriterUnknownError,
+)
+from replay_client.sampler import Sampler
+from replay_client.stats import MethodStats, Rates, ServerStats, Stats, TableStats, TimesSampled
+from replay_client.table import Table
+from replay_client.writer import Writer
+
+__all__ = [
+    "Batch",
+    "ClosedError",
+    "Column",
+    "DeadlineExceededError",
+    "DrawMode",
+    "ForkedError",
+    "InternalServerError",
+    "InvalidArgumentError",
+    "MethodStats",
+    "Rates",
+    "ReplayClient",
+    "ReplayError",
+    "ResourceExhaustedError",
+    "Rows",
+    "Sampler",
+    "Schema",
+    "SequenceGapError",
+    "SequenceTooOldError",
+    "ServerStats",
+    "ServerUnavailableError",
+    "Stats",
+    "Table",
+    "TableDescription",
+    "TableEmptyError",
+    "TableExistsError",
+    "TableNotFoundError",
+    "TableReplacedError",
+    "TableStats",
+    "TimesSampled",
+    "UpdateResult",
+    "WeightNorm",
+    "Writer",
+    "WriterError",
+    "WriterSupersededError",
+    "WriterUnknownError",
+]

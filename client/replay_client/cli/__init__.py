@@ -1,0 +1,23 @@
+"""The command `replay`: look at the tables of a server, empty them, drop them.
+
+replay stats --watch --server HOST:PORT
+
+The server's address may also stand in the variable REPLAY_SERVER.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_NEEDED = ("typer", "rich")
+
+
+def main() -> None:
+    """Run the command; it says what to install where its own libraries are missing."""
+    try:
+        from replay_client.cli.app import run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _NEEDED:
+            raise
+        sys.exit(f"replay: {error.name} is not installed; pip install 'replay-service[cli]'")
+    sys.exit(run())

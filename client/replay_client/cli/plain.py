@@ -1,0 +1,56 @@
+"""Figures as plain lists and dicts, for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from replay_client.description import TableDescription
+from replay_client.stats import Stats
+
+
+def plain_description(description: TableDescription) -> dict[str, Any]:
+    """A table's description."""
+    return {
+        "name": description.name,
+        "uid": description.uid.hex(),
+        "columns": {name: str(column) for name, column in description.schema.items()},
+        "capacity": description.capacity,
+        "backend": description.backend,
+        "parameters": dict(description.parameters),
+        "seed": description.seed,
+        "size": description.size,
+        "inserted": description.inserted,
+        "slots": description.slots,
+        "row_bytes": description.row_bytes,
+    }
+
+
+def plain_stats(stats: Stats) -> dict[str, Any]:
+    """The figures of a server and its tables."""
+    tables = {
+        name: {
+            **plain_description(table.table),
+            **{
+                field.name: _plain(getattr(table, field.name))
+                for field in dataclasses.fields(table)
+                if field.name != "table"
+            },
+        }
+        for name, table in stats.tables.items()
+    }
+    return {"server": _plain(stats.server), "tables": tables}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no word for it
+    return value

@@ -1,0 +1,211 @@
+"""Figures as tables and pictures for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from replay_client.cli.units import bytes_text, count_text, duration_text, number_text
+from replay_client.description import TableDescription
+from replay_client.stats import MethodStats, ServerStats, Stats, TableStats, TimesSampled
+
+_BAR_WIDTH = 24
+_FILL_WIDTH = 10
+_WIDE = 116
+"""From so many characters on there is room for more figures."""
+_ACCENT = "cyan"
+_FAINT = "dim"
+
+
+def table_list(descriptions: Sequence[TableDescription], server: str) -> RenderableType:
+    """The tables of a server with their columns."""
+    if not descriptions:
+        return Text(f"{server} has no tables", _FAINT)
+    grid = _grid("table", "backend", ">rows", ">of", ">row", "columns")
+    for description in descriptions:
+        grid.add_row(
+            Text(description.name, f"bold {_ACCENT}"),
+            description.backend,
+            count_text(description.size),
+            count_text(description.capacity),
+            bytes_text(description.row_bytes),
+            Text("\n").join(_column(name, column) for name, column in description.schema.items()),
+        )
+    return grid
+
+
+def stats_view(stats: Stats, server: str, table: str | None, width: int) -> RenderableType:
+    """The figures of a server: one table in detail, or all of them below each other.
+
+    Args:
+        stats: the figures.
+        server: its address.
+        table: the table to show in detail, or None.
+        width: of the terminal, in characters.
+    """
+    header = _server_line(stats.server, server)
+    if table is not None:
+        return Group(header, "", _table_detail(stats.tables[table]))
+    tables = _table_figures(stats.tables.values(), is_wide=width >= _WIDE)
+    return Group(header, "", tables, _method_figures(stats.server.methods.values()))
+
+
+def trouble_view(view: RenderableType, message: str) -> RenderableType:
+    """The last figures there were, under what went wrong since."""
+    if isinstance(view, Group) and isinstance(view.renderables[0], Panel):
+        view = Group(*view.renderables[1:])
+    return Group(Panel(Text(message, "red"), title="no figures", border_style="red"), view)
+
+
+def _server_line(server: ServerStats, address: str) -> Text:
+    return Text.assemble(
+        (address, f"bold {_ACCENT}"),
+        (f"  version {server.version}", _FAINT),
+        f"  up {duration_text(server.uptime_s)}",
+        f"  memory {bytes_text(server.resident_bytes)}",
+        f"  cpu {duration_text(server.cpu_s)}",
+    )
+
+
+def _table_figures(tables: Iterable[TableStats], *, is_wide: bool) -> RenderableType:
+    headings = ["table", "backend", ">rows", "filled", ">inserted/s", ">drawn/s", ">updated/s"]
+    grid = _grid(*headings, *([">stale", ">waiting", ">oldest", ">largest priority"] if is_wide else []))
+    for table in tables:
+        figures: list[RenderableType] = [
+            Text(table.name, f"bold {_ACCENT}"),
+            table.table.backend,
+            count_text(table.size),
+            _fill(table.table, _FILL_WIDTH if is_wide else 0),
+            count_text(table.rates.inserted_per_s),
+            count_text(table.rates.sampled_per_s),
+            count_text(table.rates.updated_per_s),
+        ]
+        if is_wide:
+            figures += [
+                count_text(table.stale),
+                Text(count_text(table.waiting), "yellow" if table.waiting else ""),
+                duration_text(max(table.ages_s.values(), default=0.0)),
+                number_text(table.largest_priority),
+            ]
+        grid.add_row(*figures)
+    return grid if grid.row_count else Text("no tables", _FAINT)
+
+
+def _method_figures(methods: Iterable[MethodStats]) -> RenderableType:
+    grid = _grid("method", ">answered", ">failed", ">active", ">mean ms", ">p50 ms", ">p99 ms")
+    for method in methods:
+        grid.add_row(
+            method.method,
+            count_text(method.calls),
+            Text(count_text(method.errors), "yellow" if method.errors else _FAINT),
+            count_text(method.active),
+            f"{method.mean_ms:.2f}",
+            f"{method.p50_ms:.2f}",
+            f"{method.p99_ms:.2f}",
+        )
+    return grid if grid.row_count else Text("no calls yet", _FAINT)
+
+
+def _table_detail(table: TableStats) -> RenderableType:
+    quantiles = _grid("rows up to", ">priority", ">age")
+    for fraction in sorted({*table.priorities, *table.ages_s}):
+        quantiles.add_row(
+            _quantile_name(fraction),
+            _found(table.priorities, fraction, number_text),
+            _found(table.ages_s, fraction, duration_text),
+        )
+    panels = [
+        Panel(_key_figures(table), title=f"[bold {_ACCENT}]{table.name}", box=box.ROUNDED),
+        Panel(quantiles, title="priorities and ages", box=box.ROUNDED),
+        Panel(_times_sampled(table.times_sampled), title="rows by times drawn", box=box.ROUNDED),
+    ]
+    return Columns(panels)
+
+
+def _key_figures(table: TableStats) -> Table:
+    parameters = ", ".join(f"{name} {number_text(value)}" for name, value in table.table.parameters.items())
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style=_FAINT)
+    grid.add_column(justify="right")
+    for label, value in (
+        ("backend", table.table.backend),
+        ("parameters", parameters or "none"),
+        ("rows", f"{count_text(table.size)} of {count_text(table.capacity)}"),
+        ("filled", _fill(table.table)),
+        ("memory", f"{bytes_text(table.bytes)}, {bytes_text(table.table.row_bytes)} a row"),
+        ("inserted", _ever(table.inserted, table.rates.inserted_per_s)),
+        ("drawn", _ever(table.sampled, table.rates.sampled_per_s)),
+        ("updated", _ever(table.updated, table.rates.updated_per_s)),
+        ("stale updates", count_text(table.stale)),
+        ("evicted", count_text(table.evicted)),
+        ("repeated inserts", count_text(table.repeated_inserts)),
+        ("calls waiting", count_text(table.waiting)),
+        ("total mass", number_text(table.total_mass)),
+        ("priorities", f"{number_text(table.smallest_priority)} to {number_text(table.largest_priority)}"),
+    ):
+        grid.add_row(label, value)
+    return grid
+
+
+def _times_sampled(bars: Sequence[TimesSampled]) -> RenderableType:
+    most = max((bar.rows for bar in bars), default=0)
+    if not most:
+        return Text("no rows", _FAINT)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(justify="right")
+    grid.add_column()
+    grid.add_column(justify="right", style=_FAINT)
+    for bar in bars:
+        span = f"{bar.at_least}" if bar.at_least == bar.at_most else f"{bar.at_least}-{bar.at_most}"
+        grid.add_row(
+            span,
+            ProgressBar(
+                total=most, completed=bar.rows, width=_BAR_WIDTH, complete_style=_ACCENT, finished_style=_ACCENT
+            ),
+            count_text(bar.rows),
+        )
+    return grid
+
+
+def _grid(*headings: str) -> Table:
+    """An empty table; a heading that begins with ``>`` is that of numbers."""
+    grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        grid.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left", no_wrap=True)
+    return grid
+
+
+def _column(name: str, column: object) -> Text:
+    return Text.assemble(name, (f" {column}", _FAINT))
+
+
+def _fill(description: TableDescription, bar_width: int = _FILL_WIDTH) -> RenderableType:
+    """How full a table is: a bar and a percentage, or that alone where there is no room."""
+    share = description.size / description.capacity
+    percentage = Text(f"{share:.0%}".rjust(4), _FAINT)
+    if not bar_width:
+        return percentage
+    bar = ProgressBar(total=1.0, completed=share, width=bar_width, complete_style=_ACCENT, finished_style=_ACCENT)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(bar, percentage)
+    return grid
+
+
+def _ever(total: int, per_s: float) -> str:
+    return f"{count_text(total)}, {count_text(per_s)}/s"
+
+
+def _quantile_name(fraction: float) -> str:
+    return {0.0: "least", 0.5: "median", 1.0: "most"}.get(fraction, f"{fraction:.4g}")
+
+
+def _found(quantiles: Mapping[float, float], fraction: float, as_text: Callable[[float], str]) -> str:
+    value = quantiles.get(fraction)
+    return "" if value is None else as_text(value)

@@ -1,0 +1,44 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+_COUNT_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
+_BYTE_STEPS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
+
+
+def count_text(count: float) -> str:
+    """A number of things: 9,876 or 12.3k or 4.56M."""
+    for size, letter in _COUNT_STEPS:
+        if count >= size:
+            return f"{_three_digits(count / (1e3 if letter == 'k' else size))}{letter}"
+    return f"{count:,.0f}" if count >= 10 or float(count).is_integer() else f"{count:.1f}"
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes: 45 B or 1.23 MiB."""
+    for size, unit in _BYTE_STEPS:
+        if count >= size:
+            return f"{_three_digits(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration_text(seconds: float) -> str:
+    """A time: 3.2 s, 4 min 5 s, 2 h 3 min, 1 d 4 h."""
+    if seconds < _MINUTE_S:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
+    if whole < _DAY_S:
+        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
+    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
+
+
+def number_text(value: float) -> str:
+    """A figure of any size, to four digits."""
+    return f"{value:.4g}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,145 @@
+"""The way in: a client of one server.
+
+    with ReplayClient("localhost:50051") as client:
+        table = client.create_table("cartpole", columns={"obs": Column("float32", (4,)), ...}, capacity=1_000_000)
+
+Calls wait for a server that is starting or restarting, up to `timeout_s`. Threads may share a client; processes may
+not: after a fork it raises `ForkedError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final
+
+from replay_proto.schema import Column
+from replay_proto.v1 import replay_pb2
+
+from replay_client.connection import Connection
+from replay_client.description import TableDescription, table_config
+from replay_client.errors import InvalidArgumentError
+from replay_client.stats import Stats
+from replay_client.table import Table, drop_table
+
+DEFAULT_TIMEOUT_S: Final = 30.0
+
+
+class ReplayClient:
+    """See the module."""
+
+    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Open a channel; the server need not be there yet.
+
+        Args:
+            address: ``host:port``.
+            timeout_s: how long a call may take, in seconds, a wait for the server included.
+
+        Raises:
+            InvalidArgumentError: for an empty address, or a time that is not positive.
+        """
+        if not isinstance(address, str) or not address:
+            raise InvalidArgumentError.of_field("address", "host:port", repr(address))
+        if not timeout_s > 0:
+            raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
+        self._connection = Connection(address, timeout_s=timeout_s)
+
+    @property
+    def address(self) -> str:
+        """As it was given."""
+        return self._connection.address
+
+    def create_table(
+        self,
+        name: str,
+        columns: Mapping[str, Column],
+        capacity: int,
+        backend: str = "sum_tree",
+        seed: int | None = None,
+        **parameters: float | None,
+    ) -> Table:
+        """Make a table, or find it, if one of this name and the very same config exists.
+
+        Args:
+            name: 1 to 128 letters, digits, '_', '-' and '.', a letter or digit first.
+            columns: dtype and shape of every column, by name; nested observations are ``obs/name``
+                (`replay_client.spaces.columns_from_space` makes them of a Gymnasium space).
+            capacity: number of rows kept.
+            backend: ``"sum_tree"`` (proportional to mass), ``"rank"`` or ``"uniform"``.
+            seed: makes draws repeat for the same operations in the same order.
+            **parameters: of the backend; what is left out, or None, takes its default. ``sum_tree``: `alpha` (0.6),
+                `epsilon` (1e-6), `max_priority` (none). ``rank``: `alpha` (0.6).
+
+        Raises:
+            TableExistsError: a table of this name has another config.
+            InvalidArgumentError: for a config that cannot be.
+            ReplayError: another failure.
+        """
+        config = table_config(name, columns, capacity, backend, seed, parameters)
+        response = self._connection.call_message(
+            "CreateTable", replay_pb2.CreateTableRequest(config=config), replay_pb2.CreateTableResponse, repeat=True
+        )
+        return self._table(response.table)
+
+    def table(self, name: str) -> Table:
+        """A table that exists.
+
+        Raises:
+            TableNotFoundError: there is none of this name.
+            ReplayError: another failure.
+        """
+        response = self._connection.call_message(
+            "DescribeTable",
+            replay_pb2.DescribeTableRequest(table=name),
+            replay_pb2.DescribeTableResponse,
+            repeat=True,
+        )
+        return self._table(response.table)
+
+    def tables(self) -> list[TableDescription]:
+        """All tables as they stand, in the order of their names.
+
+        Raises:
+            ReplayError: a failure.
+        """
+        response = self._connection.call_message(
+            "ListTables", replay_pb2.ListTablesRequest(), replay_pb2.ListTablesResponse, repeat=True
+        )
+        return [TableDescription.from_proto(table) for table in response.tables]
+
+    def drop_table(self, name: str) -> None:
+        """Remove whichever table has this name, and its rows.
+
+        Raises:
+            TableNotFoundError: there is none.
+            ReplayError: another failure.
+        """
+        drop_table(self._connection, name, b"")
+
+    def stats(self) -> Stats:
+        """Figures of the server and all its tables; cheap.
+
+        Raises:
+            ReplayError: a failure.
+        """
+        response = self._connection.call_message(
+            "Stats", replay_pb2.StatsRequest(), replay_pb2.StatsResponse, repeat=True
+        )
+        return Stats.from_proto(response)
+
+    def close(self) -> None:
+        """Close the channel. Writers and samplers are closed first, by those who made them."""
+        self._connection.close()
+
+    def __enter__(self) -> ReplayClient:
+        """Use it in a ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _table(self, message: replay_pb2.TableDescription) -> Table:
+        return Table(self._connection, TableDescription.from_proto(message))

@@ -1,0 +1,92 @@
+"""What to draw: the options of a sample, checked and put into the contract's words."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Literal
+
+from replay_proto.v1 import replay_pb2
+
+from replay_client.errors import InvalidArgumentError
+
+WeightNorm = Literal["batch", "table"]
+"""What importance-sampling weights are divided by: the largest in the batch, or that of the least probable live row."""
+DrawMode = Literal["stratified", "independent"]
+"""One draw in each of `batch_size` equal segments of the mass (Schaul et al. 2016, section 3.3), or each over all."""
+
+_WEIGHT_NORMS: Final[Mapping[str, replay_pb2.WeightNorm.ValueType]] = {
+    "batch": replay_pb2.WEIGHT_NORM_BATCH,
+    "table": replay_pb2.WEIGHT_NORM_TABLE,
+}
+_DRAW_MODES: Final[Mapping[str, replay_pb2.DrawMode.ValueType]] = {
+    "stratified": replay_pb2.DRAW_MODE_STRATIFIED,
+    "independent": replay_pb2.DRAW_MODE_INDEPENDENT,
+}
+
+
+@dataclass(frozen=True)
+class DrawOptions:
+    """A batch to draw."""
+
+    batch_size: int
+    """Number of rows, at least 1; with replacement, so it may exceed the table's size."""
+    beta: float
+    """Exponent of the importance-sampling weights: 0 corrects nothing, 1 wholly."""
+    weight_norm: WeightNorm = "batch"
+    """What the weights are divided by."""
+    draw_mode: DrawMode = "stratified"
+    """How the points are chosen."""
+    timeout_s: float | None = None
+    """How long to wait while there is no row to draw, in seconds; None: not at all."""
+
+    def __post_init__(self) -> None:
+        """Check what the server cannot be asked.
+
+        Raises:
+            InvalidArgumentError: for a name that is not known, or something that is not a number.
+        """
+        _check_name("weight_norm", self.weight_norm, _WEIGHT_NORMS)
+        _check_name("draw_mode", self.draw_mode, _DRAW_MODES)
+        try:
+            operator.index(self.batch_size)
+        except TypeError:
+            raise InvalidArgumentError.of_field("batch_size", "a whole number", repr(self.batch_size)) from None
+        _check_number("beta", self.beta)
+        if self.timeout_s is not None:
+            _check_number("timeout_s", self.timeout_s)
+
+    def with_beta(self, beta: float) -> DrawOptions:
+        """The same with another beta."""
+        return replace(self, beta=beta)
+
+    def to_proto(self) -> replay_pb2.Draw:
+        """The draw as the contract has it; not to be changed."""
+        return self._message
+
+    @cached_property
+    def _message(self) -> replay_pb2.Draw:
+        return replay_pb2.Draw(
+            batch_size=self.batch_size,
+            beta=self.beta,
+            weight_norm=_WEIGHT_NORMS[self.weight_norm],
+            draw_mode=_DRAW_MODES[self.draw_mode],
+            wait_s=self.timeout_s or 0.0,
+        )
+
+
+def _check_name(field: str, name: str, known: Mapping[str, object]) -> None:
+    if name not in known:
+        raise InvalidArgumentError.of_field(field, " or ".join(map(repr, known)), repr(name))
+
+
+def _check_number(field: str, number: float) -> None:
+    try:
+        if math.isfinite(number) and number >= 0:
+            return
+    except TypeError:
+        pass
+    raise InvalidArgumentError.of_field(field, "a finite number of at least 0", repr(number))

@@ -1,0 +1,228 @@
+"""Learners draw batches over a stream on which they also send priorities.
+
+    with table.sampler(256, beta=0.4, prefetch=3) as sampler:
+        for batch in sampler:
+            td_errors = learn(batch)
+            sampler.update_priorities(batch.keys, td_errors)
+            sampler.beta = schedule(step)
+
+Each `next()` sends one request, which carries the updates handed over before it, and returns the oldest batch on its
+way. With ``prefetch=p`` a batch was therefore asked for ``p - 1`` steps before it is returned, and does not know of the
+last ``p - 1`` updates: the learner never waits for the network, in exchange for priorities that are a few steps old.
+With ``prefetch=1`` nothing is asked for ahead, and every batch knows of every update before it.
+
+When the connection breaks it is opened again, and what was not answered is asked for again: updates set the same
+priorities once more, batches are drawn anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.framing import split_message
+from replay_proto.v1 import replay_pb2
+
+from replay_client.batch import Batch, learned_batches
+from replay_client.connection import Connection
+from replay_client.description import TableDescription
+from replay_client.draws import DrawOptions
+from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, InvalidArgumentError
+from replay_client.rows import checked_keys, checked_priorities
+from replay_client.streams import AnsweredStream, Request
+
+UPDATES_KEPT: Final = 1 << 16
+"""Updates wait for the next batch to be asked for; so many rows of them are sent without one."""
+
+
+@dataclass
+class _Exchange(Request):
+    """One message of a learner and what is due for it."""
+
+    has_update: bool = False
+    has_draw: bool = False
+
+
+class Sampler:
+    """An iterator over batches, without end. For one thread."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        table: TableDescription,
+        options: DrawOptions,
+        *,
+        prefetch: int = 3,
+        reconnect_timeout_s: float = 60.0,
+    ) -> None:
+        """Get ready to draw; the first `next()` opens the stream.
+
+        Args:
+            connection: to the server.
+            table: the table; one that was dropped and made anew is another.
+            options: what to draw.
+            prefetch: how many batches are on their way while `next()` waits, at least 1.
+            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
+
+        Raises:
+            InvalidArgumentError: for a prefetch below 1.
+        """
+        if prefetch < 1:
+            raise InvalidArgumentError.of_field("prefetch", "at least 1", str(prefetch))
+        self.prefetch = prefetch
+        """How many batches are on their way while `next()` waits; may be set."""
+        self.updated = 0
+        """Rows whose priority was set, over all updates acknowledged so far."""
+        self.stale = 0
+        """Keys of updates that were not live any more, over all updates acknowledged so far."""
+        self._options = options
+        self._connection = connection
+        self._process = os.getpid()
+        self._table = table
+        self._stream: AnsweredStream[_Exchange] = AnsweredStream(
+            connection, "Learn", reconnect_timeout_s=reconnect_timeout_s, keep_refused=False
+        )
+        self._batches: deque[Batch] = deque()  # that came while something else was waited for
+        self._keys: list[NDArray[np.int64]] = []
+        self._priorities: list[NDArray[np.float64]] = []
+        self._keys_kept = 0
+        self._is_closed = False
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights, for what is asked from now on; `Batch.beta` says what a batch had."""
+        return self._options.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._options = self._options.with_beta(beta)
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that were asked for and not returned yet."""
+        return len(self._batches) + sum(exchange.has_draw for exchange in self._stream.pending)
+
+    def __iter__(self) -> Sampler:
+        """The sampler is its own iterator."""
+        return self
+
+    def __next__(self) -> Batch:
+        """Ask for a batch, sending the updates handed over before, and return the oldest on its way.
+
+        Raises:
+            TableReplacedError: the table was dropped and another has its name.
+            TableEmptyError: it has no rows, and the sampler was not told to wait.
+            DeadlineExceededError: it had no rows for `timeout_s` seconds.
+            ServerUnavailableError: the server was away for `reconnect_timeout_s`. Calling again tries again.
+            ReplayError: the server refused for another reason.
+        """
+        self._check_usable()
+        while self.in_flight < self.prefetch:
+            self._send(draw=True)
+        if self._keys:  # left over only where an error kept earlier batches on their way
+            self._send(draw=False)
+        while not self._batches:
+            self._receive(None)
+        return self._batches.popleft()
+
+    def update_priorities(self, keys: ArrayLike, priorities: ArrayLike) -> None:
+        """Hand over new priorities; they are sent with what the next `next()` asks for, or by `flush`.
+
+        Args:
+            keys: int64[n]. Of a key given more than once, the last priority counts.
+            priorities: float64[n]: the absolute TD errors, finite.
+
+        Raises:
+            InvalidArgumentError: for anything else.
+        """
+        self._check_usable()
+        checked = checked_keys(keys)
+        self._priorities.append(checked_priorities(priorities, len(checked)).copy())
+        self._keys.append(checked.copy())
+        self._keys_kept += len(checked)
+        if self._keys_kept >= UPDATES_KEPT:
+            self._send(draw=False)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until every update handed over so far is acknowledged. Batches that arrive meanwhile are kept.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None: as long as the server can be reached.
+
+        Raises:
+            DeadlineExceededError: it took too long. The updates are kept, and sent again later.
+            ReplayError: as for `next()`.
+        """
+        self._check_usable()
+        deadline = None if timeout_s is None else self._connection.clock() + timeout_s
+        if self._keys:
+            self._send(draw=False)
+        while any(exchange.has_update for exchange in self._stream.pending):
+            left_s = None if deadline is None else deadline - self._connection.clock()
+            if left_s is not None and left_s <= 0:
+                raise DeadlineExceededError("not every update was acknowledged in time")
+            self._receive(left_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush and end. Does nothing in a forked child, or the second time.
+
+        Args:
+            timeout_s: as for `flush`.
+
+        Raises:
+            ReplayError: as `flush`; the sampler is closed all the same.
+        """
+        if os.getpid() != self._process or self._is_closed:
+            return
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._is_closed = True
+            self._stream.close()
+
+    def __enter__(self) -> Sampler:
+        """Use it in a ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Flush and end; after an error of the block only end: its updates may be half done."""
+        if error is None:
+            self.close()
+        elif os.getpid() == self._process:
+            self._is_closed = True
+            self._stream.close()
+
+    def _send(self, *, draw: bool) -> None:
+        """Send what was handed over, and ask for a batch or not."""
+        request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
+        has_update = bool(self._keys)
+        if has_update:
+            request.update.keys = b"".join(keys.tobytes() for keys in self._keys)
+            request.update.priorities = b"".join(priorities.tobytes() for priorities in self._priorities)
+            self._keys.clear()
+            self._priorities.clear()
+            self._keys_kept = 0
+        if draw:
+            request.draw.CopyFrom(self._options.to_proto())
+        self._stream.send(_Exchange(request.SerializeToString(), has_update=has_update, has_draw=draw))
+
+    def _receive(self, timeout_s: float | None) -> None:
+        """Take in the next answer."""
+        _, answer = self._stream.receive(timeout_s)
+        response = split_message(replay_pb2.LearnResponse, answer)
+        self.updated += response.head.update.updated
+        self.stale += response.head.update.stale
+        self._batches.extend(learned_batches(self._table.schema, response))
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise ForkedError("this sampler was made before a fork; make a new client in the child, or spawn instead")
+        if self._is_closed:
+            raise ClosedError("this sampler is closed")

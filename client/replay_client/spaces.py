@@ -1,0 +1,98 @@
+"""Columns of Gymnasium spaces, and values of those spaces as rows.
+
+    columns = {
+        **columns_from_space(env.observation_space, "obs"),
+        **columns_from_space(env.action_space, "action"),
+        "reward": Column("float32"),
+        **columns_from_space(env.observation_space, "next_obs"),
+        "terminated": Column("bool"),
+    }
+    writer.append(obs=obs, action=action, ...)                  # nested observations go in as they are
+    table.insert({**flatten_value("obs", stacked), ...})        # and so do they here
+
+A `Dict` space called ``obs`` becomes ``obs/camera``, ``obs/speed``; a `Tuple` becomes ``obs/0``, ``obs/1``; what is
+nested deeper gets longer names. This module is the only one that needs Gymnasium.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+from replay_proto.errors import FieldError
+from replay_proto.schema import Column
+
+from replay_client.errors import InvalidArgumentError
+from replay_client.rows import SEPARATOR, nested_items
+
+_PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Spaces whose values are single arrays of the space's own dtype and shape."""
+
+
+def columns_from_space(space: gymnasium.Space[Any], name: str) -> dict[str, Column]:
+    """The columns that hold values of a space.
+
+    Args:
+        space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of such, nested at will.
+        name: the column's name, or what the names of nested ones begin with.
+
+    Returns:
+        By name, in the order of the space.
+
+    Raises:
+        InvalidArgumentError: for a space whose values have no fixed dtype and shape, such as Text or Sequence.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts: Mapping[Any, Any] | tuple[Any, ...] = space.spaces
+        columns: dict[str, Column] = {}
+        for part_name, part in nested_items(name, parts):
+            columns.update(columns_from_space(part, part_name))
+        return columns
+    if not isinstance(space, _PLAIN) or space.dtype is None or space.shape is None:
+        raise InvalidArgumentError.of_field(
+            name, "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple", type(space).__name__
+        )
+    try:
+        return {name: Column(space.dtype, space.shape)}
+    except FieldError as error:
+        raise InvalidArgumentError.of_field(f"{name}.{error.field}", error.expected, error.got) from None
+
+
+def flatten_value(name: str, value: Any) -> dict[str, Any]:
+    """A value of a space by the columns of `columns_from_space`.
+
+    Args:
+        name: as given to `columns_from_space`.
+        value: what the environment returned, of one step or stacked over many.
+
+    Returns:
+        By column; a value that is not nested stands under ``name`` itself.
+    """
+    if not isinstance(value, Mapping | tuple):
+        return {name: value}
+    flat: dict[str, Any] = {}
+    for part_name, part in nested_items(name, value):
+        flat.update(flatten_value(part_name, part))
+    return flat
+
+
+def unflatten_value(space: gymnasium.Space[Any], name: str, columns: Mapping[str, Any]) -> Any:
+    """The value of a space that columns hold: what `flatten_value` made of it, undone.
+
+    Args:
+        space: as given to `columns_from_space`.
+        name: as given to `columns_from_space`.
+        columns: by name, such as `Batch.columns`.
+
+    Raises:
+        KeyError: a column is missing.
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: unflatten_value(part, f"{name}{SEPARATOR}{key}", columns) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(
+            unflatten_value(part, f"{name}{SEPARATOR}{index}", columns) for index, part in enumerate(space.spaces)
+        )
+    return columns[name]

@@ -1,0 +1,377 @@
+"""One table of a server: insert rows, draw batches, set priorities.
+
+    table = client.table("cartpole")
+    keys = table.insert({"obs": obs, "action": action, ...})
+    batch = table.sample(256, beta=0.4)
+    result = table.update_priorities(batch.keys, td_errors)
+
+These are single calls, each a round trip; `writer` and `sampler` do the same in streams, ahead of need. A table that
+was dropped and made anew under the same name is another one: calls raise `TableReplacedError`, and
+`ReplayClient.table` looks the new one up.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.framing import Array, split_message
+from replay_proto.schema import Schema
+from replay_proto.v1 import replay_pb2
+
+from replay_client.batch import Batch, Rows, UpdateResult, read_rows, sampled_batch
+from replay_client.connection import Connection
+from replay_client.description import TableDescription
+from replay_client.draws import DrawMode, DrawOptions, WeightNorm
+from replay_client.errors import ReplayError, WriterUnknownError
+from replay_client.rows import checked_keys, checked_priorities, checked_rows, packed_rows
+from replay_client.sampler import Sampler
+from replay_client.stats import Stats, TableStats
+from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, WRITER_ID_BYTES, Writer
+
+INSERT_BYTES: Final = 64 << 20
+"""Rows of one request: more are inserted in several."""
+_WAIT_MARGIN_S: Final = 5.0
+"""How much longer than the server may wait for rows we wait for the server."""
+
+
+class Table:
+    """See the module. Threads may share one."""
+
+    def __init__(self, connection: Connection, description: TableDescription) -> None:
+        """Known to `ReplayClient`, which makes these."""
+        self._connection = connection
+        self._description = description
+        self._insert_lock = threading.Lock()
+        self._writer_id = b""
+        self._sequence = 0
+
+    @property
+    def name(self) -> str:
+        """Unique in the server."""
+        return self._description.name
+
+    @property
+    def uid(self) -> bytes:
+        """16 random bytes that tell this table from an earlier one of the same name."""
+        return self._description.uid
+
+    @property
+    def schema(self) -> Schema:
+        """Its columns by name, in the order in which they are stored."""
+        return self._description.schema
+
+    @property
+    def capacity(self) -> int:
+        """Number of rows kept."""
+        return self._description.capacity
+
+    @property
+    def backend(self) -> str:
+        """How priorities turn into draws."""
+        return self._description.backend
+
+    @property
+    def parameters(self) -> Mapping[str, float]:
+        """Parameters of the backend, defaults filled in."""
+        return self._description.parameters
+
+    @property
+    def slots(self) -> int:
+        """Length of the ring in rows: row k lies in slot k % slots."""
+        return self._description.slots
+
+    def __repr__(self) -> str:
+        """What and where."""
+        columns = ", ".join(f"{name}: {column}" for name, column in self.schema.items())
+        return f"<Table {self.name!r} at {self._connection.address}: {self.backend}, {self.capacity} rows of {columns}>"
+
+    def insert(
+        self, rows: Mapping[str, Any], priorities: ArrayLike | None = None, *, timeout_s: float | None = None
+    ) -> NDArray[np.int64]:
+        """Add rows, each exactly once, also when the server goes away in the middle.
+
+        Rows beyond `INSERT_BYTES`, or more than the ring has to spare, travel in several requests, each of which is
+        applied whole or not at all.
+
+        Args:
+            rows: by column, ``[n, *shape]``; a nested observation as a mapping or a tuple.
+            priorities: float64[n], the absolute TD errors; None: the largest live priority.
+            timeout_s: how long each request may take, in seconds; None: the client's own.
+
+        Returns:
+            int64[n]: the keys of the rows.
+
+        Raises:
+            InvalidArgumentError: they are not rows of this table.
+            TableReplacedError: the table was dropped and another has its name.
+            ResourceExhaustedError: a bound was passed, or the server's disk is full.
+            ReplayError: another failure. Whether the rows were inserted is then unknown if it is a
+                `DeadlineExceededError` or a `ServerUnavailableError`.
+        """
+        columns, row_count = checked_rows(self.schema, rows)
+        checked = None if priorities is None else checked_priorities(priorities, row_count)
+        keys: list[NDArray[np.int64]] = []
+        step = self._rows_per_insert()
+        with self._insert_lock:
+            for start in range(0, row_count, step):
+                part = slice(start, min(start + step, row_count))
+                try:
+                    keys += self._insert_part(columns, checked, part, timeout_s)
+                except ReplayError as error:
+                    if start:
+                        error.add_note(f"{start} of {row_count} rows were inserted before")
+                    raise
+        return np.concatenate(keys)
+
+    def sample(
+        self,
+        batch_size: int,
+        beta: float,
+        weight_norm: WeightNorm = "batch",
+        draw_mode: DrawMode = "stratified",
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Draw rows by priority, with replacement.
+
+        Args:
+            batch_size: how many, at least 1; it may exceed the table's size.
+            beta: exponent of the importance-sampling weights, at least 0: 0 corrects nothing, 1 wholly.
+            weight_norm: what weights are divided by: the largest in the batch, or in the table.
+            draw_mode: one draw in each of `batch_size` equal segments of the mass, or each over the whole.
+            timeout_s: how long to wait while the table is empty, in seconds; None: not at all.
+
+        Raises:
+            InvalidArgumentError: for a number out of range or an unknown name.
+            TableEmptyError: there is no row, and no `timeout_s`.
+            DeadlineExceededError: there was no row for `timeout_s` seconds.
+            TableReplacedError: the table was dropped and another has its name.
+            ReplayError: another failure.
+        """
+        options = DrawOptions(batch_size, beta, weight_norm, draw_mode, timeout_s)
+        request = replay_pb2.SampleRequest(table=self.name, table_uid=self.uid, draw=options.to_proto())
+        deadline_s = None if timeout_s is None else timeout_s + _WAIT_MARGIN_S
+        answer = self._connection.call("Sample", request.SerializeToString(), timeout_s=deadline_s, repeat=True)
+        return sampled_batch(self.schema, split_message(replay_pb2.SampleResponse, answer))
+
+    def update_priorities(self, keys: ArrayLike, priorities: ArrayLike) -> UpdateResult:
+        """Set priorities.
+
+        Args:
+            keys: int64[n]. Of a key given more than once, the last priority counts.
+            priorities: float64[n]: the absolute TD errors, finite.
+
+        Returns:
+            How many distinct rows were updated, and how many keys are not live any more.
+
+        Raises:
+            InvalidArgumentError: for anything else.
+            TableReplacedError: the table was dropped and another has its name.
+            ReplayError: another failure.
+        """
+        checked = checked_keys(keys)
+        update = replay_pb2.PriorityUpdate(
+            keys=checked.tobytes(), priorities=checked_priorities(priorities, len(checked)).tobytes()
+        )
+        request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
+        response = self._connection.call_message(
+            "UpdatePriorities", request, replay_pb2.UpdatePrioritiesResponse, repeat=True
+        )
+        return UpdateResult.from_proto(response.result)
+
+    def read(self, keys: ArrayLike) -> Rows:
+        """Return rows by key, as far as they are live.
+
+        Args:
+            keys: int64[n].
+
+        Returns:
+            The live ones among them, in the order asked for; `Rows.keys` says which.
+
+        Raises:
+            InvalidArgumentError: for another dtype or shape.
+            TableReplacedError: the table was dropped and another has its name.
+            ReplayError: another failure.
+        """
+        request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=checked_keys(keys).tobytes())
+        answer = self._connection.call("Read", request.SerializeToString(), repeat=True)
+        return read_rows(self.schema, split_message(replay_pb2.ReadResponse, answer))
+
+    def writer(
+        self,
+        *,
+        block_rows: int | None = None,
+        max_blocks_in_flight: int = MAX_BLOCKS_IN_FLIGHT,
+        max_delay_s: float = 0.1,
+        reconnect_timeout_s: float = 60.0,
+    ) -> Writer:
+        """A writer, for actors: rows one by one, sent in the background.
+
+        Args:
+            block_rows: rows that are sent together; None: up to 1024 rows or 1 MiB.
+            max_blocks_in_flight: how many blocks may wait for acknowledgement before `append` does, 1 to 16.
+            max_delay_s: for how long a row may wait for its block to fill, in seconds.
+            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
+
+        Raises:
+            InvalidArgumentError: for a number out of range.
+            ClosedError: the client is closed.
+        """
+        self._connection.check_usable()
+        return Writer(
+            self._connection,
+            self._description,
+            block_rows=block_rows,
+            max_blocks_in_flight=max_blocks_in_flight,
+            max_delay_s=max_delay_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+        )
+
+    def sampler(
+        self,
+        batch_size: int,
+        beta: float,
+        weight_norm: WeightNorm = "batch",
+        draw_mode: DrawMode = "stratified",
+        prefetch: int = 3,
+        timeout_s: float | None = None,
+        *,
+        reconnect_timeout_s: float = 60.0,
+    ) -> Sampler:
+        """A sampler, for learners: batches arrive ahead of need, updates ride on the same stream.
+
+        Args:
+            batch_size: rows in a batch, at least 1.
+            beta: exponent of the weights, at least 0; may be set later.
+            weight_norm: as for `sample`.
+            draw_mode: as for `sample`.
+            prefetch: how many batches are on their way while one is waited for; 1: none is asked for ahead.
+            timeout_s: how long a batch waits while the table is empty, in seconds; None: not at all.
+            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
+
+        Raises:
+            InvalidArgumentError: for a number out of range or an unknown name.
+            ClosedError: the client is closed.
+        """
+        self._connection.check_usable()
+        options = DrawOptions(batch_size, beta, weight_norm, draw_mode, timeout_s)
+        return Sampler(
+            self._connection,
+            self._description,
+            options,
+            prefetch=prefetch,
+            reconnect_timeout_s=reconnect_timeout_s,
+        )
+
+    def describe(self) -> TableDescription:
+        """The table as it stands: how many rows it has, how many it ever had.
+
+        It goes by name: `TableDescription.uid` tells whether it is still this one.
+
+        Raises:
+            TableNotFoundError: it was dropped.
+            ReplayError: another failure.
+        """
+        response = self._connection.call_message(
+            "DescribeTable",
+            replay_pb2.DescribeTableRequest(table=self.name),
+            replay_pb2.DescribeTableResponse,
+            repeat=True,
+        )
+        return TableDescription.from_proto(response.table)
+
+    def stats(self) -> TableStats:
+        """Figures of the table; cheap.
+
+        Raises:
+            TableNotFoundError: it was dropped.
+            ReplayError: another failure.
+        """
+        response = self._connection.call_message(
+            "Stats", replay_pb2.StatsRequest(table=self.name), replay_pb2.StatsResponse, repeat=True
+        )
+        return Stats.from_proto(response).tables[self.name]
+
+    def reset(self) -> int:
+        """Make every row disappear. Keys go on counting.
+
+        It is not repeated when the server goes away in the middle: a second reset would take the rows that came
+        after the first.
+
+        Returns:
+            How many live rows there were.
+
+        Raises:
+            TableReplacedError: the table was dropped and another has its name.
+            ReplayError: another failure.
+        """
+        request = replay_pb2.ResetTableRequest(table=self.name, table_uid=self.uid)
+        response = self._connection.call_message("ResetTable", request, replay_pb2.ResetTableResponse, repeat=False)
+        return response.removed
+
+    def drop(self) -> None:
+        """Remove the table and its rows.
+
+        Raises:
+            TableNotFoundError: it is gone already.
+            TableReplacedError: it was dropped and another has its name.
+            ReplayError: another failure.
+        """
+        drop_table(self._connection, self.name, self.uid)
+
+    def _rows_per_insert(self) -> int:
+        return max(1, min(INSERT_BYTES // self.schema.row_bytes, self.slots - self.capacity))
+
+    def _insert_part(
+        self,
+        columns: Mapping[str, Array],
+        priorities: NDArray[np.float64] | None,
+        part: slice,
+        timeout_s: float | None,
+    ) -> list[NDArray[np.int64]]:
+        """Insert some of the rows in one request; their keys, as ranges."""
+        values = {name: array[part] for name, array in columns.items()}
+        message = self._insert_message(values, None if priorities is None else priorities[part], part.stop - part.start)
+        try:
+            answer = self._connection.call("Insert", message, timeout_s=timeout_s, repeat=True)
+        except BaseException as error:
+            # Whether this sequence was used may not be known: the next insert comes from a new writer.
+            self._writer_id = b""
+            # A server forgets writers that were silent for long; what it then refuses at once was never applied.
+            if isinstance(error, WriterUnknownError) and error.attempts == 1:
+                return self._insert_part(columns, priorities, part, timeout_s)
+            raise
+        self._sequence += 1
+        ranges = replay_pb2.InsertResponse.FromString(answer).keys
+        return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
+
+    def _insert_message(
+        self, columns: Mapping[str, Array], priorities: NDArray[np.float64] | None, row_count: int
+    ) -> bytes:
+        if not self._writer_id:
+            self._writer_id, self._sequence = secrets.token_bytes(WRITER_ID_BYTES), 0
+        insertion = replay_pb2.Insertion(
+            row_count=row_count,
+            priorities=b"" if priorities is None else priorities.tobytes(),
+            sequence=self._sequence + 1,
+        )
+        head = replay_pb2.InsertRequest(
+            table=self.name, table_uid=self.uid, writer_id=self._writer_id, insertion=insertion
+        )
+        return packed_rows(head, self.schema, columns, row_count)
+
+
+def drop_table(connection: Connection, name: str, uid: bytes) -> None:
+    """Remove a table; an empty uid stands for whichever table has the name. Not repeated: it might hit the next one.
+
+    Raises:
+        TableNotFoundError: there is none.
+        TableReplacedError: another table has its name.
+        ReplayError: another failure.
+    """
+    request = replay_pb2.DropTableRequest(table=name, table_uid=uid)
+    connection.call_message("DropTable", request, replay_pb2.DropTableResponse, repeat=False)

@@ -1,0 +1,1 @@
+"""The tests: one folder per part, and what they share in `support`."""

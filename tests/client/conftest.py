@@ -1,0 +1,61 @@
+"""Fixtures: a client of the shared server, clients of servers of a test's own, and tables."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from replay_client import Column, ReplayClient, Table, TableNotFoundError
+
+from tests.support.server_process import ServerProcess
+
+COLUMNS = {"number": Column("int64"), "obs": Column("float32", (3,)), "done": Column("bool")}
+"""A table of the tests: `rows` in tests.client.numbered makes its rows."""
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def client(server: ServerProcess) -> Iterator[ReplayClient]:
+    """A client of the shared server."""
+    with ReplayClient(server.address) as made:
+        yield made
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., ReplayClient]]:
+    """Makes clients of servers of the test's own."""
+    made: list[ReplayClient] = []
+
+    def connect_to(process: ServerProcess, **options: Any) -> ReplayClient:
+        made.append(ReplayClient(process.address, **options))
+        return made[-1]
+
+    yield connect_to
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def new_table(client: ReplayClient) -> Iterator[Callable[..., Table]]:
+    """Makes tables on the shared server, and drops them at the end."""
+    made = []
+
+    def create(**config: Any) -> Table:
+        config = {"name": f"client-{next(_numbers)}", "columns": COLUMNS, "capacity": 1000, **config}
+        made.append(client.create_table(**config))
+        return made[-1]
+
+    yield create
+    for table in made:
+        with contextlib.suppress(TableNotFoundError):
+            client.drop_table(table.name)
+
+
+@pytest.fixture
+def table(new_table: Callable[..., Table]) -> Table:
+    """An empty table of capacity 1000 on the shared server."""
+    return new_table()

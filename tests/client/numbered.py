@@ -1,0 +1,34 @@
+"""Rows that say which they are: every column follows from the row's number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def row(number: int) -> dict[str, Any]:
+    """One row, as a writer appends it."""
+    return {
+        "number": number,
+        "obs": np.full(3, number, np.float32),
+        "done": number % 2 == 0,
+    }
+
+
+def rows(numbers: ArrayLike) -> dict[str, NDArray[Any]]:
+    """Many rows, as `Table.insert` takes them."""
+    array = np.asarray(numbers, np.int64)
+    return {
+        "number": array,
+        "obs": np.repeat(array[:, None], 3, axis=1).astype(np.float32),
+        "done": array % 2 == 0,
+    }
+
+
+def assert_whole(columns: Mapping[str, NDArray[Any]]) -> None:
+    """Every row is one that `row` makes."""
+    for name, expected in rows(columns["number"]).items():
+        np.testing.assert_array_equal(columns[name], expected)

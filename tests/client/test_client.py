@@ -1,0 +1,174 @@
+"""Making, finding, listing and dropping tables; a server that is not there, or not yet."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from replay_client import (
+    ClosedError,
+    Column,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ReplayClient,
+    ServerUnavailableError,
+    Table,
+    TableExistsError,
+    TableNotFoundError,
+    TableReplacedError,
+)
+
+from tests.client.conftest import COLUMNS
+from tests.client.numbered import rows
+from tests.support.server_process import ServerProcess
+
+NewTable = Callable[..., Table]
+StartServer = Callable[..., ServerProcess]
+Connect = Callable[..., ReplayClient]
+
+
+def test_a_table_is_made_as_asked(new_table: NewTable) -> None:
+    table = new_table(name="as-asked", capacity=123, backend="rank", alpha=0.5, seed=7)
+    described = table.describe()
+    assert (described.name, described.capacity, described.backend, described.seed) == ("as-asked", 123, "rank", 7)
+    assert described.parameters == {"alpha": 0.5}
+    assert described.schema == table.schema
+    assert {name: str(column) for name, column in table.schema.items()} == {
+        "number": "int64",
+        "obs": "float32[3]",
+        "done": "bool",
+    }
+    assert (table.name, table.capacity, table.backend, table.uid) == ("as-asked", 123, "rank", described.uid)
+    assert table.slots > table.capacity
+
+
+def test_a_parameter_left_out_or_none_takes_its_default(new_table: NewTable) -> None:
+    assert new_table(alpha=None).parameters["alpha"] == 0.6
+
+
+def test_the_same_config_finds_the_same_table(client: ReplayClient, table: Table) -> None:
+    again = client.create_table(table.name, COLUMNS, table.capacity)
+    assert again.uid == table.uid
+    assert client.table(table.name).uid == table.uid
+
+
+def test_another_config_is_refused_and_the_difference_is_named(client: ReplayClient, table: Table) -> None:
+    with pytest.raises(TableExistsError) as refusal:
+        client.create_table(table.name, COLUMNS, table.capacity + 1)
+    assert refusal.value.metadata["field"] == "capacity"
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"capacity": 0}, "capacity"),
+        ({"backend": "sumtree"}, "backend"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"alhpa": 1.0}, "alhpa"),
+        ({"columns": {}}, "columns"),
+        ({"columns": {"_hidden": Column("bool")}}, "columns"),
+        ({"name": "no spaces"}, "name"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_and_its_field_is_named(
+    new_table: NewTable, config: dict[str, object], field: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        new_table(**config)
+    assert field in refusal.value.metadata["field"]
+
+
+@pytest.mark.parametrize("config", [{"capacity": "many"}, {"capacity": 1.5}, {"seed": -1}, {"alpha": "high"}])
+def test_a_config_that_cannot_be_said_is_refused(new_table: NewTable, config: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        new_table(**config)
+
+
+def test_tables_are_listed_by_name(client: ReplayClient, new_table: NewTable) -> None:
+    for name in ("list-b", "list-a"):
+        new_table(name=name).insert(rows([1, 2]))
+    listed = [table for table in client.tables() if table.name.startswith("list-")]
+    assert [table.name for table in listed] == ["list-a", "list-b"]
+    assert [(table.size, table.inserted) for table in listed] == [(2, 2), (2, 2)]
+
+
+def test_a_dropped_table_is_gone(client: ReplayClient, table: Table) -> None:
+    table.drop()
+    for call in (table.describe, table.stats, table.drop, lambda: client.table(table.name)):
+        with pytest.raises(TableNotFoundError, match=table.name):
+            call()
+    with pytest.raises(LookupError):
+        client.drop_table(table.name)
+
+
+def test_a_table_made_anew_is_another_one(client: ReplayClient, table: Table) -> None:
+    client.drop_table(table.name)
+    anew = client.create_table(table.name, COLUMNS, 1000)
+    assert anew.uid != table.uid
+    for call in (
+        lambda: table.insert(rows([1])),
+        lambda: table.sample(1, beta=0.4),
+        lambda: table.update_priorities([0], [1.0]),
+        lambda: table.read([0]),
+        table.reset,
+        table.drop,
+    ):
+        with pytest.raises(TableReplacedError):
+            call()
+
+
+def test_figures_of_the_server_and_its_tables(client: ReplayClient, table: Table) -> None:
+    table.insert(rows(range(10)), priorities=range(1, 11))
+    table.sample(4, beta=0.4)
+    stats = client.stats()
+    assert stats.server.uptime_s > 0
+    assert stats.server.methods["Insert"].calls >= 1
+    figures = stats.tables[table.name]
+    assert (figures.name, figures.size, figures.capacity, figures.inserted) == (table.name, 10, 1000, 10)
+    assert (figures.sampled, figures.smallest_priority, figures.largest_priority) == (4, 1.0, 10.0)
+    assert figures.priorities[0.5] == pytest.approx(5.5, abs=1)
+
+
+def test_a_closed_client_says_so(server: ServerProcess) -> None:
+    with ReplayClient(server.address) as client:
+        table = client.create_table("closed", COLUMNS, 10)
+        table.drop()
+    for call in (client.tables, table.describe, table.writer, lambda: table.sampler(1, beta=0.0)):
+        with pytest.raises(ClosedError):
+            call()
+    client.close()
+
+
+@pytest.mark.parametrize("address", ["", None])
+def test_an_address_is_needed(address: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        ReplayClient(address)
+
+
+def test_a_server_that_is_not_there_is_told_apart_from_a_slow_one(start_server: StartServer, connect: Connect) -> None:
+    server = start_server()
+    client = connect(server, timeout_s=0.5)
+    server.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(DeadlineExceededError):
+        client.tables()
+    server.kill()
+    began = time.monotonic()
+    with pytest.raises(ServerUnavailableError):
+        client.tables()
+    assert time.monotonic() - began < 5
+
+
+def test_calls_wait_for_a_server_that_restarts(start_server: StartServer, connect: Connect) -> None:
+    server = start_server()
+    client = connect(server)
+    assert client.tables() == []
+    server.kill()
+    answers: list[object] = []
+    waiting = threading.Thread(target=lambda: answers.append(client.tables()))
+    waiting.start()
+    server.restart()
+    waiting.join()
+    assert answers == [[]]

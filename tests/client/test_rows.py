@@ -1,0 +1,207 @@
+"""Checking and packing of rows: what is cast, what is refused, and that nothing is lost on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from replay_client import Column, InvalidArgumentError, Schema
+from replay_client.block import RowBlock
+from replay_client.rows import checked_rows, packed_rows
+from replay_proto.framing import column_views, split_message
+from replay_proto.schema import DTYPES
+from replay_proto.v1 import replay_pb2
+
+NAMES = st.from_regex(r"[a-z][a-z0-9_.\-]{0,10}", fullmatch=True)
+COLUMNS = st.builds(Column, st.sampled_from(sorted(DTYPES)), hnp.array_shapes(min_dims=0, max_dims=3, max_side=4))
+SCHEMAS = st.dictionaries(NAMES, COLUMNS, min_size=1, max_size=5).map(Schema)
+
+
+def unpacked(schema: Schema, message: bytes) -> tuple[dict[str, Any], replay_pb2.WriteRequest]:
+    framed = split_message(replay_pb2.WriteRequest, message)
+    return column_views(schema, framed.rows, framed.head.insertion.row_count), framed.head
+
+
+def write_request(row_count: int) -> replay_pb2.WriteRequest:
+    return replay_pb2.WriteRequest(table="t", insertion=replay_pb2.Insertion(row_count=row_count))
+
+
+@given(st.data())
+def test_packed_rows_are_the_rows(data: st.DataObject) -> None:
+    schema = data.draw(SCHEMAS)
+    count = data.draw(st.integers(1, 20))
+    rows = {name: data.draw(hnp.arrays(column.dtype, (count, *column.shape))) for name, column in schema.items()}
+    columns, row_count = checked_rows(schema, rows)
+    assert row_count == count
+    got, head = unpacked(schema, packed_rows(write_request(count), schema, columns, count))
+    assert head.table == "t"
+    for name in schema:
+        np.testing.assert_array_equal(got[name], rows[name])
+
+
+@given(st.data())
+def test_rows_one_by_one_are_the_rows_together(data: st.DataObject) -> None:
+    schema = data.draw(SCHEMAS)
+    count = data.draw(st.integers(1, 10))
+    rows = {name: data.draw(hnp.arrays(column.dtype, (count, *column.shape))) for name, column in schema.items()}
+    as_python = data.draw(st.booleans())
+    block = RowBlock(schema, count)
+    for index in range(count):
+        block.add({name: _python(rows[name][index], as_python) for name in schema}, priority=None)
+    got, head = unpacked(schema, block.take(write_request(0)))
+    assert (head.insertion.row_count, head.insertion.priorities, block.count) == (count, b"", 0)
+    for name in schema:
+        np.testing.assert_array_equal(got[name], rows[name])
+
+
+def _python(value: Any, as_python: bool) -> Any:
+    return value.tolist() if as_python and value.dtype.kind != "f" else value
+
+
+FLOAT, INT, SMALL, BOOL = Column("float32"), Column("int64"), Column("uint8"), Column("bool")
+VECTOR = Column("float32", (2,))
+
+ACCEPTED = [
+    (FLOAT, 1.5, 1.5),
+    (FLOAT, 2, 2.0),
+    (FLOAT, True, 1.0),
+    (FLOAT, np.float64(0.5), 0.5),
+    (FLOAT, np.int32(3), 3.0),
+    (FLOAT, np.array(0.5), 0.5),
+    (INT, 7, 7),
+    (INT, np.uint8(7), 7),
+    (INT, True, 1),
+    (INT, np.bool_(True), 1),
+    (SMALL, 255, 255),
+    (SMALL, np.uint64(3), 3),
+    (BOOL, True, True),
+    (BOOL, np.bool_(False), False),
+    (Column("float16"), 0.5, 0.5),
+    (VECTOR, [1, 2], [1.0, 2.0]),
+    (VECTOR, (1.0, 2.0), [1.0, 2.0]),
+    (VECTOR, np.array([1, 2]), [1.0, 2.0]),
+    (VECTOR, np.array([1, 2], np.float64), [1.0, 2.0]),
+    (VECTOR, np.array([[1, 9], [2, 9]], np.float32)[:, 0], [1.0, 2.0]),
+    (Column("uint8", (2,)), [0, 255], [0, 255]),
+    (Column("int8", (2,)), np.array([-128, 127]), [-128, 127]),
+]
+
+REFUSED = [
+    (FLOAT, "1.5"),
+    (FLOAT, None),
+    (FLOAT, 1j),
+    (FLOAT, [1.0]),
+    (FLOAT, np.ones(1, np.float32)),
+    (FLOAT, {"a": 1.0}),
+    (INT, 1.5),
+    (INT, 1.0),
+    (INT, np.float32(1)),
+    (INT, 2**63),
+    (INT, np.uint64(2**63)),
+    (SMALL, 256),
+    (SMALL, -1),
+    (SMALL, np.int64(3)),
+    (BOOL, 1),
+    (BOOL, "yes"),
+    (BOOL, 0.0),
+    (BOOL, None),
+    (Column("float16"), "1"),
+    (VECTOR, 1.0),
+    (VECTOR, [1.0]),
+    (VECTOR, [1.0, 2.0, 3.0]),
+    (VECTOR, [[1.0, 2.0]]),
+    (VECTOR, np.ones((1, 2), np.float32)),
+    (VECTOR, np.ones(2, complex)),
+    (VECTOR, [[1.0], [1.0, 2.0]]),
+    (Column("int8", (2,)), np.array([-129, 0])),
+    (Column("int8", (2,)), np.array([0.5, 0.5])),
+    (Column("uint8", (2,)), np.array([1, 2])),
+    (Column("bool", (2,)), [1, 0]),
+]
+
+
+@pytest.mark.parametrize(("column", "value", "expected"), ACCEPTED)
+def test_a_value_of_the_same_kind_is_cast(column: Column, value: Any, expected: Any) -> None:
+    schema = Schema({"x": column})
+    block = RowBlock(schema, 2)
+    block.add({"x": value}, priority=None)
+    got, _ = unpacked(schema, block.take(write_request(0)))
+    np.testing.assert_array_equal(got["x"], np.asarray([expected], column.dtype))
+
+
+@pytest.mark.parametrize(("column", "value", "expected"), ACCEPTED)
+def test_rows_of_the_same_kind_are_cast(column: Column, value: Any, expected: Any) -> None:
+    schema = Schema({"x": column})
+    given_rows = np.asarray(value)[None] if isinstance(value, np.ndarray | np.generic) else [value]
+    columns, count = checked_rows(schema, {"x": given_rows})
+    got, _ = unpacked(schema, packed_rows(write_request(1), schema, columns, count))
+    np.testing.assert_array_equal(got["x"], np.asarray([expected], column.dtype))
+
+
+@pytest.mark.parametrize(("column", "value"), REFUSED)
+def test_a_value_that_does_not_fit_is_refused_and_leaves_the_block_as_it_was(column: Column, value: Any) -> None:
+    schema = Schema({"first": BOOL, "x": column})
+    block = RowBlock(schema, 2)
+    with pytest.raises(InvalidArgumentError) as refusal:
+        block.add({"first": True, "x": value}, priority=1.0)
+    assert "x" in str(refusal.value)
+    assert refusal.value.metadata.keys() == {"field", "expected", "got"}
+    assert block.count == 0
+    assert block.accepts(None)
+
+
+@pytest.mark.parametrize(("column", "value"), [(c, v) for c, v in REFUSED if not isinstance(v, dict)])
+def test_rows_that_do_not_fit_are_refused(column: Column, value: Any) -> None:
+    given_rows = np.asarray(value)[None] if isinstance(value, np.ndarray | np.generic) else [value]
+    with pytest.raises(InvalidArgumentError) as refusal:
+        checked_rows(Schema({"x": column}), {"x": given_rows})
+    assert refusal.value.metadata["field"] == "columns.x"
+
+
+TWO = Schema({"a": Column("float32"), "b/c": Column("float32", (2,)), "b/d": Column("int8")})
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"a": [1.0]}, "missing: b/c, b/d"),
+        ({"a": [1.0], "b": {"c": [[1.0, 2.0]], "d": [1], "e": [1]}}, "unknown: b/e"),
+        ({"a": [1.0], "b": {"c": [[1.0, 2.0]], "d": [1]}, "b/c": [[1.0, 2.0]]}, "given once"),
+        ({"a": [1.0, 2.0], "b": {"c": [[1.0, 2.0]], "d": [1]}}, "float32[2,2]"),
+        ({"a": [], "b": {"c": np.empty((0, 2)), "d": []}}, "row_count"),
+        ({"a": 1.0, "b": {"c": [[1.0, 2.0]], "d": [1]}}, "float32[n]"),
+    ],
+)
+def test_columns_and_lengths_are_checked(rows: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said.replace("[", r"\[")):
+        checked_rows(TWO, rows)
+
+
+def test_one_row_may_be_nested() -> None:
+    block = RowBlock(TWO, 4)
+    block.add({"a": 1.0, "b": {"c": [1.0, 2.0], "d": 3}}, priority=0.5)
+    block.add({"a": 1.0, "b/c": [1.0, 2.0], "b/d": 3}, priority=1)
+    got, head = unpacked(TWO, block.take(write_request(0)))
+    assert got["b/d"].tolist() == [3, 3]
+    assert np.frombuffer(head.insertion.priorities).tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf"), "1", [1.0]])
+def test_a_wrong_priority_is_refused(priority: Any) -> None:
+    block = RowBlock(TWO, 4)
+    with pytest.raises(InvalidArgumentError, match="priority"):
+        block.add({"a": 1.0, "b/c": [1.0, 2.0], "b/d": 3}, priority=priority)
+    assert block.count == 0
+
+
+def test_arrays_may_be_reused_by_the_caller() -> None:
+    block = RowBlock(Schema({"x": VECTOR}), 3)
+    array = np.zeros(2, np.float32)
+    for value in range(3):
+        array[:] = value
+        block.add({"x": array}, priority=None)
+    assert block.columns()["x"].tolist() == [[0, 0], [1, 1], [2, 2]]

@@ -1,0 +1,80 @@
+"""Fixtures: a server that many tests share, servers of a test's own, and callers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.support.caller import CalledTable, Caller
+from tests.support.server_process import ServerProcess
+
+# The same examples every time: what fails here fails again.
+settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=False)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that all tests share which neither stop it nor count all of its calls."""
+    process = ServerProcess(tmp_path_factory.mktemp("server") / "log", "--max-message-mb", "64")
+    yield process
+    process.terminate()
+
+
+@pytest.fixture(scope="session")
+def caller(server: ServerProcess) -> Iterator[Caller]:
+    """A caller of the shared server."""
+    with Caller(server.address) as made:
+        yield made
+
+
+@pytest.fixture
+def new_table(caller: Caller) -> Iterator[Callable[..., CalledTable]]:
+    """Makes tables on the shared server, and drops at the end what is left of them."""
+    made = []
+
+    def create(name: str | None = None, **config: object) -> CalledTable:
+        made.append(caller.create(name, **config))
+        return made[-1]
+
+    yield create
+    for name in {table.name for table in made} & set(caller.table_names()):
+        caller.table(name).drop()
+
+
+@pytest.fixture
+def table(new_table: Callable[..., CalledTable]) -> CalledTable:
+    """An empty table of capacity 100 on the shared server."""
+    return new_table()
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers of the test's own, see `ServerProcess`, and ends them."""
+    started: list[ServerProcess] = []
+
+    def start(*flags: str, **options: object) -> ServerProcess:
+        log = tmp_path / f"server-{len(started)}.log"
+        started.append(ServerProcess(log, "--memory-dir", str(tmp_path), *flags, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def call() -> Iterator[Callable[[ServerProcess], Caller]]:
+    """Connects to servers of the test's own."""
+    made: list[Caller] = []
+
+    def connect(process: ServerProcess) -> Caller:
+        made.append(Caller(process.address))
+        return made[-1]
+
+    yield connect
+    for connected in made:
+        connected.close()

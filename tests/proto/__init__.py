@@ -1,0 +1,1 @@
+"""The contract's schema and framing."""

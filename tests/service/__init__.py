@@ -1,0 +1,1 @@
+"""The service, spoken to over gRPC by generated messages alone."""

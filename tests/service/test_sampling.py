@@ -1,0 +1,174 @@
+"""Batches: what is in them, and how seeds make them repeat."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from replay_proto.v1 import replay_pb2
+
+from tests.support.caller import CalledTable, Caller
+from tests.support.deadlines import wait_until
+from tests.support.refusals import refused
+from tests.support.server_process import ServerProcess
+
+NewTable = Callable[..., CalledTable]
+BACKENDS = ("sum_tree", "rank", "uniform")
+INDEPENDENT = replay_pb2.DRAW_MODE_INDEPENDENT
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_batch_holds_the_rows_of_its_keys_and_the_state_of_the_table(new_table: NewTable, backend: str) -> None:
+    table = new_table(backend=backend, capacity=50)
+    table.insert(np.arange(80) * 7, 1.0 + np.arange(80))
+    batch = table.sample(32, beta=0.5)
+    assert batch.values.tolist() == (batch.keys * 7).tolist()
+    assert ((batch.keys >= 30) & (batch.keys < 80)).all()
+    assert (batch.batch.beta, batch.batch.size, batch.batch.inserted) == (0.5, 50, 80)
+    assert batch.batch.total_mass == table.stats().total_mass
+    assert (batch.probabilities >= batch.batch.smallest_probability).all()
+    assert (batch.weights > 0).all()
+    assert (batch.weights <= 1).all()
+
+
+def test_a_batch_may_be_larger_than_the_table(table: CalledTable) -> None:
+    table.insert(range(3))
+    batch = table.sample(1000)
+    assert len(batch.keys) == 1000
+    assert set(batch.keys) == {0, 1, 2}
+
+
+def test_a_table_of_one_row_draws_it(new_table: NewTable) -> None:
+    table = new_table(capacity=1)
+    table.insert(range(5))
+    batch = table.sample(10, beta=1.0)
+    assert set(batch.values) == {4}
+    assert batch.probabilities.tolist() == [1.0] * 10
+    assert batch.weights.tolist() == [1.0] * 10
+
+
+@pytest.mark.parametrize("mode", [replay_pb2.DRAW_MODE_STRATIFIED, INDEPENDENT])
+@pytest.mark.parametrize("backend", ["sum_tree"])
+def test_a_row_of_no_mass_is_never_drawn(new_table: NewTable, backend: str, mode: int) -> None:
+    table = new_table(backend=backend, parameters={"epsilon": 0.0}, seed=0)
+    priorities = np.tile([0.0, 1e-9, 0.0, 5.0], 25)
+    keys = table.insert(range(100), priorities)
+    drawn = set(table.sample(20_000, draw_mode=mode).keys)
+    assert drawn <= set(keys[priorities > 0])
+    assert len(drawn) >= 25
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_when_all_priorities_are_0_every_row_is_drawn(new_table: NewTable, backend: str) -> None:
+    table = new_table(backend=backend, parameters={"epsilon": 0.0} if backend == "sum_tree" else {}, seed=0)
+    table.insert(range(20), np.zeros(20))
+    batch = table.sample(2000, beta=1.0)
+    assert set(batch.keys) == set(range(20))
+    if backend != "rank":
+        assert set(batch.probabilities) == {1 / 20}
+        assert set(batch.weights) == {1.0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_beta_0_corrects_nothing(new_table: NewTable, backend: str) -> None:
+    table = new_table(backend=backend)
+    table.insert(range(20), 1.0 + np.arange(20))
+    assert set(table.sample(100, beta=0.0).weights) == {1.0}
+
+
+def test_a_large_batch_is_whole(new_table: NewTable) -> None:
+    """More than a megabyte, which is gathered beside the event loop."""
+    table = new_table(capacity=10_000)
+    table.insert(np.arange(10_000) * 3)
+    batch = table.sample(100_000)
+    assert np.array_equal(batch.values, batch.keys * 3)
+
+
+# Rule 7: a seed.
+
+
+def _some_work(table: CalledTable) -> list[bytes]:
+    """Operations of every kind, and all that they drew."""
+    drawn = []
+    for step in range(12):
+        table.insert(range(step * 30, step * 30 + 30), 1.0 + np.arange(30) % 5 if step % 2 else None)
+        batch = table.sample(40, beta=0.4, draw_mode=INDEPENDENT if step % 3 == 0 else 0)
+        table.update(batch.keys, np.abs(np.sin(batch.keys + step)))
+        drawn += [batch.batch.SerializeToString(deterministic=True), batch.rows]
+        if step == 7:
+            table.reset()
+    return drawn
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_seed_makes_draws_repeat(new_table: NewTable, backend: str) -> None:
+    first, second = (new_table(backend=backend, seed=3) for _ in range(2))
+    assert _some_work(first) == _some_work(second)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_other_seeds_draw_otherwise(new_table: NewTable, backend: str) -> None:
+    drawn = {b"".join(_some_work(new_table(backend=backend, seed=seed))) for seed in (0, 1, 2, None, None)}
+    assert len(drawn) == 5
+
+
+def test_looking_at_a_seeded_table_does_not_change_its_draws(new_table: NewTable) -> None:
+    first, second = (new_table(seed=3) for _ in range(2))
+    for each in (first, second):
+        each.insert(range(50))
+    for _ in range(3):
+        second.stats()
+        second.describe()
+        second.read(range(10))
+        with refused("INVALID_FIELD"):
+            second.sample(0)
+    assert first.sample(100).keys.tolist() == second.sample(100).keys.tolist()
+
+
+# Waiting for rows.
+
+
+def test_a_sample_waits_until_rows_come(
+    table: CalledTable, server: ServerProcess, call: Callable[[ServerProcess], Caller]
+) -> None:
+    drawn: list[int] = []
+    other = table.through(call(server))
+    waiting = threading.Thread(target=lambda: drawn.extend(other.sample(5, wait_s=60.0).values))
+    waiting.start()
+    wait_until(lambda: table.stats().waiting == 1, "the sample waits")
+    table.insert([42])
+    waiting.join()
+    assert drawn == [42] * 5
+    assert table.stats().waiting == 0
+
+
+def test_all_samples_that_wait_are_answered_by_one_insert(
+    table: CalledTable, server: ServerProcess, call: Callable[[ServerProcess], Caller]
+) -> None:
+    other = table.through(call(server))
+    calls = [
+        other.stub.Sample.future(
+            replay_pb2.SampleRequest(table=table.name, draw=replay_pb2.Draw(batch_size=2, wait_s=60.0))
+        )
+        for _ in range(20)
+    ]
+    wait_until(lambda: table.stats().waiting == 20, "all samples wait")
+    table.insert([42])
+    assert all(len(each.result().batch.keys) == 16 for each in calls)
+    assert table.stats().waiting == 0
+
+
+def test_a_sample_of_a_table_with_rows_does_not_wait(table: CalledTable) -> None:
+    table.insert([1])
+    assert len(table.sample(3, wait_s=1e300).keys) == 3
+
+
+def test_a_caller_that_leaves_no_longer_waits(table: CalledTable) -> None:
+    waiting = table.stub.Sample.future(
+        replay_pb2.SampleRequest(table=table.name, draw=replay_pb2.Draw(batch_size=2, wait_s=1e300))
+    )
+    wait_until(lambda: table.stats().waiting == 1, "the sample waits")
+    waiting.cancel()
+    wait_until(lambda: table.stats().waiting == 0, "nobody waits")

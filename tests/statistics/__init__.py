@@ -1,0 +1,1 @@
+"""Figures, by a clock that is handed in."""

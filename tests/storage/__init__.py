@@ -1,0 +1,1 @@
+"""What a table stores, and what it finds again."""

@@ -1,0 +1,1 @@
+"""What tests share: server processes, a caller of the contract, rows that tell whether they are whole."""

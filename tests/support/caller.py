@@ -1,0 +1,402 @@
+"""A caller of the service that speaks the contract by its generated messages, and hides nothing of it."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import grpc
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.schema import Schema
+from replay_proto.v1 import replay_pb2, replay_pb2_grpc
+
+from tests.support.rows import WHOLE, rows_of, values_in
+
+CALL_TIMEOUT_S = 60.0
+_numbers = itertools.count()
+
+
+def float64(values: ArrayLike) -> bytes:
+    """Numbers as ``float64[n]`` travels."""
+    return np.asarray(values, "<f8").tobytes()
+
+
+def int64(values: ArrayLike) -> bytes:
+    """Numbers as ``int64[n]`` travels."""
+    return np.asarray(values, "<i8").tobytes()
+
+
+def keys_of(ranges: Sequence[replay_pb2.KeyRange]) -> NDArray[np.int64]:
+    """int64[n]: the keys of an answer to an insert."""
+    return np.concatenate([np.arange(part.first, part.first + part.count) for part in ranges])
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A batch that came, its arrays decoded."""
+
+    keys: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+    weights: NDArray[np.float32]
+    batch: replay_pb2.Batch
+    rows: bytes
+
+    @property
+    def values(self) -> NDArray[np.int64]:
+        """The values of its rows, each of which has to be whole."""
+        return values_in(self.rows)
+
+    @classmethod
+    def decode(cls, batch: replay_pb2.Batch, rows: bytes) -> Sampled:
+        """Decode a batch, whose arrays have to be of one length."""
+        keys = np.frombuffer(batch.keys, "<i8")
+        probabilities = np.frombuffer(batch.probabilities, "<f8")
+        weights = np.frombuffer(batch.weights, "<f4")
+        assert len(keys) == len(probabilities) == len(weights)
+        return cls(keys, probabilities, weights, batch, rows)
+
+
+@dataclass(frozen=True)
+class ReadRows:
+    """The answer to a Read, decoded."""
+
+    keys: NDArray[np.int64]
+    priorities: NDArray[np.float64]
+    streams: NDArray[np.uint64]
+    episodes: NDArray[np.uint64]
+    rows: bytes
+
+    @property
+    def values(self) -> NDArray[np.int64]:
+        """The values of its rows, each of which has to be whole."""
+        return values_in(self.rows)
+
+
+class Caller:
+    """A channel to a server, and the tables made through it."""
+
+    def __init__(self, address: str) -> None:
+        """Connect, with messages of any size."""
+        self.address = address
+        self.channel = grpc.insecure_channel(
+            address,
+            options=[
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_receive_message_length", -1),
+                # Channels with the same options would share one connection within a process.
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 500),
+            ],
+        )
+        self.stub = replay_pb2_grpc.ReplayServiceStub(self.channel)
+
+    def __enter__(self) -> Caller:
+        """Close it at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.channel.close()
+
+    def create(self, name: str | None = None, **config: object) -> CalledTable:
+        """Make a table; see `table_config`."""
+        answer = self.stub.CreateTable(
+            replay_pb2.CreateTableRequest(config=table_config(name or new_name(), **config)), timeout=CALL_TIMEOUT_S
+        )
+        return CalledTable(self, answer.table.config.name, answer.table.uid)
+
+    def table(self, name: str) -> CalledTable:
+        """A table that is there."""
+        description = self.stub.DescribeTable(
+            replay_pb2.DescribeTableRequest(table=name), timeout=CALL_TIMEOUT_S
+        ).table
+        return CalledTable(self, name, description.uid)
+
+    def table_names(self) -> list[str]:
+        """The names of all tables, as they are listed."""
+        listed = self.stub.ListTables(replay_pb2.ListTablesRequest(), timeout=CALL_TIMEOUT_S).tables
+        return [description.config.name for description in listed]
+
+    def server_stats(self) -> replay_pb2.ServerStats:
+        """Figures of the server."""
+        return self.stub.Stats(replay_pb2.StatsRequest(), timeout=CALL_TIMEOUT_S).server
+
+    def method(self, name: str) -> replay_pb2.MethodStats:
+        """Figures of a method; zeros if it was never called."""
+        found = [method for method in self.server_stats().methods if method.method == name]
+        return found[0] if found else replay_pb2.MethodStats(method=name)
+
+
+def new_name() -> str:
+    """A name that no table has had."""
+    return f"table-{next(_numbers)}-{secrets.token_hex(4)}"
+
+
+def table_config(
+    name: str,
+    capacity: object = 100,
+    schema: object = WHOLE,
+    backend: object = "",
+    parameters: object = None,
+    seed: object = None,
+) -> replay_pb2.TableConfig:
+    """A table's config; by default of rows that tell whether they are whole."""
+    assert isinstance(capacity, int)
+    assert isinstance(schema, Schema)
+    assert isinstance(backend, str)
+    assert parameters is None or isinstance(parameters, Mapping)
+    assert seed is None or isinstance(seed, int)
+    return replay_pb2.TableConfig(
+        name=name,
+        columns=schema.to_proto(),
+        capacity=capacity,
+        backend=replay_pb2.Backend(name=backend, parameters=parameters),
+        seed=seed,
+    )
+
+
+class CalledTable:
+    """A table, and the calls for it."""
+
+    def __init__(self, caller: Caller, name: str, uid: bytes) -> None:
+        """Name the table; nothing is called."""
+        self.caller = caller
+        self.stub = caller.stub
+        self.name = name
+        self.uid = uid
+
+    def through(self, caller: Caller) -> CalledTable:
+        """The same table, called by another caller."""
+        return CalledTable(caller, self.name, self.uid)
+
+    def insert(
+        self,
+        values: ArrayLike,
+        priorities: ArrayLike | None = None,
+        *,
+        writer_id: bytes = b"",
+        sequence: int = 0,
+        stream: int = 0,
+        episode: int = 0,
+    ) -> NDArray[np.int64]:
+        """Insert the rows of these values; int64[n], their keys."""
+        rows = np.atleast_1d(np.asarray(values, np.int64))
+        answer = self.stub.Insert(
+            replay_pb2.InsertRequest(
+                table=self.name,
+                table_uid=self.uid,
+                writer_id=writer_id,
+                insertion=replay_pb2.Insertion(
+                    row_count=len(rows),
+                    priorities=b"" if priorities is None else float64(priorities),
+                    sequence=sequence,
+                    stream=stream,
+                    episode=episode,
+                ),
+                rows=rows_of(rows),
+            ),
+            timeout=CALL_TIMEOUT_S,
+        )
+        assert answer.table_uid == self.uid
+        return keys_of(answer.keys)
+
+    def sample(self, batch_size: int, **draw: object) -> Sampled:
+        """Draw a batch; ``draw`` are further fields of a Draw."""
+        answer = self.stub.Sample(
+            replay_pb2.SampleRequest(table=self.name, table_uid=self.uid, draw=make_draw(batch_size, **draw)),
+            timeout=CALL_TIMEOUT_S,
+        )
+        assert answer.table_uid == self.uid
+        return Sampled.decode(answer.batch, answer.rows)
+
+    def read(self, keys: ArrayLike) -> ReadRows:
+        """Read rows by key."""
+        answer = self.stub.Read(
+            replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=int64(keys)), timeout=CALL_TIMEOUT_S
+        )
+        assert answer.table_uid == self.uid
+        return ReadRows(
+            np.frombuffer(answer.keys, "<i8"),
+            np.frombuffer(answer.priorities, "<f8"),
+            np.frombuffer(answer.streams, "<u8"),
+            np.frombuffer(answer.episodes, "<u8"),
+            answer.rows,
+        )
+
+    def update(self, keys: ArrayLike, priorities: ArrayLike) -> replay_pb2.UpdateResult:
+        """Set priorities."""
+        return self.stub.UpdatePriorities(
+            replay_pb2.UpdatePrioritiesRequest(
+                table=self.name, table_uid=self.uid, update=make_update(keys, priorities)
+            ),
+            timeout=CALL_TIMEOUT_S,
+        ).result
+
+    def describe(self) -> replay_pb2.TableDescription:
+        """Describe it."""
+        return self.stub.DescribeTable(
+            replay_pb2.DescribeTableRequest(table=self.name), timeout=CALL_TIMEOUT_S
+        ).table
+
+    def stats(self) -> replay_pb2.TableStats:
+        """Its figures."""
+        (stats,) = self.stub.Stats(replay_pb2.StatsRequest(table=self.name), timeout=CALL_TIMEOUT_S).tables
+        return stats
+
+    def reset(self) -> int:
+        """Empty it; how many rows disappeared."""
+        return self.stub.ResetTable(
+            replay_pb2.ResetTableRequest(table=self.name, table_uid=self.uid), timeout=CALL_TIMEOUT_S
+        ).removed
+
+    def drop(self) -> None:
+        """Remove it."""
+        self.stub.DropTable(
+            replay_pb2.DropTableRequest(table=self.name, table_uid=self.uid), timeout=CALL_TIMEOUT_S
+        )
+
+    def live_keys(self) -> NDArray[np.int64]:
+        """int64[size]: the keys of its live rows, oldest first."""
+        description = self.describe()
+        return np.arange(description.inserted - description.size, description.inserted)
+
+    def state(self) -> dict[str, object]:
+        """All that a refused request must not change."""
+        stats = self.stats()
+        stats.ClearField("rates")
+        stats.ClearField("ages_s")
+        rows = self.read(self.live_keys())
+        return {
+            "description": self.describe().SerializeToString(deterministic=True),
+            "stats": stats.SerializeToString(deterministic=True),
+            "keys": rows.keys.tolist(),
+            "priorities": rows.priorities.tolist(),
+            "links": (rows.streams.tolist(), rows.episodes.tolist()),
+            "rows": rows.rows,
+        }
+
+
+def make_draw(batch_size: int, **fields: object) -> replay_pb2.Draw:
+    """A Draw with these fields."""
+    draw = replay_pb2.Draw(batch_size=batch_size)
+    for name, value in fields.items():
+        setattr(draw, name, value)
+    return draw
+
+
+def make_update(keys: ArrayLike, priorities: ArrayLike) -> replay_pb2.PriorityUpdate:
+    """A PriorityUpdate of these arrays."""
+    return replay_pb2.PriorityUpdate(keys=int64(keys), priorities=float64(priorities))
+
+
+class LearnStream:
+    """A learner's stream, message by message."""
+
+    def __init__(self, table: CalledTable) -> None:
+        """Open it."""
+        self._table = table
+        self._requests: queue.SimpleQueue[replay_pb2.LearnRequest | None] = queue.SimpleQueue()
+        self.call = table.stub.Learn(iter(self._requests.get, None), timeout=CALL_TIMEOUT_S)
+
+    def send(
+        self,
+        *,
+        draw: replay_pb2.Draw | None = None,
+        update: replay_pb2.PriorityUpdate | None = None,
+        batches: int = 0,
+    ) -> None:
+        """Send a request."""
+        self.send_message(
+            replay_pb2.LearnRequest(
+                table=self._table.name, table_uid=self._table.uid, draw=draw, update=update, batches=batches
+            )
+        )
+
+    def send_message(self, request: replay_pb2.LearnRequest) -> None:
+        """Send a request just as it is."""
+        self._requests.put(request)
+
+    def receive(self) -> replay_pb2.LearnResponse:
+        """The next answer."""
+        return next(self.call)
+
+    def ask(self, **request: object) -> tuple[replay_pb2.LearnResponse, list[Sampled]]:
+        """Send a request and return its answer, with its batches decoded."""
+        self.send(**request)  # type: ignore[arg-type]
+        answer = self.receive()
+        return answer, list(batches_in(answer))
+
+    def close(self) -> None:
+        """Say that no request follows."""
+        self._requests.put(None)
+
+    def vanish(self) -> None:
+        """Leave without a word."""
+        self.call.cancel()
+        self._requests.put(None)
+
+
+def batches_in(answer: replay_pb2.LearnResponse) -> Iterator[Sampled]:
+    """The batches of an answer, each with its rows."""
+    start = 0
+    for batch in answer.batches:
+        end = start + len(batch.keys) // 8 * WHOLE.row_bytes
+        yield Sampled.decode(batch, answer.rows[start:end])
+        start = end
+    assert start == len(answer.rows)
+
+
+class WriteStream:
+    """A writer's stream, message by message."""
+
+    def __init__(self, table: CalledTable, writer_id: bytes) -> None:
+        """Open it."""
+        self._table = table
+        self._writer_id = writer_id
+        self._requests: queue.SimpleQueue[replay_pb2.WriteRequest | None] = queue.SimpleQueue()
+        self.call = table.stub.Write(iter(self._requests.get, None), timeout=CALL_TIMEOUT_S)
+
+    def send(self, values: ArrayLike, sequence: int) -> None:
+        """Send rows."""
+        rows = np.atleast_1d(np.asarray(values, np.int64))
+        self.send_message(
+            replay_pb2.WriteRequest(
+                table=self._table.name,
+                table_uid=self._table.uid,
+                writer_id=self._writer_id,
+                insertion=replay_pb2.Insertion(row_count=len(rows), sequence=sequence),
+                rows=rows_of(rows),
+            )
+        )
+
+    def send_message(self, request: replay_pb2.WriteRequest) -> None:
+        """Send a request just as it is."""
+        self._requests.put(request)
+
+    def receive(self) -> replay_pb2.WriteResponse:
+        """The next acknowledgement."""
+        return next(self.call)
+
+    def write(self, values: ArrayLike, sequence: int) -> NDArray[np.int64]:
+        """Send rows and wait until they are acknowledged; int64[n], their keys."""
+        self.send(values, sequence)
+        answer = self.receive()
+        assert answer.sequence == sequence
+        assert answer.table_uid == self._table.uid
+        return keys_of(answer.keys)
+
+    def close(self) -> None:
+        """Say that no request follows."""
+        self._requests.put(None)

@@ -1,0 +1,93 @@
+"""Refusals as a caller sees them: status code, and the ErrorInfo's reason and metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from replay_proto.errors import ERROR_DOMAIN
+from replay_proto.v1 import replay_pb2
+
+CODES = {
+    "INVALID_FIELD": grpc.StatusCode.INVALID_ARGUMENT,
+    "TABLE_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "TABLE_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
+    "TABLE_REPLACED": grpc.StatusCode.FAILED_PRECONDITION,
+    "TABLE_EMPTY": grpc.StatusCode.FAILED_PRECONDITION,
+    "WAITED_TOO_LONG": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "TOO_LARGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "NO_SPACE": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "SEQUENCE_GAP": grpc.StatusCode.FAILED_PRECONDITION,
+    "SEQUENCE_TOO_OLD": grpc.StatusCode.FAILED_PRECONDITION,
+    "WRITER_UNKNOWN": grpc.StatusCode.FAILED_PRECONDITION,
+    "WRITER_SUPERSEDED": grpc.StatusCode.ABORTED,
+    "SHUTTING_DOWN": grpc.StatusCode.UNAVAILABLE,
+}
+"""The status code that the contract promises for each reason a caller can meet."""
+
+METADATA = {
+    "INVALID_FIELD": {"field", "expected", "got"},
+    "TABLE_NOT_FOUND": {"table"},
+    "TABLE_EXISTS": {"table", "field", "expected", "got"},
+    "TABLE_REPLACED": {"table"},
+    "TABLE_EMPTY": {"table"},
+    "WAITED_TOO_LONG": {"table", "waited_for"},
+    "TOO_LARGE": {"bound", "limit", "got", "setting"},
+    "NO_SPACE": {"table"},
+    "SEQUENCE_GAP": {"expected", "got"},
+    "SEQUENCE_TOO_OLD": {"oldest_known", "got"},
+    "WRITER_UNKNOWN": {"got"},
+    "WRITER_SUPERSEDED": set[str](),
+    "SHUTTING_DOWN": set[str](),
+}
+"""The metadata that the contract promises for each of them."""
+
+
+@dataclass
+class Refusal:
+    """Why a call was refused."""
+
+    code: grpc.StatusCode | None = None
+    reason: str = ""
+    message: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def refusal_in(error: grpc.RpcError) -> Refusal:
+    """Decode a refusal, which has to be as the contract says."""
+    assert isinstance(error, grpc.Call)
+    status = rpc_status.from_call(error)
+    assert status is not None, f"a refusal without details: {error}"
+    assert len(status.details) == 1
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info), "the detail is no ErrorInfo"
+    assert info.domain == ERROR_DOMAIN
+    assert f"ERROR_REASON_{info.reason}" in replay_pb2.ErrorReason.keys()
+    assert info.reason in CODES, f"the server says that it is at fault: {error}"
+    assert error.code() is CODES[info.reason], f"{info.reason} came with {error.code()}"
+    assert set(info.metadata) == METADATA[info.reason]
+    return Refusal(error.code(), info.reason, error.details() or "", dict(info.metadata))
+
+
+@contextmanager
+def refused(reason: str, **metadata: object) -> Iterator[Refusal]:
+    """Expect a refusal with this reason, of the contract's code for it, and at least this metadata.
+
+    Yields:
+        The refusal; filled in when the block has ended.
+    """
+    refusal = Refusal()
+    try:
+        yield refusal
+    except grpc.RpcError as error:
+        found = refusal_in(error)
+        assert found.reason == reason, f"{found.reason} instead of {reason}: {found.message}"
+        differing = {name: found.metadata.get(name) for name in metadata if found.metadata.get(name) != str(metadata[name])}
+        assert not differing, f"metadata {differing} instead of {metadata}"
+        refusal.__dict__.update(found.__dict__)
+    else:
+        raise AssertionError(f"it was not refused; expected {reason}")

@@ -1,0 +1,136 @@
+"""A replay server in a process of its own, started and stopped as a user would."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+_READY = re.compile(r"replay-server listening on (\S+):(\d+)\n")
+_PATIENCE_S = 60
+
+
+class ServerProcess:
+    """``python -m replay_server``, from its start until it is stopped or killed."""
+
+    def __init__(
+        self,
+        log: Path,
+        *flags: str,
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
+        """Start it, and wait until it is ready to serve.
+
+        Args:
+            log: file that its standard error is added to.
+            *flags: its command line, without ``--port``.
+            port: to listen on; 0 lets it pick one, which `restart` uses again.
+            environment: variables to set besides those of this process.
+            within: a command that runs the server, such as ``unshare``; it has to exec it.
+            stdin: what its standard input is.
+        """
+        self.flags = flags
+        self.port = port
+        self._log = log
+        self._environment = environment or {}
+        self._within = within
+        self._stdin = stdin
+        self._start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.process.pid
+
+    @property
+    def resident_bytes(self) -> int:
+        """Its memory that is in use now, without what it shares with files."""
+        memory = psutil.Process(self.pid).memory_info()
+        return int(memory.rss - memory.shared)
+
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self._log.read_text("utf-8")
+
+    def terminate(self) -> int:
+        """Ask it to end, and return its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit status."""
+        status = self.process.wait(_PATIENCE_S)
+        self._close_pipes()
+        return status
+
+    def kill(self) -> None:
+        """End it at once, wherever it is, unless it has ended."""
+        self.process.kill()
+        self.process.wait(_PATIENCE_S)
+        self._close_pipes()
+
+    def restart(self) -> None:
+        """Start it again, on the same port with the same flags, after its end."""
+        assert self.process.poll() is not None, "it still runs"
+        self._start()
+
+    def _start(self) -> None:
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(
+                [*self._within, *server_command(*self.flags, "--port", str(self.port))],
+                env=server_environment(self._environment),
+                stdin=self._stdin,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        first_line = self.process.stdout.readline()
+        ready = _READY.fullmatch(first_line)
+        if ready is None:
+            self.kill()
+            raise AssertionError(f"the server did not start; it said {first_line!r} and logged:\n{self.log()}")
+        self.port = int(ready[2])
+
+    def _close_pipes(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def server_command(*flags: str) -> list[str]:
+    """The command that runs the server under this interpreter."""
+    return [sys.executable, "-m", "replay_server", *flags]
+
+
+def server_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without settings of a server, and with those given."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("REPLAY_")}
+    return {**inherited, **given}
+
+
+def run_to_its_end(*flags: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a server that is expected to refuse to start."""
+    return subprocess.run(
+        server_command(*flags),
+        env=server_environment(environment or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
