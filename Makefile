@@ -51,4 +51,4 @@ clean:  ## Remove the environments.
 	rm -rf $(VENV) $(PROTO_VENV)
 
 help:  ## List the targets.
-	@sed -n 's/^\([a-z]*\):.*  ## /\1: /p' $(MAKEFILE_LIST) | column -t -s: -l2
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand --tabs=9

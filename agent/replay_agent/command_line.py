@@ -6,9 +6,9 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
 
@@ -62,6 +62,18 @@ def check_address(value: str | None) -> str | None:
     return value
 
 
+def explain(error: ValidationError | SettingsError) -> str:
+    """Say which settings cannot be used, and why, without the library's own vocabulary."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    lines = []
+    for problem in error.errors(include_url=False):
+        name = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
+        message = problem["msg"].removeprefix("Value error, ")
+        lines.append(f"--{name}: {message} (got {problem['input']!r})" if name else message)
+    return "\n".join(lines)
+
+
 def _config_file(arguments: Sequence[str], env_prefix: str) -> Path | None:
     """The TOML file: it has to be known before all the settings are."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -79,7 +91,9 @@ def _grouped_source(settings_class: type[BaseSettings]) -> CliSettingsSource[Any
     """A source of flags whose help page has a heading for each group of fields."""
     program = settings_class.model_config.get("cli_prog_name")
     # Abbreviated flags would change their meaning as flags are added.
-    parser = argparse.ArgumentParser(prog=program, description=settings_class.__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog=program, usage="%(prog)s [--flag value ...]", description=settings_class.__doc__, allow_abbrev=False
+    )
     fields = {f"--{name.replace('_', '-')}": field for name, field in settings_class.model_fields.items()}
     headings: dict[str, Any] = {}
 
@@ -114,8 +128,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value)
-
-
-def choices(annotation: Any) -> tuple[Any, ...]:
-    """The values of a Literal."""
-    return get_args(annotation)

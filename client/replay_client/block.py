@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 from replay_proto.framing import Array
-from replay_proto.schema import Schema
+from replay_proto.schema import DTYPES, Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client.errors import InvalidArgumentError
@@ -25,6 +25,11 @@ from replay_client.rows import checked_value, flattened, packed_rows
 
 _SLOW_DTYPES: Final = ("float16",)
 """memoryview cannot store these."""
+_BOOLEANS: Final = frozenset({bool, np.bool_})
+_REALS: Final = frozenset(
+    {float, int, *_BOOLEANS, *(dtype.type for dtype in map(np.dtype, DTYPES) if dtype.kind in "iuf")}
+)
+"""What is a real number beyond doubt. memoryview takes anything that has a ``__float__``, complex numbers too."""
 
 
 class RowBlock:
@@ -47,7 +52,8 @@ class RowBlock:
             name: np.empty((capacity, *column.shape), column.dtype.newbyteorder("=")) for name, column in schema.items()
         }
         self._priorities = np.empty(capacity, np.float64)
-        self._numbers: list[tuple[str, memoryview[Any]]] = []
+        self._integers: list[tuple[str, memoryview[Any]]] = []
+        self._reals: list[tuple[str, memoryview[Any]]] = []
         self._booleans: list[tuple[str, memoryview[Any]]] = []
         self._arrays: list[tuple[str, Array, np.dtype[Any], tuple[int, ...]]] = []
         for name, target in self._columns.items():
@@ -55,8 +61,10 @@ class RowBlock:
                 self._arrays.append((name, target, target.dtype, target.shape[1:]))
             elif target.dtype == np.bool_:
                 self._booleans.append((name, target.data))
+            elif target.dtype.kind == "f":
+                self._reals.append((name, target.data))
             else:
-                self._numbers.append((name, target.data))
+                self._integers.append((name, target.data))
 
     def accepts(self, priority: float | None) -> bool:
         """Whether a row with such a priority can go into this block, apart from its room."""
@@ -104,12 +112,16 @@ class RowBlock:
     def _add_fast(self, values: Mapping[str, Any], row: int) -> bool:
         """Store a row of values that need no cast; False if one of them does, or is wrong."""
         try:
-            for name, numbers in self._numbers:
-                # Refuses what is no number, integers out of range, and fractions where integers are due.
-                numbers[row] = values[name]
+            for name, integers in self._integers:
+                integers[row] = values[name]  # refuses what is not whole, or out of range
+            for name, reals in self._reals:
+                value = values[name]
+                if type(value) not in _REALS:
+                    return False
+                reals[row] = value
             for name, booleans in self._booleans:
                 value = values[name]
-                if type(value) is not bool and type(value) is not np.bool_:
+                if type(value) not in _BOOLEANS:
                     return False
                 booleans[row] = value
             for name, arrays, dtype, shape in self._arrays:

@@ -8,9 +8,9 @@
 Messages are bytes here, in both directions: those that carry rows are built and read in place by
 `replay_proto.framing`. Failures are raised as the types in `replay_client.errors`.
 
-What rides through a restart of the server: methods that change nothing are repeated by gRPC itself (the
-policy below); `call(..., repeat=True)` goes on repeating until its deadline, and is for what may be applied
-twice without harm. A server that cannot be reached is told apart from one that is slow: the former is
+What rides through a restart of the server: `call(..., repeat=True)` goes on repeating until its deadline, and is for
+what may be applied twice without harm; methods that change nothing are repeated by gRPC itself before that (the policy
+below). A server that cannot be reached is told apart from one that is slow: the former is
 `ServerUnavailableError`, the latter `DeadlineExceededError`.
 """
 
@@ -58,9 +58,10 @@ READ_ONLY: Final[tuple[Method, ...]] = ("ListTables", "DescribeTable", "Sample",
 sequence of draws, which a call whose answer was lost has moved as well."""
 
 _RETRY_POLICY: Final = {
-    "maxAttempts": 5,  # the most that gRPC accepts
-    "initialBackoff": "0.05s",
-    "maxBackoff": "1s",
+    # Few and soon: gRPC does not say why it is still trying when the deadline comes, and `Connection` goes on after it.
+    "maxAttempts": 3,
+    "initialBackoff": "0.01s",
+    "maxBackoff": "0.05s",
     "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE"],
 }

@@ -3,8 +3,9 @@
     columns, row_count = checked_rows(schema, {"obs": obs, "action": [1, 0]})
     message = packed_rows(replay_pb2.InsertRequest(...), schema, columns, row_count)
 
-What is accepted: arrays of a dtype of the same kind (`numpy.can_cast(..., "same_kind")`), and Python numbers
-and lists of them. What never happens: broadcasting, wrapping of integers that do not fit, guessing of columns.
+What is accepted: arrays of a dtype of the same kind (`numpy.can_cast(..., "same_kind")`), and numbers and lists of
+them; whole numbers by their value, so that 255 fits where uint8 is due and 256 does not. What never happens:
+broadcasting, wrapping of integers that do not fit, guessing of columns.
 Nested observations are mappings or tuples: ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
 """
 
@@ -81,8 +82,7 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
         raise InvalidArgumentError.of_field(field, str(column), f"{type(value).__name__}: {error}") from None
     if array.dtype == column.dtype or not array.size:
         return array
-    is_python = not isinstance(value, np.ndarray | np.generic)
-    if not _is_castable(array.dtype, column.dtype, is_python):
+    if not _is_castable(array.dtype, column.dtype, by_value=not array.ndim or not isinstance(value, np.ndarray)):
         raise InvalidArgumentError.of_field(field, str(column), described(array))
     _check_range(field, column, array)
     return array
@@ -180,11 +180,11 @@ def _flatten_into(flat: dict[str, Any], schema: Schema, name: str, value: Any) -
         flat[name] = value
 
 
-def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], is_python: bool) -> bool:
+def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], *, by_value: bool) -> bool:
     if np.can_cast(given, wanted, "same_kind"):
         return True
-    # Python has one type of integer: those that fit may go where unsigned ones are wanted.
-    return is_python and given.kind in "iu" and wanted.kind in "iu"
+    # Numbers outside of arrays have no dtype that anybody chose: whole ones may go where unsigned ones are due.
+    return by_value and given.kind in "iu" and wanted.kind in "iu"
 
 
 def _check_range(field: str, column: Column, array: Array) -> None:

@@ -79,7 +79,7 @@ class Catalog:
             try:
                 table = await asyncio.to_thread(self._make, config)
             except (NoSpaceError, MemoryError):
-                raise errors.no_space(f"table {config.name!r}") from None
+                raise errors.no_space(config.name) from None
             self._tables[config.name] = table
         log.info("table %s created: %s, capacity %d", table.name, config.backend, config.capacity)
         return table, True

@@ -9,6 +9,8 @@ from replay_proto.errors import ERROR_DOMAIN, FieldError
 from replay_proto.v1 import replay_pb2
 
 _REASON_PREFIX = "ERROR_REASON_"
+_LONGEST_TEXT = 512
+"""Characters of a message or a metadata value: gRPC drops a status whose trailers pass a few kilobytes."""
 
 
 class RequestError(Exception):
@@ -25,10 +27,10 @@ class RequestError(Exception):
             message: what was expected, what came, what to do.
             **metadata: the reason's metadata, as the contract lists it.
         """
-        super().__init__(message)
+        super().__init__(_shortened(message))
         self.code = code
         self.reason = reason
-        self.metadata = {name: str(value) for name, value in metadata.items()}
+        self.metadata = {name: _shortened(str(value)) for name, value in metadata.items()}
 
     def to_status(self) -> status_pb2.Status:
         """The refusal as a google.rpc.Status that carries an ErrorInfo."""
@@ -40,6 +42,12 @@ class RequestError(Exception):
         detail = any_pb2.Any()
         detail.Pack(info)
         return status_pb2.Status(code=code_pb2.Code.Value(self.code.name), message=str(self), details=[detail])
+
+
+def _shortened(text: str) -> str:
+    """The text, its middle left out if a caller made it too long."""
+    half = _LONGEST_TEXT // 2
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:half]}...{text[-half:]}"
 
 
 def invalid_field(error: FieldError) -> RequestError:
@@ -122,13 +130,13 @@ def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
     )
 
 
-def no_space(what: str) -> RequestError:
+def no_space(name: str) -> RequestError:
     """The disk or memory that holds the tables is full."""
     return RequestError(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         replay_pb2.ERROR_REASON_NO_SPACE,
-        f"no space left for {what}; free some where the server keeps its tables, then try again",
-        table=what,
+        f"no space left for table {name!r}; free some where the server keeps its tables, then try again",
+        table=name,
     )
 
 

@@ -64,7 +64,12 @@ async def serve(settings: ServerSettings) -> None:
         catalog.restore()
         await _make_tables(catalog, settings)
         warm_up(root.path)
-        server = ReplayServer(catalog, max_message_mb=settings.max_message_mb, offer_reflection=settings.reflection)
+        server = ReplayServer(
+            catalog,
+            max_message_mb=settings.max_message_mb,
+            offer_reflection=settings.reflection,
+            same_host=settings.same_host,
+        )
         port = await server.start(settings.host, settings.port)
         log.info("version %s, tables in %s", __version__, root.path)
         print(f"replay-server listening on {settings.host}:{port}", flush=True)

@@ -27,13 +27,14 @@ class BindError(Exception):
 class ReplayServer:
     """Serves the tables of a catalog at one address."""
 
-    def __init__(self, catalog: Catalog, *, max_message_mb: int, offer_reflection: bool) -> None:
+    def __init__(self, catalog: Catalog, *, max_message_mb: int, offer_reflection: bool, same_host: bool) -> None:
         """Prepare; nothing listens yet.
 
         Args:
             catalog: the tables.
             max_message_mb: largest message taken or sent, in MiB.
             offer_reflection: whether to describe the contract to whoever asks.
+            same_host: whether clients on this host may copy rows out of the tables' files.
         """
         limit = max_message_mb * _BYTES_PER_MB
         self._catalog = catalog
@@ -49,7 +50,7 @@ class ReplayServer:
                 ("grpc.http2.max_ping_strikes", 0),
             ]
         )
-        self._server.add_generic_rpc_handlers([replay_handlers(catalog, limit - _HEAD_BYTES)])
+        self._server.add_generic_rpc_handlers([replay_handlers(catalog, limit - _HEAD_BYTES, same_host=same_host)])
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if offer_reflection:

@@ -111,6 +111,9 @@ class ServerSettings(BaseSettings):
         512, ge=1, le=MAX_MESSAGE_MB, description="largest message taken or sent, in MiB; a batch has to fit into it"
     )
     drain_s: float = Field(5.0, ge=0, description="seconds that calls at work have to end when the server stops")
+    same_host: bool = Field(
+        True, description="let clients on this host that can read the tables' files copy rows out of them"
+    )
     reflection: bool = Field(True, description="offer gRPC server reflection")
     exit_with_parent: bool = Field(
         False, description="stop when standard input ends, as it does when the process that holds it dies"

@@ -81,6 +81,10 @@ class Table:
         """Keys of updates that were not live, since the server began."""
         self.repeated_inserts = 0
         """Repeated inserts that were answered and not applied again, since the server began."""
+        self.rows_copied_by_clients = 0
+        """Rows drawn that clients on this host copied themselves, since the server began."""
+        self.overtaken_copies = 0
+        """How often such a copy was overtaken by inserts, since the server began."""
         self.waiting = 0
         """Calls that wait for rows."""
 
@@ -164,7 +168,7 @@ class Table:
         try:
             self.directory.rows.reserve(first, rows.count)
         except NoSpaceError:
-            raise errors.no_space(f"table {self.name!r}") from None
+            raise errors.no_space(self.name) from None
         priorities = rows.priorities
         if priorities is None:
             priorities = np.full(rows.count, self.largest_priority or FIRST_PRIORITY)
@@ -200,25 +204,40 @@ class Table:
         Raises:
             RequestError: TABLE_EMPTY.
         """
+        return self.draw_batches(draw, 1)[0]
+
+    def draw_batches(self, draw: Draw, count: int) -> list[DrawnBatch]:
+        """Draw several batches at once, each as `draw` does: what a draw costs beside its rows is paid once.
+
+        Raises:
+            RequestError: TABLE_EMPTY.
+        """
         live = self.live
         if live.size == 0:
             raise errors.table_empty(self.name)
-        fractions = choose_fractions(self._random, draw.batch_size, draw.mode)
-        drawn = self._index.draw(fractions, live)
-        smallest = self._index.smallest_probability(live)
-        reference = float(drawn.probabilities.min()) if draw.weight_norm is WeightNorm.BATCH else smallest
+        fractions = [choose_fractions(self._random, draw.batch_size, draw.mode) for _ in range(count)]
+        drawn = self._index.draw(np.concatenate(fractions) if count > 1 else fractions[0], live)
         self.times_sampled.draw(drawn.keys)
-        self.rows_sampled.add(draw.batch_size)
-        return DrawnBatch(
-            keys=drawn.keys,
-            probabilities=drawn.probabilities,
-            weights=importance_weights(drawn.probabilities, reference, draw.beta),
-            beta=draw.beta,
-            size=live.size,
-            total_mass=self.total_mass,
-            smallest_probability=smallest,
-            inserted=self.inserted,
-        )
+        self.rows_sampled.add(len(drawn.keys))
+        total_mass, smallest = self.total_mass, self._index.smallest_probability(live)
+        batches = []
+        for start in range(0, len(drawn.keys), draw.batch_size):
+            rows = slice(start, start + draw.batch_size)
+            probabilities = drawn.probabilities[rows]
+            reference = float(probabilities.min()) if draw.weight_norm is WeightNorm.BATCH else smallest
+            batches.append(
+                DrawnBatch(
+                    keys=drawn.keys[rows],
+                    probabilities=probabilities,
+                    weights=importance_weights(probabilities, reference, draw.beta),
+                    beta=draw.beta,
+                    size=live.size,
+                    total_mass=total_mass,
+                    smallest_probability=smallest,
+                    inserted=self.inserted,
+                )
+            )
+        return batches
 
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
         """Set priorities of live rows.

@@ -139,7 +139,7 @@ def test_nested_observations_are_columns_of_their_own(new_table: NewTable) -> No
 def test_updates_count_distinct_live_rows(table: Table) -> None:
     table.insert(rows(range(4)))
     result = table.update_priorities([0, 0, 1, 77, -1, 77], [9.0, 5.0, 2.0, 1.0, 1.0, 1.0])
-    assert (result.updated, result.stale) == (2, 4)
+    assert (result.updated, result.stale) == (2, 3)
     assert table.read([0, 1]).priorities.tolist() == [5.0, 2.0]
 
 

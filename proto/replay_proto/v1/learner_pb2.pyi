@@ -133,14 +133,11 @@ class ReportRequest(google.protobuf.message.Message):
 
     ACTOR_ID_FIELD_NUMBER: builtins.int
     RUN_ID_FIELD_NUMBER: builtins.int
-    STEPS_FIELD_NUMBER: builtins.int
     EPISODES_FIELD_NUMBER: builtins.int
     actor_id: builtins.int
     """The actor's number, from Join."""
     run_id: builtins.str
     """The run it joined. Of another run: FAILED_PRECONDITION, join again."""
-    steps: builtins.int
-    """Environment steps taken since the last report, 0 or more."""
     @property
     def episodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FinishedEpisode]:
         """Episodes that ended since the last report, oldest first."""
@@ -150,10 +147,9 @@ class ReportRequest(google.protobuf.message.Message):
         *,
         actor_id: builtins.int = ...,
         run_id: builtins.str = ...,
-        steps: builtins.int = ...,
         episodes: collections.abc.Iterable[global___FinishedEpisode] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["actor_id", b"actor_id", "episodes", b"episodes", "run_id", b"run_id", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actor_id", b"actor_id", "episodes", b"episodes", "run_id", b"run_id"]) -> None: ...
 
 global___ReportRequest = ReportRequest
 

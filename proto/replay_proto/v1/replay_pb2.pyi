@@ -380,6 +380,7 @@ class TableDescription(google.protobuf.message.Message):
     INSERTED_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     ROW_BYTES_FIELD_NUMBER: builtins.int
+    DIRECTORY_FIELD_NUMBER: builtins.int
     uid: builtins.bytes
     """16 random bytes that tell this table from an earlier one of the same name."""
     size: builtins.int
@@ -390,6 +391,10 @@ class TableDescription(google.protobuf.message.Message):
     """Length of the ring in rows: row k lies in slot k % slots."""
     row_bytes: builtins.int
     """Bytes of one row, all columns together."""
+    directory: builtins.str
+    """Path of the table's directory on the server's host, empty if the server does not offer it. A
+    client there that can read the file `nonce` in it may copy rows out of its files, see SameHost.
+    """
     @property
     def config(self) -> global___TableConfig:
         """Its config, with every default filled in."""
@@ -403,11 +408,43 @@ class TableDescription(google.protobuf.message.Message):
         inserted: builtins.int = ...,
         slots: builtins.int = ...,
         row_bytes: builtins.int = ...,
+        directory: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["config", b"config"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config", b"config", "inserted", b"inserted", "row_bytes", b"row_bytes", "size", b"size", "slots", b"slots", "uid", b"uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["config", b"config", "directory", b"directory", "inserted", b"inserted", "row_bytes", b"row_bytes", "size", b"size", "slots", b"slots", "uid", b"uid"]) -> None: ...
 
 global___TableDescription = TableDescription
+
+@typing.final
+class SameHost(google.protobuf.message.Message):
+    """A client on the server's host may map a table's files, read-only, and copy rows itself, so that
+    only keys and weights travel. It proves that it can read the table's directory by
+    echoing the 16 bytes of the file `nonce` there. A reply to a request with the right nonce has
+    no `rows`; with a wrong one or none, it has them as ever.
+
+    Row k lies in slot k % slots of each `column-NNN.bin`. Having copied it, the client loads word 0 of
+    `header.bin` (int64, `write_horizon`): the copy is whole if k + slots >= write_horizon. If it is
+    not, the client asks again, with `overtaken` set and without the nonce. Only on x86-64, whose memory
+    order this relies on.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: builtins.int
+    OVERTAKEN_FIELD_NUMBER: builtins.int
+    nonce: builtins.bytes
+    """What the file `nonce` holds; empty: send the rows."""
+    overtaken: builtins.bool
+    """True if this request stands in for one whose rows were overwritten before they were copied."""
+    def __init__(
+        self,
+        *,
+        nonce: builtins.bytes = ...,
+        overtaken: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nonce", b"nonce", "overtaken", b"overtaken"]) -> None: ...
+
+global___SameHost = SameHost
 
 @typing.final
 class KeyRange(google.protobuf.message.Message):
@@ -695,6 +732,7 @@ class SampleRequest(google.protobuf.message.Message):
     TABLE_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
     DRAW_FIELD_NUMBER: builtins.int
+    SAME_HOST_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
@@ -703,15 +741,20 @@ class SampleRequest(google.protobuf.message.Message):
     def draw(self) -> global___Draw:
         """What to draw."""
 
+    @property
+    def same_host(self) -> global___SameHost:
+        """Lets the client copy the rows itself."""
+
     def __init__(
         self,
         *,
         table: builtins.str = ...,
         table_uid: builtins.bytes = ...,
         draw: global___Draw | None = ...,
+        same_host: global___SameHost | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draw", b"draw"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draw", b"draw", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["draw", b"draw", "same_host", b"same_host"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draw", b"draw", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
 
 global___SampleRequest = SampleRequest
 
@@ -727,7 +770,7 @@ class SampleResponse(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid."""
     rows: builtins.bytes
-    """Its rows, in the order of its keys."""
+    """Its rows, in the order of its keys; none if the client copies them itself."""
     @property
     def batch(self) -> global___Batch:
         """The batch."""
@@ -913,6 +956,7 @@ class LearnRequest(google.protobuf.message.Message):
     UPDATE_FIELD_NUMBER: builtins.int
     DRAW_FIELD_NUMBER: builtins.int
     BATCHES_FIELD_NUMBER: builtins.int
+    SAME_HOST_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table; required in the stream's first message, and the same or empty later."""
     table_uid: builtins.bytes
@@ -927,6 +971,10 @@ class LearnRequest(google.protobuf.message.Message):
     def draw(self) -> global___Draw:
         """What to draw then."""
 
+    @property
+    def same_host(self) -> global___SameHost:
+        """Lets the client copy the rows itself."""
+
     def __init__(
         self,
         *,
@@ -935,9 +983,10 @@ class LearnRequest(google.protobuf.message.Message):
         update: global___PriorityUpdate | None = ...,
         draw: global___Draw | None = ...,
         batches: builtins.int = ...,
+        same_host: global___SameHost | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draw", b"draw", "update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "draw", b"draw", "table", b"table", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["draw", b"draw", "same_host", b"same_host", "update", b"update"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "draw", b"draw", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
 
 global___LearnRequest = LearnRequest
 
@@ -954,7 +1003,9 @@ class LearnResponse(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid."""
     rows: builtins.bytes
-    """Rows of the batches, one batch after another, each with all its columns."""
+    """Rows of the batches, one batch after another, each with all its columns; none if the client copies
+    them itself.
+    """
     @property
     def update(self) -> global___UpdateResult:
         """What became of its update; absent if there was none."""
@@ -1311,6 +1362,8 @@ class TableStats(google.protobuf.message.Message):
     PRIORITIES_FIELD_NUMBER: builtins.int
     AGES_S_FIELD_NUMBER: builtins.int
     TIMES_SAMPLED_FIELD_NUMBER: builtins.int
+    SAMPLED_SAME_HOST_FIELD_NUMBER: builtins.int
+    OVERTAKEN_FIELD_NUMBER: builtins.int
     bytes: builtins.int
     """Bytes reserved for the table's rows, priorities and records."""
     evicted: builtins.int
@@ -1331,6 +1384,10 @@ class TableStats(google.protobuf.message.Message):
     """Largest priority of a live row; 0 if there is none."""
     smallest_priority: builtins.float
     """Smallest priority of a live row; 0 if there is none."""
+    sampled_same_host: builtins.int
+    """Rows drawn that clients on the server's host copied themselves, since the start."""
+    overtaken: builtins.int
+    """Requests that stood in for one whose rows were overwritten before they were copied, since the start."""
     @property
     def table(self) -> global___TableDescription:
         """The table: config with all parameters, uid, size, inserted."""
@@ -1371,9 +1428,11 @@ class TableStats(google.protobuf.message.Message):
         priorities: collections.abc.Iterable[global___Quantile] | None = ...,
         ages_s: collections.abc.Iterable[global___Quantile] | None = ...,
         times_sampled: collections.abc.Iterable[global___TimesSampled] | None = ...,
+        sampled_same_host: builtins.int = ...,
+        overtaken: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rates", b"rates", "table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "bytes", b"bytes", "evicted", b"evicted", "largest_priority", b"largest_priority", "priorities", b"priorities", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "updated", b"updated", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "bytes", b"bytes", "evicted", b"evicted", "largest_priority", b"largest_priority", "overtaken", b"overtaken", "priorities", b"priorities", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "updated", b"updated", "waiting", b"waiting"]) -> None: ...
 
 global___TableStats = TableStats
 

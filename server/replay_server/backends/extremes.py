@@ -101,9 +101,7 @@ def _replace_smallest(
 
 
 @kernel
-def _raise_largest(
-    upper: NDArray[np.float64], starts: NDArray[np.int64], block: int, old: float, new: float
-) -> None:
+def _raise_largest(upper: NDArray[np.float64], starts: NDArray[np.int64], block: int, old: float, new: float) -> None:
     """Bring the levels above up to date after the extreme of a lowest block went from ``old`` to ``new``."""
     for level in range(1, len(starts) - 1):
         first = starts[level - 1] + block // BLOCK * BLOCK

@@ -7,9 +7,9 @@ place is to compare it with the first row of each child.
 
 * Leaves and nodes are rows of two-dimensional arrays, taken from a pool and given back to it when they empty, so
   memory does not grow however long a ring is written to.
-* On the way down an insertion splits every full node it meets, and a removal refills every one that is nearly
-  empty, from a neighbour or by merging with it. So one pass is enough, and every leaf and node but those at the
-  root stays at least `LEAST_FILL` full.
+* A batch of rows goes down level by level, counting itself on the way. A leaf too full for its next row is split
+  in two, after every full node above it. Leaves left too empty are refilled from a neighbour, or merged with it,
+  when the batch is done, and so are nodes. Every leaf and node but those at the root stays `LEAST_FILL` full.
 * What a node keeps of a child is a boundary: the child's rows do not outrank it, and all rows of the children
   before it do. The row it came from may be gone. The boundary of the first child is never looked at.
 """
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from replay_server.backends.check import require
 from replay_server.backends.compile import kernel
 
-LEAF_ROWS = 128
+LEAF_ROWS = 64
 """Most rows in a leaf."""
 
 NODE_CHILDREN = 64
@@ -216,9 +216,7 @@ def _move_children(ranking: Ranking, source: int, first: int, count: int, target
 
 
 @kernel
-def _insert_child(
-    ranking: Ranking, node: int, at: int, priority: float, key: int, child: int, count: int
-) -> None:
+def _insert_child(ranking: Ranking, node: int, at: int, priority: float, key: int, child: int, count: int) -> None:
     """Add a child to a node that has room for it."""
     _move_children(ranking, node, at, ranking.node_size[node] - at, node, at + 1)
     ranking.node_priority[node, at] = priority
@@ -249,9 +247,7 @@ def _split_leaf(ranking: Ranking, parent: int, at: int) -> None:
     ranking.leaf_size[left] = kept
     ranking.leaf_size[right] = moved
     ranking.node_count[parent, at] -= moved
-    _insert_child(
-        ranking, parent, at + 1, ranking.leaf_priority[right, 0], ranking.leaf_key[right, 0], right, moved
-    )
+    _insert_child(ranking, parent, at + 1, ranking.leaf_priority[right, 0], ranking.leaf_key[right, 0], right, moved)
 
 
 @kernel
@@ -265,9 +261,7 @@ def _split_node(ranking: Ranking, parent: int, at: int) -> None:
     ranking.node_size[left] = kept
     ranking.node_size[right] = moved
     ranking.node_count[parent, at] -= rows
-    _insert_child(
-        ranking, parent, at + 1, ranking.node_priority[right, 0], ranking.node_key[right, 0], right, rows
-    )
+    _insert_child(ranking, parent, at + 1, ranking.node_priority[right, 0], ranking.node_key[right, 0], right, rows)
 
 
 @kernel
@@ -368,68 +362,187 @@ def _lower_root(ranking: Ranking) -> None:
 
 
 @kernel
-def _insert_row(ranking: Ranking, priority: float, key: int) -> None:
-    """Add a row that is not there."""
-    if ranking.node_size[ranking.words[_ROOT]] == NODE_CHILDREN:
-        _raise_root(ranking)
-    node = ranking.words[_ROOT]
-    for height in range(ranking.words[_HEIGHT], 0, -1):
-        at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
-        child = ranking.node_child[node, at]
-        if height == 1:
-            if ranking.leaf_size[child] == LEAF_ROWS:
-                _split_leaf(ranking, node, at)
-                at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
-        elif ranking.node_size[child] == NODE_CHILDREN:
-            _split_node(ranking, node, at)
-            at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
-        ranking.node_count[node, at] += 1
-        node = ranking.node_child[node, at]
-    size = ranking.leaf_size[node]
-    at = _outranking(ranking.leaf_priority, ranking.leaf_key, node, 0, size, priority, key)
-    _open_gap(ranking.leaf_priority, node, at, size)
-    _open_gap(ranking.leaf_key, node, at, size)
-    ranking.leaf_priority[node, at] = priority
-    ranking.leaf_key[node, at] = key
-    ranking.leaf_size[node] = size + 1
+def _find_leaves(
+    words: NDArray[np.int64],
+    node_priority: NDArray[np.float64],
+    node_key: NDArray[np.int64],
+    node_child: NDArray[np.int64],
+    node_count: NDArray[np.int64],
+    node_size: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    keys: NDArray[np.int64],
+    change: int,
+) -> NDArray[np.int64]:
+    """Return the leaf each row belongs to, and add ``change`` to all counts on the way to it.
+
+    Level by level over the whole batch, so that cache misses overlap.
+    """
+    batch = len(keys)
+    nodes = np.full(batch, words[_ROOT])
+    for _ in range(words[_HEIGHT]):
+        for i in range(batch):
+            node = nodes[i]
+            at = _child_for(node_priority, node_key, node, node_size[node], priorities[i], keys[i])
+            node_count[node, at] += change
+            nodes[i] = node_child[node, at]
+    return nodes
 
 
 @kernel
-def _remove_row(ranking: Ranking, priority: float, key: int) -> None:
-    """Take out a row that is there, by its priority and key."""
-    node = ranking.words[_ROOT]
-    for height in range(ranking.words[_HEIGHT], 0, -1):
-        at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
-        child = ranking.node_child[node, at]
-        if height == 1:
-            if ranking.leaf_size[child] <= LEAST_ROWS and ranking.node_size[node] > 1:
-                _share_rows(ranking, node, max(at - 1, 0))
-                at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
-        elif ranking.node_size[child] <= LEAST_CHILDREN and ranking.node_size[node] > 1:
-            _share_children(ranking, node, max(at - 1, 0))
-            at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
-        ranking.node_count[node, at] -= 1
-        node = ranking.node_child[node, at]
-    size = ranking.leaf_size[node]
-    at = _outranking(ranking.leaf_priority, ranking.leaf_key, node, 0, size, priority, key)
-    _close_gap(ranking.leaf_priority, node, at, size)
-    _close_gap(ranking.leaf_key, node, at, size)
-    ranking.leaf_size[node] = size - 1
-    _lower_root(ranking)
-
-
-@kernel
-def insert(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
-    """Add rows that are not there."""
+def _take_out(
+    leaf_priority: NDArray[np.float64],
+    leaf_key: NDArray[np.int64],
+    leaf_size: NDArray[np.int64],
+    leaves: NDArray[np.int64],
+    places: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    keys: NDArray[np.int64],
+) -> int:
+    """Take rows out of their leaves, and return how many left too empty ones behind: their places come first."""
+    thin = 0
     for i in range(len(keys)):
-        _insert_row(ranking, priorities[i], keys[i])
+        leaf = leaves[i]
+        size = leaf_size[leaf]
+        at = _outranking(leaf_priority, leaf_key, leaf, 0, size, priorities[i], keys[i])
+        _close_gap(leaf_priority, leaf, at, size)
+        _close_gap(leaf_key, leaf, at, size)
+        leaf_size[leaf] = size - 1
+        if size <= LEAST_ROWS:
+            places[thin] = i
+            thin += 1
+    return thin
+
+
+@kernel
+def _put_in(
+    leaf_priority: NDArray[np.float64],
+    leaf_key: NDArray[np.int64],
+    leaf_size: NDArray[np.int64],
+    leaves: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    keys: NDArray[np.int64],
+    start: int,
+) -> int:
+    """Put rows into their leaves, from ``start`` on, until one is full; return where that was, or the batch's end."""
+    for i in range(start, len(keys)):
+        leaf = leaves[i]
+        size = leaf_size[leaf]
+        if size == LEAF_ROWS:
+            return i
+        at = _outranking(leaf_priority, leaf_key, leaf, 0, size, priorities[i], keys[i])
+        _open_gap(leaf_priority, leaf, at, size)
+        _open_gap(leaf_key, leaf, at, size)
+        leaf_priority[leaf, at] = priorities[i]
+        leaf_key[leaf, at] = keys[i]
+        leaf_size[leaf] = size + 1
+    return len(keys)
+
+
+@kernel
+def _refill_once(ranking: Ranking, priority: float, key: int) -> bool:
+    """Refill what is too empty on the way to where a row belongs; return False if nothing was."""
+    refilled = False
+    node = ranking.words[_ROOT]
+    for height in range(ranking.words[_HEIGHT], 0, -1):
+        size = ranking.node_size[node]
+        at = _child_for(ranking.node_priority, ranking.node_key, node, size, priority, key)
+        child = ranking.node_child[node, at]
+        if size > 1 and height == 1 and ranking.leaf_size[child] < LEAST_ROWS:
+            _share_rows(ranking, node, max(at - 1, 0))
+            refilled = True
+        elif size > 1 and height > 1 and ranking.node_size[child] < LEAST_CHILDREN:
+            _share_children(ranking, node, max(at - 1, 0))
+            refilled = True
+        at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
+        node = ranking.node_child[node, at]
+    _lower_root(ranking)
+    return refilled
 
 
 @kernel
 def remove(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
     """Take out rows that are there, by their priorities and keys."""
-    for i in range(len(keys)):
-        _remove_row(ranking, priorities[i], keys[i])
+    leaves = _find_leaves(
+        ranking.words,
+        ranking.node_priority,
+        ranking.node_key,
+        ranking.node_child,
+        ranking.node_count,
+        ranking.node_size,
+        priorities,
+        keys,
+        -1,
+    )
+    places = np.empty(len(keys), dtype=np.int64)
+    thin = _take_out(ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size, leaves, places, priorities, keys)
+    for i in places[:thin]:
+        while _refill_once(ranking, priorities[i], keys[i]):
+            pass
+
+
+@kernel
+def _split_on_the_way(ranking: Ranking, priority: float, key: int) -> tuple[int, int]:
+    """Split every full node on the way to where a row belongs, and the leaf there; return its parent and place."""
+    if ranking.node_size[ranking.words[_ROOT]] == NODE_CHILDREN:
+        _raise_root(ranking)
+    node = ranking.words[_ROOT]
+    for _ in range(ranking.words[_HEIGHT] - 1):
+        at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
+        if ranking.node_size[ranking.node_child[node, at]] == NODE_CHILDREN:
+            _split_node(ranking, node, at)
+            at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
+        node = ranking.node_child[node, at]
+    at = _child_for(ranking.node_priority, ranking.node_key, node, ranking.node_size[node], priority, key)
+    _split_leaf(ranking, node, at)
+    return node, at
+
+
+@kernel
+def _send_right(
+    ranking: Ranking,
+    node: int,
+    at: int,
+    leaves: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    keys: NDArray[np.int64],
+    start: int,
+) -> None:
+    """After a split, point rows still to be put in, from ``start`` on, to the new leaf if they belong there."""
+    left = ranking.node_child[node, at]
+    right = ranking.node_child[node, at + 1]
+    boundary = ranking.node_priority[node, at + 1]
+    boundary_key = ranking.node_key[node, at + 1]
+    sent = 0
+    for i in range(start, len(keys)):
+        belongs = (priorities[i] < boundary) | ((priorities[i] == boundary) & (keys[i] < boundary_key))
+        if leaves[i] == left and belongs:
+            leaves[i] = right
+            sent += 1
+    ranking.node_count[node, at] -= sent
+    ranking.node_count[node, at + 1] += sent
+
+
+@kernel
+def insert(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
+    """Add rows that are not there."""
+    leaves = _find_leaves(
+        ranking.words,
+        ranking.node_priority,
+        ranking.node_key,
+        ranking.node_child,
+        ranking.node_count,
+        ranking.node_size,
+        priorities,
+        keys,
+        1,
+    )
+    done = 0
+    while True:
+        done = _put_in(ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size, leaves, priorities, keys, done)
+        if done == len(keys):
+            return
+        node, at = _split_on_the_way(ranking, priorities[done], keys[done])
+        _send_right(ranking, node, at, leaves, priorities, keys, done)
 
 
 @kernel
@@ -530,9 +643,7 @@ def rows_in_order(ranking: Ranking) -> tuple[NDArray[np.float64], NDArray[np.int
     _check_pool(leaves, ranking.free_leaves[: ranking.words[_FREE_LEAVES]], len(ranking.free_leaves))
     _check_pool(nodes, ranking.free_nodes[: ranking.words[_FREE_NODES]], len(ranking.free_nodes))
     sizes = [int(ranking.leaf_size[leaf]) for leaf in leaves]
-    priorities = np.concatenate(
-        [ranking.leaf_priority[leaf, :size] for leaf, size in zip(leaves, sizes, strict=True)]
-    )
+    priorities = np.concatenate([ranking.leaf_priority[leaf, :size] for leaf, size in zip(leaves, sizes, strict=True)])
     keys = np.concatenate([ranking.leaf_key[leaf, :size] for leaf, size in zip(leaves, sizes, strict=True)])
     return priorities, keys
 

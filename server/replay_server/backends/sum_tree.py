@@ -268,9 +268,7 @@ class SumTree:
         """Return the rows that lie at these fractions of the total mass; uniform if that is zero."""
         if self.total_mass <= 0.0:
             return draw_evenly(fractions, live)
-        keys, probabilities = _draw(
-            as_kernel_input(fractions), self._tree, self._tree_starts, live.oldest, live.slots
-        )
+        keys, probabilities = _draw(as_kernel_input(fractions), self._tree, self._tree_starts, live.oldest, live.slots)
         return Drawn(keys, probabilities)
 
     def smallest_probability(self, live: LiveRows) -> float:

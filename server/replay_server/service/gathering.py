@@ -15,6 +15,10 @@ from replay_server.table import Table
 
 INLINE_BYTES = 1 << 20
 """Up to this much is gathered on the event loop (about 0.1 ms); more, in a worker thread."""
+_ABOUT_A_ROW_BYTES = 32
+"""A row's key, priority, stream and episode; of one drawn, its key, probability and weight take less."""
+_ABOUT_A_BATCH_BYTES = 128
+"""The numbers that come with a batch."""
 _ATTEMPTS_BESIDE = 3
 """A gather beside the loop that was overtaken by inserts is tried again this often, then done on the loop."""
 
@@ -22,15 +26,15 @@ Choice = tuple[Message, Sequence[NDArray[np.int64]]]
 """A reply without its rows, and the keys of its rows, batch by batch."""
 
 
-def check_reply_size(table: Table, rows: int, limit_bytes: int) -> None:
-    """Make sure that a reply with so many rows may be sent.
+def check_reply_size(table: Table, rows: int, limit_bytes: int, batches: int = 1) -> None:
+    """Make sure that a reply with so many rows may be sent, with all that is said about each of them.
 
     Raises:
         RequestError: TOO_LARGE.
     """
-    size = rows * table.config.schema.row_bytes
+    size = rows * (table.config.schema.row_bytes + _ABOUT_A_ROW_BYTES) + batches * _ABOUT_A_BATCH_BYTES
     if size > limit_bytes:
-        raise errors.too_large("bytes of rows in a reply", limit_bytes, size, "max_message_mb of the server")
+        raise errors.too_large("bytes of a reply", limit_bytes, size, "max_message_mb of the server")
 
 
 async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int) -> bytes:

@@ -18,16 +18,17 @@ from replay_server.statistics.methods import MethodFigures
 SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 
 
-def replay_handlers(catalog: Catalog, reply_limit_bytes: int) -> grpc.GenericRpcHandler:
+def replay_handlers(catalog: Catalog, reply_limit_bytes: int, *, same_host: bool) -> grpc.GenericRpcHandler:
     """The whole service over these tables.
 
     Args:
         catalog: the tables.
-        reply_limit_bytes: how many bytes of rows a reply may have.
+        reply_limit_bytes: how long a reply may be.
+        same_host: whether clients on this host may copy rows out of the tables' files.
     """
     figures: dict[str, MethodFigures] = defaultdict(MethodFigures)
-    tables, inserts = TableHandlers(catalog), InsertHandlers(catalog)
-    sampling, stats = SamplingHandlers(catalog, reply_limit_bytes), StatsHandler(catalog, figures)
+    tables, inserts = TableHandlers(catalog, same_host=same_host), InsertHandlers(catalog)
+    sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
     methods = {
         "CreateTable": unary(replay_pb2.CreateTableRequest, tables.create, figures["CreateTable"]),
         "DropTable": unary(replay_pb2.DropTableRequest, tables.drop, figures["DropTable"]),

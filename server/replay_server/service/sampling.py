@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,17 @@ T = TypeVar("T", str, bytes)
 class SamplingHandlers:
     """How rows go out, and priorities come back."""
 
-    def __init__(self, catalog: Catalog, reply_limit_bytes: int) -> None:
-        """Serve these tables, in replies of at most so many bytes of rows."""
+    def __init__(self, catalog: Catalog, reply_limit_bytes: int, *, same_host: bool) -> None:
+        """Serve these tables.
+
+        Args:
+            catalog: the tables.
+            reply_limit_bytes: how long a reply may be.
+            same_host: whether clients on this host may copy rows themselves.
+        """
         self._catalog = catalog
         self._reply_limit_bytes = reply_limit_bytes
+        self._same_host = same_host
 
     async def sample(self, request: Framed[replay_pb2.SampleRequest]) -> bytes:
         """Draw a batch."""
@@ -40,6 +48,8 @@ class SamplingHandlers:
             batch = table.draw(draw)
             return replay_pb2.SampleResponse(batch=_to_proto(batch), table_uid=table.uid), [batch.keys]
 
+        if self._copies_itself(table, message.same_host):
+            return _reply_without_rows(table, choose())
         return await reply_with_rows(table, choose, draw.batch_size)
 
     async def read(self, request: Framed[replay_pb2.ReadRequest]) -> bytes:
@@ -90,7 +100,7 @@ class SamplingHandlers:
         wait_s = fields.wait_s(message.draw.wait_s)
         table = self._catalog.find(name, uid)
         if draw is not None:
-            check_reply_size(table, batches * draw.batch_size, self._reply_limit_bytes)
+            check_reply_size(table, batches * draw.batch_size, self._reply_limit_bytes, batches)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
@@ -100,12 +110,19 @@ class SamplingHandlers:
         table = await self._table_with_rows(name, uid, wait_s)
 
         def choose() -> Choice:
-            drawn = [table.draw(draw) for _ in range(batches)]
+            drawn = table.draw_batches(draw, batches)
             del response.batches[:]
             response.batches.extend(map(_to_proto, drawn))
             return response, [batch.keys for batch in drawn]
 
+        if self._copies_itself(table, message.same_host):
+            return _reply_without_rows(table, choose())
         return await reply_with_rows(table, choose, batches * draw.batch_size)
+
+    def _copies_itself(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
+        """Whether a client has shown that it can read the table's directory."""
+        table.overtaken_copies += same_host.overtaken
+        return self._same_host and hmac.compare_digest(same_host.nonce, table.directory.nonce)
 
     async def _table_with_rows(self, name: str, uid: bytes, wait_s: float) -> Table:
         """The table, once it has rows; without ``wait_s``, as it is."""
@@ -115,6 +132,12 @@ class SamplingHandlers:
             await self._catalog.waiters.wait(table, wait_s, deadline)
             table = self._catalog.find(name, uid or table.uid)
         return table
+
+
+def _reply_without_rows(table: Table, choice: Choice) -> bytes:
+    head, batches = choice
+    table.rows_copied_by_clients += sum(map(len, batches))
+    return head.SerializeToString()
 
 
 def _constant(field: str, first: T, now: T) -> T:

@@ -72,6 +72,8 @@ class StatsHandler:
                 updated_per_s=table.priorities_updated.per_second(),
             ),
             waiting=table.waiting,
+            sampled_same_host=table.rows_copied_by_clients,
+            overtaken=table.overtaken_copies,
             total_mass=table.total_mass,
             largest_priority=table.largest_priority,
             smallest_priority=table.smallest_priority,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
@@ -11,8 +13,8 @@ from replay_server.table import Table
 from replay_server.table_config import TableConfig
 
 
-def describe(table: Table) -> replay_pb2.TableDescription:
-    """A table as it stands."""
+def describe(table: Table, *, same_host: bool = False) -> replay_pb2.TableDescription:
+    """A table as it stands; with ``same_host``, where its files are."""
     return replay_pb2.TableDescription(
         config=table.config.to_proto(),
         uid=table.uid,
@@ -20,20 +22,22 @@ def describe(table: Table) -> replay_pb2.TableDescription:
         inserted=table.inserted,
         slots=table.config.slots,
         row_bytes=table.config.schema.row_bytes,
+        directory=str(table.directory.folder.absolute()) if same_host else "",
     )
 
 
 class TableHandlers:
     """What is done with tables as a whole."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        """Serve these tables."""
+    def __init__(self, catalog: Catalog, *, same_host: bool) -> None:
+        """Serve these tables; ``same_host`` says whether clients on this host learn where their files are."""
         self._catalog = catalog
+        self._describe = partial(describe, same_host=same_host)
 
     async def create(self, request: Framed[replay_pb2.CreateTableRequest]) -> bytes:
         """Make a table, or find the same one."""
         table, created = await self._catalog.create(TableConfig.from_proto(request.head.config))
-        return replay_pb2.CreateTableResponse(table=describe(table), created=created).SerializeToString()
+        return replay_pb2.CreateTableResponse(table=self._describe(table), created=created).SerializeToString()
 
     async def drop(self, request: Framed[replay_pb2.DropTableRequest]) -> bytes:
         """Remove a table."""
@@ -42,12 +46,12 @@ class TableHandlers:
 
     async def list(self, request: Framed[replay_pb2.ListTablesRequest]) -> bytes:
         """Describe all tables."""
-        return replay_pb2.ListTablesResponse(tables=map(describe, self._catalog)).SerializeToString()
+        return replay_pb2.ListTablesResponse(tables=map(self._describe, self._catalog)).SerializeToString()
 
     async def describe(self, request: Framed[replay_pb2.DescribeTableRequest]) -> bytes:
         """Describe one table."""
         table = self._catalog.find(request.head.table)
-        return replay_pb2.DescribeTableResponse(table=describe(table)).SerializeToString()
+        return replay_pb2.DescribeTableResponse(table=self._describe(table)).SerializeToString()
 
     async def reset(self, request: Framed[replay_pb2.ResetTableRequest]) -> bytes:
         """Empty a table."""

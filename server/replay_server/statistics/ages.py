@@ -17,7 +17,7 @@ class InsertClock:
     def __init__(self, capacity: int, inserted: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin; rows from before count from now."""
         self._clock = clock
-        self._every = max(1, capacity // _READINGS)
+        self._every = -(-capacity // _READINGS)
         self._readings: deque[tuple[int, float]] = deque([(inserted, clock())], maxlen=_READINGS + 2)
 
     def tick(self, inserted: int) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from replay_proto.layout import HEADER_FILE, HEADER_WORDS, INSERTED, RESET_FLOOR, WRITE_HORIZON
 
 from replay_server.storage.mapped_file import MappedFile
-
-FILE_NAME = "header.bin"
-_WORDS = 8
-_WRITE_HORIZON, _INSERTED, _RESET_FLOOR = 0, 1, 2
 
 
 class Header:
@@ -22,12 +19,12 @@ class Header:
 
     def __init__(self, folder: Path, *, create: bool) -> None:
         """Map the header of the table in ``folder``."""
-        self._file = MappedFile(folder / FILE_NAME, _WORDS * 8, create=create)
+        self._file = MappedFile(folder / HEADER_FILE, HEADER_WORDS * 8, create=create)
         self._file.reserve(self._file.size)
-        self._words = self._file.view(np.dtype("<i8"), (_WORDS,))
+        self._words = self._file.view(np.dtype("<i8"), (HEADER_WORDS,))
         # Loads from the mapping are slow in Python, and only this process stores to it.
-        self._inserted = int(self._words[_INSERTED])
-        self._reset_floor = int(self._words[_RESET_FLOOR])
+        self._inserted = int(self._words[INSERTED])
+        self._reset_floor = int(self._words[RESET_FLOOR])
         self.write_horizon = self._inserted
 
     @property
@@ -37,7 +34,7 @@ class Header:
 
     @inserted.setter
     def inserted(self, value: int) -> None:
-        self._words[_INSERTED] = self._inserted = value
+        self._words[INSERTED] = self._inserted = value
 
     @property
     def reset_floor(self) -> int:
@@ -46,7 +43,7 @@ class Header:
 
     @reset_floor.setter
     def reset_floor(self, value: int) -> None:
-        self._words[_RESET_FLOOR] = self._reset_floor = value
+        self._words[RESET_FLOOR] = self._reset_floor = value
 
     @property
     def write_horizon(self) -> int:
@@ -55,7 +52,7 @@ class Header:
 
     @write_horizon.setter
     def write_horizon(self, value: int) -> None:
-        self._words[_WRITE_HORIZON] = self._write_horizon = value
+        self._words[WRITE_HORIZON] = self._write_horizon = value
 
     def flush(self) -> None:
         """Write it to the disk."""

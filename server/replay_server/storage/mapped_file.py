@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 RESERVE_STEP_BYTES = 4 << 20
 """Space is reserved this much at a time: on tmpfs that takes about a millisecond."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 
 
 class NoSpaceError(OSError):
@@ -38,6 +38,7 @@ class MappedFile:
 
         Raises:
             ValueError: if an existing file has another size.
+            NoSpaceError: if no machine, or not this one, can map so much.
             OSError: if it cannot be made or opened.
         """
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
@@ -48,8 +49,10 @@ class MappedFile:
             elif (found := os.fstat(self._file).st_size) != size:
                 raise ValueError(f"{path}: expected {size} bytes, found {found}; the file is damaged")
             self._map = mmap.mmap(self._file, size)
-        except BaseException:
+        except BaseException as error:
             os.close(self._file)
+            if isinstance(error, OverflowError) or (isinstance(error, OSError) and error.errno in _FULL):
+                raise NoSpaceError(errno.ENOSPC, f"no room for {size} bytes", str(path)) from error
             raise
         # A table that was dropped may still be read from; its files are closed when the last reader is gone.
         self._closing = weakref.finalize(self, os.close, self._file)

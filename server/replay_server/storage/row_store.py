@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array, flat_rows
+from replay_proto.layout import column_file
 from replay_proto.schema import Column, Schema
 
 from replay_server.storage.mapped_file import MappedFile
@@ -16,11 +17,6 @@ from replay_server.storage.mapped_file import MappedFile
 LINK_COLUMN = "_link"
 """Reserved column that says where each row came from: uint64[2], its stream and its episode."""
 _LINK = Column("uint64", (2,))
-
-
-def column_file(index: int) -> str:
-    """Name of the file of the column with this place in the schema; names stay in the manifest."""
-    return f"column-{index:03d}.bin"
 
 
 @dataclass(frozen=True)

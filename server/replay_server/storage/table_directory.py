@@ -3,6 +3,7 @@
     <root>/lock                     held by the server that owns the root
     <root>/tables/<name>/
         manifest.json               format version, uid, config
+        nonce                       random bytes: whoever echoes them can read the directory
         header.bin                  write_horizon, inserted, reset_floor
         column-000.bin ...          the columns in the schema's order, then each row's stream and episode
         priorities.bin              float64[slots]
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
 from replay_server.storage.header import Header
 from replay_server.storage.mapped_file import MappedFile
@@ -57,6 +59,7 @@ class TableDirectory:
         self.priorities: NDArray[np.float64] = self._priorities_file.view(  # type: ignore[assignment]
             np.dtype("<f8"), (config.slots,)
         )
+        self.nonce = (folder / NONCE_FILE).read_bytes()
         self.writers = WriterRecords(folder, inserted=self.header.inserted, create=create)
 
     @classmethod
@@ -73,6 +76,7 @@ class TableDirectory:
         try:
             manifest = {"format_version": FORMAT_VERSION, "uid": uid.hex(), "config": config.to_json()}
             (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
+            (unfinished / NONCE_FILE).write_bytes(secrets.token_bytes(NONCE_BYTES))
             directory = cls(unfinished, config, uid, create=True)
             directory.folder = unfinished.rename(parent / config.name)
         except BaseException:

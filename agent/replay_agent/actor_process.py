@@ -1,0 +1,192 @@
+"""The command `replay-actor`: acts for a learner, and inserts what comes of it into the learner's replay table."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+
+import torch
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from replay_client import ReplayClient, ReplayError, Table, TableNotFoundError, Writer
+from replay_proto.v1 import learner_pb2
+
+from replay_agent.acting import Actor, FinishedEpisode
+from replay_agent.actor_settings import ActorSettings, load_actor_settings
+from replay_agent.child_process import when_parent_dies
+from replay_agent.command_line import explain
+from replay_agent.environments import UnsupportedEnvironmentError
+from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, RunChangedError
+from replay_agent.networks import QNetwork, build_network
+from replay_agent.replay_link import CLOSE_TIMEOUT_S, TABLE_LOST, append_transition
+from replay_agent.task import Assignment
+
+log = logging.getLogger("replay_agent.actor")
+
+# How long to wait before asking again for a table that the learner has yet to make anew.
+TABLE_RETRY_S = 0.2
+
+
+class ActingRun:
+    """Acts for one run of a learner, until it is over or somebody says stop."""
+
+    def __init__(self, assignment: Assignment, learner: LearnerClient, client: ReplayClient) -> None:
+        """Build the network and the environment of the task."""
+        task = assignment.task
+        self._assignment = assignment
+        self._learner = learner
+        self._client = client
+        self._network: QNetwork = build_network(task.network)
+        self._weights_version = 0
+        self._actor = Actor(
+            task.env_id,
+            assignment.seed,
+            self._network,
+            n_step=task.n_step,
+            gamma=task.gamma,
+            actor_id=assignment.actor_id,
+        )
+        self._episodes: list[FinishedEpisode] = []
+
+    def run(self, stop: threading.Event, reconnect_timeout_s: float) -> None:
+        """Act until the learner says that it is finished, or ``stop`` is set.
+
+        Raises:
+            RunChangedError: the learner was restarted; join again.
+            LearnerUnavailableError: the learner is gone.
+            ReplayError: the replay server is gone, or refuses.
+        """
+        finished = False
+        while not finished and not stop.is_set():
+            table = self._find_table(stop)
+            if table is None:
+                return
+            writer = table.writer(reconnect_timeout_s=reconnect_timeout_s)
+            try:
+                finished = self._act(writer, stop)
+            except TABLE_LOST as error:
+                log.warning("the table is gone, waiting for another: %s", error)
+            finally:
+                _close_quietly(writer)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._actor.close()
+
+    def _find_table(self, stop: threading.Event) -> Table | None:
+        """The learner's table, once it is there; None if told to stop before."""
+        while not stop.is_set():
+            try:
+                return self._client.table(self._assignment.task.table)
+            except TableNotFoundError:
+                # The learner makes it; a report tells whether there is still a learner.
+                if self._learner.report(self._assignment, ()).finished:
+                    return None
+                stop.wait(TABLE_RETRY_S)
+        return None
+
+    def _act(self, writer: Writer, stop: threading.Event) -> bool:
+        """Act and report in turns. True when the learner says that it is finished."""
+        while not stop.is_set():
+            guidance = self._report()
+            if guidance.finished:
+                return True
+            self._update_weights(guidance.weights_version)
+            if not guidance.granted_steps:
+                stop.wait(guidance.pause_ms / 1_000)
+            for _ in range(guidance.granted_steps):
+                self._step(writer, guidance.epsilon)
+        return False
+
+    def _report(self) -> learner_pb2.ReportResponse:
+        guidance = self._learner.report(self._assignment, self._episodes)
+        self._episodes.clear()
+        return guidance
+
+    def _update_weights(self, newest: int) -> None:
+        if newest == self._weights_version:
+            return
+        found = self._learner.newer_weights(self._assignment, self._weights_version)
+        if found is not None:
+            self._weights_version, weights = found
+            self._network.load_state_dict(weights)
+
+    def _step(self, writer: Writer, epsilon: float) -> None:
+        step = self._actor.step(epsilon)
+        for transition in step.transitions:
+            append_transition(writer, transition)
+        if step.episode is not None:
+            self._episodes.append(step.episode)
+            writer.end_episode()
+
+
+def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
+    """Act for whichever run the learner has, joining anew after each restart of it.
+
+    Raises:
+        LearnerUnavailableError: the learner is gone.
+        ReplayError: the replay server is gone, or refuses.
+        UnsupportedEnvironmentError: the environment cannot be made here.
+    """
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    with LearnerClient(settings.learner, settings.learner_timeout_s) as learner, ReplayClient(settings.server) as client:
+        while not stop.is_set():
+            assignment = learner.join(name)
+            log.info("actor %d of run %s: %s", assignment.actor_id, assignment.run_id, assignment.task)
+            acting = ActingRun(assignment, learner, client)
+            try:
+                acting.run(stop, settings.reconnect_timeout_s)
+                return
+            except RunChangedError:
+                log.info("the learner was restarted, joining again")
+            finally:
+                acting.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run an actor; returns 0 when the run is over, 1 when it could not go on, 2 for settings that cannot be used."""
+    try:
+        settings = load_actor_settings(sys.argv[1:] if arguments is None else arguments)
+    except (ValidationError, SettingsError) as error:
+        print(f"replay-actor: {explain(error)}", file=sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s  %(message)s",
+    )
+    torch.set_num_threads(1)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if settings.exit_with_parent:
+        when_parent_dies(lambda: _stop_for_good(stop))
+    try:
+        run_actor(settings, stop)
+    except (LearnerUnavailableError, ReplayError, UnsupportedEnvironmentError) as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+def _stop_for_good(stop: threading.Event) -> None:
+    """The trainer died: nobody is left to answer, so do not wait for calls that would ask it."""
+    stop.set()
+    os._exit(1)
+
+
+def _close_quietly(writer: Writer) -> None:
+    """Send what the writer holds, as far as that is possible."""
+    try:
+        writer.close(CLOSE_TIMEOUT_S)
+    except ReplayError as error:
+        log.warning("some rows were not sent: %s", error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

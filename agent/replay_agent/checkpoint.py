@@ -1,0 +1,156 @@
+"""Checkpoints: directories with tensors in safetensors format and everything else as JSON. Nothing is pickled.
+
+A checkpoint is written beside the others under another name and then renamed, so one that can be seen is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from replay_agent.learner import Learner
+
+FORMAT_VERSION = 1
+PREFIX = "step-"
+PARTIAL_SUFFIX = ".partial"
+STATE_FILE = "state.json"
+ONLINE_FILE, TARGET_FILE = "online.safetensors", "target.safetensors"
+OPTIMIZER_FILE, RANDOM_FILE, BEST_FILE = "optimizer.safetensors", "random.safetensors", "best.safetensors"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be read, or does not fit the run."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was read besides the learner's own state.
+
+    Attributes:
+        state: the JSON values given to `save_checkpoint`.
+        best_weights: tensors of the best network so far, if there was one.
+    """
+
+    state: dict[str, Any]
+    best_weights: dict[str, Tensor] | None
+
+
+def save_checkpoint(
+    directory: Path,
+    step: int,
+    learner: Learner,
+    state: Mapping[str, Any],
+    best_weights: Mapping[str, Tensor] | None,
+    keep: int,
+) -> Path:
+    """Write a checkpoint and remove the oldest beyond ``keep``.
+
+    Args:
+        directory: of all checkpoints of the run.
+        step: environment steps so far; names the checkpoint.
+        learner: its networks, optimizer and count of updates, and torch's generators, are saved.
+        state: JSON values to save along.
+        best_weights: tensors of the best network so far.
+        keep: checkpoints that stay, this one included.
+    """
+    final = directory / f"{PREFIX}{step:012d}"
+    partial = final.with_suffix(PARTIAL_SUFFIX)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file(_on_cpu(learner.online.state_dict()), partial / ONLINE_FILE)
+    save_file(_on_cpu(learner.target.state_dict()), partial / TARGET_FILE)
+    tensors, groups = _split_optimizer(learner.optimizer.state_dict())
+    save_file(tensors, partial / OPTIMIZER_FILE)
+    save_file(_random_state(), partial / RANDOM_FILE)
+    if best_weights is not None:
+        save_file(dict(best_weights), partial / BEST_FILE)
+    document = {"format": FORMAT_VERSION, "updates": learner.updates, "optimizer_groups": groups, "run": dict(state)}
+    (partial / STATE_FILE).write_text(json.dumps(document))
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    for old in checkpoints(directory)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """All whole checkpoints, oldest first."""
+    found = directory.glob(f"{PREFIX}*") if directory.is_dir() else []
+    return sorted(path for path in found if path.suffix != PARTIAL_SUFFIX)
+
+
+def load_latest(directory: Path, learner: Learner) -> Checkpoint:
+    """Put the learner and torch's generators into the state of the newest checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it does not fit this learner.
+    """
+    found = checkpoints(directory)
+    if not found:
+        raise CheckpointError(f"no checkpoint in {directory}: the run ended before its first one, start it anew")
+    return _load(found[-1], learner)
+
+
+def _load(path: Path, learner: Learner) -> Checkpoint:
+    document = json.loads((path / STATE_FILE).read_text())
+    if document.get("format") != FORMAT_VERSION:
+        raise CheckpointError(f"{path} has format {document.get('format')}, expected {FORMAT_VERSION}")
+    try:
+        learner.online.load_state_dict(load_file(path / ONLINE_FILE))
+        learner.target.load_state_dict(load_file(path / TARGET_FILE))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path} holds another network than the settings describe; resume with the same "
+            f"--env, --hidden-sizes and --dueling: {error}"
+        ) from error
+    learner.optimizer.load_state_dict(
+        _join_optimizer(load_file(path / OPTIMIZER_FILE), document["optimizer_groups"])
+    )
+    learner.updates = document["updates"]
+    _restore_random_state(load_file(path / RANDOM_FILE))
+    best = path / BEST_FILE
+    return Checkpoint(document["run"], load_file(best) if best.is_file() else None)
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """Tensors by ``parameter.name``, and the groups, which are plain values."""
+    tensors = {
+        f"{index}.{name}": value.detach().cpu().contiguous()
+        for index, values in state["state"].items()
+        for name, value in values.items()
+    }
+    return tensors, state["param_groups"]
+
+
+def _join_optimizer(tensors: Mapping[str, Tensor], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, name = key.split(".", maxsplit=1)
+        state.setdefault(int(index), {})[name] = tensor
+    return {"state": state, "param_groups": groups}
+
+
+def _random_state() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_random_state(states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

@@ -1,0 +1,119 @@
+"""An actor's end of the learner's service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+from replay_proto.v1 import learner_pb2, learner_pb2_grpc
+from safetensors.torch import load
+from torch import Tensor
+
+from replay_agent.acting import FinishedEpisode
+from replay_agent.task import Assignment
+from replay_agent.weights_service import UNLIMITED_MESSAGES
+
+# A learner that is restarted is back within seconds: do not wait longer than that between attempts.
+MAX_RECONNECT_BACKOFF_MS = 1_000
+MIN_TIMEOUT_S = 0.01
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class LearnerUnavailableError(ConnectionError):
+    """The learner could not be reached for as long as we were willing to wait."""
+
+
+class RunChangedError(Exception):
+    """The learner was restarted: join again."""
+
+
+class LearnerClient:
+    """Joins a learner, reports to it and fetches its weights. Calls wait for a learner that is away."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        """Open a channel; the learner need not be there yet.
+
+        Args:
+            address: ``host:port``.
+            timeout_s: how long a call may take, in seconds, a wait for the learner included.
+        """
+        self._address = address
+        self._timeout_s = timeout_s
+        options = (*UNLIMITED_MESSAGES, ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS))
+        self._channel = grpc.insecure_channel(address, options)
+        self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
+
+    def join(self, name: str) -> Assignment:
+        """Take part.
+
+        Args:
+            name: who asks, for the learner's log.
+
+        Raises:
+            LearnerUnavailableError: the learner is not there.
+        """
+        return Assignment.from_proto(self._call(self._stub.Join, learner_pb2.JoinRequest(name=name)))
+
+    def report(self, assignment: Assignment, episodes: Sequence[FinishedEpisode]) -> learner_pb2.ReportResponse:
+        """Tell which episodes ended since the last report, and learn how to go on.
+
+        Raises:
+            RunChangedError: join again.
+            LearnerUnavailableError: the learner is gone.
+        """
+        request = learner_pb2.ReportRequest(
+            actor_id=assignment.actor_id,
+            run_id=assignment.run_id,
+            episodes=[
+                learner_pb2.FinishedEpisode(episode_return=episode.episode_return, length=episode.length)
+                for episode in episodes
+            ],
+        )
+        return self._call(self._stub.Report, request)
+
+    def newer_weights(self, assignment: Assignment, have_version: int) -> tuple[int, dict[str, Tensor]] | None:
+        """Fetch weights newer than ``have_version``; None if there are none.
+
+        Raises:
+            RunChangedError: join again.
+            LearnerUnavailableError: the learner is gone.
+        """
+        request = learner_pb2.GetWeightsRequest(have_version=have_version, run_id=assignment.run_id)
+        response = self._call(self._stub.GetWeights, request)
+        return (response.version, load(response.safetensors)) if response.safetensors else None
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
+        """Call, again and again while the learner is away, until the time is over."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            left_s = max(deadline - time.monotonic(), MIN_TIMEOUT_S)
+            try:
+                return method(request, timeout=left_s, wait_for_ready=True)
+            except grpc.RpcError as error:
+                code = error.code()
+                if code is grpc.StatusCode.FAILED_PRECONDITION:
+                    raise RunChangedError(error.details()) from None
+                if code is not grpc.StatusCode.UNAVAILABLE or time.monotonic() >= deadline:
+                    raise LearnerUnavailableError(
+                        f"no learner answered at {self._address} for {self._timeout_s:.0f} s ({code.name}: "
+                        f"{error.details()}); check --learner, and that replay-train runs"
+                    ) from error
+
+    def __enter__(self) -> LearnerClient:
+        """Use it in a ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()

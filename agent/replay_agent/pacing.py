@@ -1,0 +1,88 @@
+"""Keeps gradient steps in proportion to environment steps, whoever takes them."""
+
+from __future__ import annotations
+
+
+class Pacer:
+    """Counts environment steps by what the table received, and says who may go on: the learner, or the actors.
+
+    Every environment step brings a credit of ``ratio`` gradient steps, once the table has ``learning_starts`` rows.
+    The learner takes a step for each whole credit; actors are held while unused credit is worth more than
+    ``lead_steps`` environment steps. So a slow learner is not flooded, and a fast one does not overfit to few rows.
+
+    The table's count is authoritative, for rows of actors that died unheard are in it. The trainer's own steps are
+    counted as they are taken, because its rows travel for a while.
+    """
+
+    def __init__(self, ratio: float, learning_starts: int, lead_steps: int, env_steps: int = 0) -> None:
+        """Start with ``env_steps`` taken by an earlier run.
+
+        Args:
+            ratio: gradient steps per environment step.
+            learning_starts: rows in the table before the first gradient step.
+            lead_steps: environment steps that actors may be ahead.
+            env_steps: where the count begins.
+        """
+        self._ratio = ratio
+        self._learning_starts = learning_starts
+        self._lead_steps = lead_steps
+        self._env_steps = env_steps
+        self._credit = 0.0
+        self.attach(inserted=0, size=0)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps so far, over all actors and all tables."""
+        return self._env_steps
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether the table has enough rows."""
+        return self._size_at_start + self._steps_since_start >= self._learning_starts
+
+    @property
+    def owes_update(self) -> bool:
+        """Whether a gradient step is due."""
+        return self._credit >= 1.0
+
+    @property
+    def actors_may_go_on(self) -> bool:
+        """Whether actors may take more environment steps."""
+        return self._credit <= self._lead_steps * self._ratio
+
+    def attach(self, inserted: int, size: int) -> None:
+        """Count from here on by another table, or the same one after a while.
+
+        Args:
+            inserted: rows that it ever received.
+            size: rows that it has.
+        """
+        self._inserted_at_start = inserted
+        self._size_at_start = size
+        self._steps_before = self._env_steps
+        self._own_steps = 0
+        self._inserted = 0
+
+    def count_own_step(self) -> None:
+        """The trainer took an environment step."""
+        self._own_steps += 1
+        self._advance()
+
+    def observe_inserted(self, inserted: int) -> None:
+        """The table has received ``inserted`` rows in its life."""
+        self._inserted = max(self._inserted, inserted - self._inserted_at_start)
+        self._advance()
+
+    def count_update(self) -> None:
+        """The learner took a gradient step."""
+        self._credit -= 1.0
+
+    @property
+    def _steps_since_start(self) -> int:
+        return max(self._own_steps, self._inserted)
+
+    def _advance(self) -> None:
+        now = self._steps_before + self._steps_since_start
+        if self.may_learn:
+            self._credit += (now - self._env_steps) * self._ratio
+        self._env_steps = now

@@ -1,0 +1,251 @@
+"""The trainer's end of its replay table: rows in, batches out, priorities back, and a new table if the old one goes.
+
+Two links do the same. `PipelinedReplay` sends rows in the background and asks for batches ahead of need; it is the
+fast one. `LockstepReplay` waits for every answer, so that one seed gives one run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_client import (
+    Batch,
+    Column,
+    DrawMode,
+    ReplayClient,
+    ReplayError,
+    Sampler,
+    Table,
+    TableExistsError,
+    TableNotFoundError,
+    TableReplacedError,
+    WeightNorm,
+    Writer,
+)
+
+from replay_agent.environments import EnvironmentInfo
+from replay_agent.n_step import Transition, stack_transitions
+
+log = logging.getLogger(__name__)
+
+TABLE_LOST = (TableNotFoundError, TableReplacedError)
+"""What the client raises when the table is not the one that was made."""
+CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """The table to make.
+
+    Attributes:
+        name: unique in the server.
+        capacity: rows kept.
+        backend: ``sum_tree``, ``rank`` or ``uniform``.
+        alpha: priority exponent; the uniform backend has none.
+        seed: of the table's draws.
+    """
+
+    name: str
+    capacity: int
+    backend: str
+    alpha: float
+    seed: int
+
+    def make(self, client: ReplayClient, env: EnvironmentInfo) -> Table:
+        """Make the table, or find it, if one of the same config is there.
+
+        Raises:
+            TableExistsError: a table of this name has another config; the message says what to do.
+            ReplayError: another failure.
+        """
+        parameters = {} if self.backend == "uniform" else {"alpha": self.alpha}
+        try:
+            return client.create_table(
+                self.name, transition_columns(env), self.capacity, self.backend, self.seed, **parameters
+            )
+        except TableExistsError as error:
+            error.add_note(f"Choose another --table, or remove this one: replay drop {self.name}")
+            raise
+
+
+def transition_columns(env: EnvironmentInfo) -> dict[str, Column]:
+    """Columns of a table of n-step transitions."""
+    observation = Column(env.observation_dtype, env.observation_shape)
+    return {
+        "obs": observation,
+        "action": Column("int64"),
+        "reward": Column("float32"),
+        "discount": Column("float32"),
+        "next_obs": observation,
+    }
+
+
+@dataclass(frozen=True)
+class DrawSettings:
+    """How batches are drawn.
+
+    Attributes:
+        batch_size: rows in a batch.
+        weight_norm: largest weight, of the batch or of the table, that weights are divided by.
+        draw_mode: ``stratified`` or ``independent``.
+        prefetch: batches asked for ahead of need.
+        timeout_s: seconds to wait for rows, and for a server that went away.
+    """
+
+    batch_size: int
+    weight_norm: WeightNorm
+    draw_mode: DrawMode
+    prefetch: int
+    timeout_s: float
+
+
+class ReplayLink(Protocol):
+    """What the trainer does with its table. Every method may raise one of `TABLE_LOST`, or another `ReplayError`."""
+
+    @property
+    def table(self) -> Table:
+        """The table."""
+        ...
+
+    def append(self, transition: Transition) -> None:
+        """Insert one row, now or soon."""
+        ...
+
+    def end_episode(self) -> None:
+        """Rows to come belong to the next episode."""
+        ...
+
+    def next_batch(self, beta: float) -> Batch:
+        """Draw a batch; ``beta`` is for what is asked from now on."""
+        ...
+
+    def write_back(self, keys: NDArray[np.int64], priorities: NDArray[np.float32]) -> None:
+        """Set priorities float32[batch] of the rows ``keys`` int64[batch]."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, as far as the table is still there."""
+        ...
+
+
+class PipelinedReplay:
+    """Rows go out in the background, batches are asked for ahead of need."""
+
+    def __init__(self, table: Table, draws: DrawSettings) -> None:
+        """Nothing is sent yet."""
+        self._table = table
+        self._draws = draws
+        self._writer: Writer | None = None
+        self._sampler: Sampler | None = None
+
+    @property
+    def table(self) -> Table:
+        """The table."""
+        return self._table
+
+    def append(self, transition: Transition) -> None:
+        """Hand a row to the writer."""
+        if self._writer is None:
+            self._writer = self._table.writer(reconnect_timeout_s=self._draws.timeout_s)
+        append_transition(self._writer, transition)
+
+    def end_episode(self) -> None:
+        """Send what the writer holds."""
+        if self._writer is not None:
+            self._writer.end_episode()
+
+    def next_batch(self, beta: float) -> Batch:
+        """Ask for one more batch and return the oldest on its way."""
+        if self._sampler is None:
+            self._sampler = self._open_sampler(beta)
+        self._sampler.beta = beta
+        return next(self._sampler)
+
+    def write_back(self, keys: NDArray[np.int64], priorities: NDArray[np.float32]) -> None:
+        """The update rides on the next request for a batch."""
+        if self._sampler is not None:
+            self._sampler.update_priorities(keys, priorities)
+
+    def close(self) -> None:
+        """Flush and end both streams."""
+        for stream in (self._writer, self._sampler):
+            if stream is not None:
+                with suppress(ReplayError):
+                    stream.close(CLOSE_TIMEOUT_S)
+        self._writer = self._sampler = None
+
+    def _open_sampler(self, beta: float) -> Sampler:
+        draws = self._draws
+        return self._table.sampler(
+            draws.batch_size,
+            beta,
+            weight_norm=draws.weight_norm,
+            draw_mode=draws.draw_mode,
+            prefetch=draws.prefetch,
+            timeout_s=draws.timeout_s,
+            reconnect_timeout_s=draws.timeout_s,
+        )
+
+
+class LockstepReplay:
+    """Every row, batch and update is a call of its own, in the order of the program."""
+
+    def __init__(self, table: Table, draws: DrawSettings) -> None:
+        """Nothing is sent yet."""
+        self._table = table
+        self._draws = draws
+
+    @property
+    def table(self) -> Table:
+        """The table."""
+        return self._table
+
+    def append(self, transition: Transition) -> None:
+        """Insert the row."""
+        self._table.insert(stack_transitions([transition]))
+
+    def end_episode(self) -> None:
+        """Nothing is held back."""
+
+    def next_batch(self, beta: float) -> Batch:
+        """Draw a batch."""
+        draws = self._draws
+        return self._table.sample(
+            draws.batch_size,
+            beta,
+            weight_norm=draws.weight_norm,
+            draw_mode=draws.draw_mode,
+            timeout_s=draws.timeout_s,
+        )
+
+    def write_back(self, keys: NDArray[np.int64], priorities: NDArray[np.float32]) -> None:
+        """Set the priorities."""
+        self._table.update_priorities(keys, priorities)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def append_transition(writer: Writer, transition: Transition) -> None:
+    """Append a transition as a row."""
+    writer.append(
+        obs=transition.obs,
+        action=transition.action,
+        reward=transition.reward,
+        discount=transition.discount,
+        next_obs=transition.next_obs,
+    )
+
+
+LinkFactory = Callable[[Table, DrawSettings], ReplayLink]
+
+
+def link_factory(*, lockstep: bool) -> LinkFactory:
+    """The kind of link that the settings ask for."""
+    return LockstepReplay if lockstep else PipelinedReplay

@@ -1,0 +1,207 @@
+"""The learner's gRPC service: actors join, report what they did, and fetch weights when there are newer ones."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NoReturn
+
+import grpc
+from replay_proto.v1 import learner_pb2, learner_pb2_grpc
+from safetensors.torch import save
+from torch import Tensor
+
+from replay_agent.acting import FinishedEpisode
+from replay_agent.seeds import training_seed
+from replay_agent.task import Assignment, Task
+
+log = logging.getLogger(__name__)
+
+# Calls are short; this many at once are plenty for thousands of actors.
+SERVICE_THREADS = 8
+# How long actors that are ahead wait before they ask again.
+PAUSE_MS = 20
+MAX_NAME_LENGTH = 256
+STOP_GRACE_S = 1.0
+# Networks may be of any size.
+UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """How actors go on.
+
+    Attributes:
+        granted_steps: environment steps until the next report; 0 holds the actor for a while.
+        epsilon: probability of a random action.
+    """
+
+    granted_steps: int
+    epsilon: float
+
+
+class PublishedWeights:
+    """The newest weights, serialized. Threads may share one."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        """Publish version 1."""
+        self._lock = threading.Lock()
+        self._version, self._data = 0, b""
+        self.publish(weights)
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self._version
+
+    def publish(self, weights: Mapping[str, Tensor]) -> None:
+        """Make these the newest."""
+        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
+        with self._lock:
+            self._version, self._data = self._version + 1, data
+
+    def newer_than(self, version: int) -> tuple[int, bytes]:
+        """The newest version and its data, which is empty if the caller has that version."""
+        with self._lock:
+            return self._version, b"" if version == self._version else self._data
+
+
+class Reports:
+    """What actors told. Threads may share one."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+        """Set with each report; whoever waits for it clears it."""
+        self._episodes: queue.SimpleQueue[FinishedEpisode] = queue.SimpleQueue()
+
+    def add(self, request: learner_pb2.ReportRequest) -> None:
+        """Take in a report."""
+        for episode in request.episodes:
+            self._episodes.put(FinishedEpisode(episode.episode_return, episode.length, request.actor_id))
+        self.arrived.set()
+
+    def take_episodes(self) -> list[FinishedEpisode]:
+        """All episodes since the last call."""
+        return [self._episodes.get() for _ in range(self._episodes.qsize())]
+
+
+class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
+    """The calls of the contract."""
+
+    def __init__(self, task: Task, seed: int, weights: PublishedWeights, guide: Callable[[], Guidance]) -> None:
+        """Serve one run.
+
+        Args:
+            task: what actors have to know.
+            seed: of the run; every actor gets another one made of it.
+            weights: the weights to serve.
+            guide: tells actors how to go on; called from several threads.
+        """
+        self.reports = Reports()
+        self.run_id = str(uuid.uuid4())
+        self._task = task
+        self._seed = seed
+        self._weights = weights
+        self._guide = guide
+        self._lock = threading.Lock()
+        self._actors = 0
+        self._is_finished = threading.Event()
+
+    @property
+    def actors_joined(self) -> int:
+        """How many actors ever joined."""
+        return self._actors
+
+    def finish(self) -> None:
+        """Tell actors from now on that the run is over."""
+        self._is_finished.set()
+
+    def Join(  # noqa: N802
+        self, request: learner_pb2.JoinRequest, context: grpc.ServicerContext
+    ) -> learner_pb2.JoinResponse:
+        """Give the actor a number and the task."""
+        with self._lock:
+            self._actors += 1
+            actor_id = self._actors
+        log.info("actor %d joined: %s", actor_id, request.name[:MAX_NAME_LENGTH])
+        return Assignment(self._task, self.run_id, actor_id, training_seed(self._seed, actor_id)).to_proto()
+
+    def Report(  # noqa: N802
+        self, request: learner_pb2.ReportRequest, context: grpc.ServicerContext
+    ) -> learner_pb2.ReportResponse:
+        """Take note, and say how to go on."""
+        self._check_run(request.run_id, context)
+        self.reports.add(request)
+        guidance = self._guide()
+        return learner_pb2.ReportResponse(
+            granted_steps=guidance.granted_steps,
+            pause_ms=PAUSE_MS,
+            epsilon=guidance.epsilon,
+            weights_version=self._weights.version,
+            finished=self._is_finished.is_set(),
+        )
+
+    def GetWeights(  # noqa: N802
+        self, request: learner_pb2.GetWeightsRequest, context: grpc.ServicerContext
+    ) -> learner_pb2.GetWeightsResponse:
+        """Return the newest weights, if the caller has older ones."""
+        self._check_run(request.run_id, context)
+        version, data = self._weights.newer_than(request.have_version)
+        return learner_pb2.GetWeightsResponse(version=version, safetensors=data)
+
+    def _check_run(self, run_id: str, context: grpc.ServicerContext) -> None:
+        if run_id != self.run_id:
+            _refuse(context, f"this is run {self.run_id}, not {run_id}: join again")
+
+
+class LearnerServer:
+    """Serves a `LearnerService` on a port."""
+
+    def __init__(self, service: LearnerService, host: str, port: int) -> None:
+        """Listen.
+
+        Args:
+            service: what to serve.
+            host: address to listen on.
+            port: 0 picks a free one.
+
+        Raises:
+            OSError: the port cannot be had.
+        """
+        self._server = grpc.server(
+            ThreadPoolExecutor(SERVICE_THREADS, thread_name_prefix="learner-service"),
+            # Two learners on one port would share its actors between them.
+            options=(*UNLIMITED_MESSAGES, ("grpc.so_reuseport", 0)),
+        )
+        learner_pb2_grpc.add_LearnerServiceServicer_to_server(service, self._server)
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {host}:{port} for actors: {error}; choose another --learner-port") from None
+        self._server.start()
+        self.host = host
+        self.port = bound
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT it listens on."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def local_address(self) -> str:
+        """HOST:PORT by which processes on this machine reach it."""
+        return f"127.0.0.1:{self.port}" if self.host in ("0.0.0.0", "[::]", "") else self.address
+
+    def close(self) -> None:
+        """Answer what has begun, and stop."""
+        self._server.stop(STOP_GRACE_S).wait()
+
+
+def _refuse(context: grpc.ServicerContext, message: str) -> NoReturn:
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+    raise AssertionError("abort raises")

@@ -1,0 +1,212 @@
+"""Samplers: which batch knows of which update, and what is raised when."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from replay_client import (
+    ClosedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ReplayClient,
+    Table,
+    TableEmptyError,
+    TableNotFoundError,
+    TableReplacedError,
+)
+
+from tests.client.conftest import COLUMNS
+from tests.client.numbered import assert_whole, rows
+from tests.support.server_process import ServerProcess
+
+NewTable = Callable[..., Table]
+StartServer = Callable[..., ServerProcess]
+Connect = Callable[..., ReplayClient]
+
+
+@pytest.fixture
+def telling(new_table: NewTable) -> Table:
+    """A table of one row, whose batches tell by their total mass which update was the last."""
+    table = new_table(capacity=10, alpha=1.0, epsilon=0.0)
+    table.insert(rows([0]), priorities=[1000.0])
+    return table
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 3, 8])
+def test_a_batch_knows_of_all_updates_but_the_last_few(telling: Table, prefetch: int) -> None:
+    with telling.sampler(4, beta=0.4, prefetch=prefetch) as sampler:
+        seen = []
+        for step, batch in enumerate(itertools.islice(sampler, 30)):
+            seen.append(batch.total_mass)
+            sampler.update_priorities([0], [step])
+    assert seen == [1000.0] * prefetch + list(range(30 - prefetch))
+    assert (sampler.updated, sampler.stale) == (30, 0)
+    assert telling.read([0]).priorities.tolist() == [29.0]
+
+
+def test_beta_holds_for_what_is_asked_from_then_on(telling: Table) -> None:
+    prefetch = 3
+    with telling.sampler(4, beta=0.0, prefetch=prefetch) as sampler:
+        seen = []
+        for step, batch in enumerate(itertools.islice(sampler, 10), start=1):
+            seen.append(batch.beta)
+            sampler.beta = step / 10
+            assert sampler.beta == step / 10
+    assert seen == [0.0] * prefetch + [step / 10 for step in range(1, 8)]
+    with pytest.raises(InvalidArgumentError, match="beta"):
+        sampler.beta = -1.0
+
+
+def test_nothing_is_asked_for_ahead_with_a_prefetch_of_one(telling: Table) -> None:
+    with telling.sampler(4, beta=0.4, prefetch=1) as sampler:
+        assert sampler.in_flight == 0
+        next(sampler)
+        assert sampler.in_flight == 0
+    with telling.sampler(4, beta=0.4, prefetch=4) as sampler:
+        next(sampler)
+        assert sampler.in_flight == 3
+        sampler.prefetch = 1
+        for _ in range(3):
+            next(sampler)
+        assert sampler.in_flight == 0
+
+
+def test_batches_are_whole_and_of_the_size_asked_for(table: Table) -> None:
+    table.insert(rows(range(100)))
+    with table.sampler(37, beta=0.4, weight_norm="table", draw_mode="independent") as sampler:
+        for batch in itertools.islice(sampler, 20):
+            assert len(batch) == 37
+            assert_whole(batch.columns)
+            assert batch.keys.tolist() == batch["number"].tolist()
+
+
+def test_several_updates_between_two_batches_are_all_sent_and_the_last_wins(telling: Table) -> None:
+    with telling.sampler(4, beta=0.4, prefetch=1) as sampler:
+        next(sampler)
+        for priority in (5.0, 6.0, 7.0):
+            sampler.update_priorities([0, 99], [priority, 1.0])
+        assert next(sampler).total_mass == 7.0
+        sampler.flush(timeout_s=10)
+        assert (sampler.updated, sampler.stale) == (1, 3)
+
+
+def test_flush_waits_for_updates_and_keeps_the_batches(telling: Table) -> None:
+    with telling.sampler(4, beta=0.4, prefetch=3) as sampler:
+        next(sampler)
+        sampler.update_priorities([0], [5.0])
+        sampler.flush(timeout_s=10)
+        assert sampler.updated == 1
+        assert telling.read([0]).priorities.tolist() == [5.0]
+        assert sampler.in_flight == 2
+        assert [next(sampler).total_mass for _ in range(4)] == [1000.0, 1000.0, 5.0, 5.0]
+
+
+def test_leaving_the_block_sends_the_last_update(telling: Table) -> None:
+    with telling.sampler(4, beta=0.4) as sampler:
+        sampler.update_priorities([0], [5.0])
+    assert telling.read([0]).priorities.tolist() == [5.0]
+    sampler.close()
+    for call in (lambda: next(sampler), sampler.flush, lambda: sampler.update_priorities([0], [1.0])):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_updates_are_copied_and_bounded(telling: Table) -> None:
+    with telling.sampler(4, beta=0.4) as sampler:
+        priorities = np.array([5.0])
+        sampler.update_priorities([0], priorities)
+        priorities[0] = 6.0
+        sampler.update_priorities(np.arange(1, 1 << 16), np.ones((1 << 16) - 1))
+        sampler.flush(timeout_s=10)
+        assert (sampler.updated, sampler.stale) == (1, (1 << 16) - 1)
+    assert telling.read([0]).priorities.tolist() == [5.0]
+
+
+@pytest.mark.parametrize("priorities", [[np.nan], [-1.0], [1.0, 2.0], 1.0])
+def test_a_wrong_update_is_refused_at_once_and_the_sampler_goes_on(telling: Table, priorities: Any) -> None:
+    with telling.sampler(4, beta=0.4, prefetch=1) as sampler:
+        next(sampler)
+        with pytest.raises(InvalidArgumentError, match="priorities"):
+            sampler.update_priorities([0], priorities)
+        assert next(sampler).total_mass == 1000.0
+
+
+def test_an_update_that_the_server_refuses_is_raised_once(new_table: NewTable) -> None:
+    table = new_table(alpha=1.0)
+    table.insert(rows([0]))
+    with table.sampler(4, beta=0.4, prefetch=1) as sampler:
+        next(sampler)
+        sampler.update_priorities([0], [1e300])
+        with pytest.raises(InvalidArgumentError):
+            next(sampler)
+        assert len(next(sampler)) == 4
+
+
+def test_an_empty_table_is_said_to_be_empty_until_it_is_not(table: Table) -> None:
+    with table.sampler(4, beta=0.4) as sampler:
+        for _ in range(3):
+            with pytest.raises(TableEmptyError):
+                next(sampler)
+        table.insert(rows([1]))
+        assert len(next(sampler)) == 4
+
+
+def test_a_sampler_may_wait_for_rows(table: Table) -> None:
+    with table.sampler(4, beta=0.4, timeout_s=0.05) as sampler, pytest.raises(DeadlineExceededError):
+        next(sampler)
+    with table.sampler(4, beta=0.4, timeout_s=30.0) as sampler:
+        batches: list[object] = []
+        thread = threading.Thread(target=lambda: batches.append(next(sampler)))
+        thread.start()
+        table.insert(rows([1]))
+        thread.join()
+        assert len(batches) == 1
+
+
+def test_a_dropped_table_and_a_new_one_are_told_apart(client: ReplayClient, table: Table) -> None:
+    table.insert(rows([1]))
+    sampler = table.sampler(4, beta=0.4)
+    batch = next(sampler)
+    client.drop_table(table.name)
+    sampler.update_priorities(batch.keys, np.ones(4))
+    with pytest.raises(TableNotFoundError):
+        while True:
+            next(sampler)
+    anew = client.create_table(table.name, COLUMNS, 1000)
+    with pytest.raises(TableReplacedError):
+        next(sampler)
+    with pytest.raises(TableReplacedError):
+        while True:
+            next(sampler)
+    anew.insert(rows([2]))
+    with anew.sampler(4, beta=0.4) as after:
+        assert next(after)["number"].tolist() == [2] * 4
+
+
+def test_a_prefetch_below_one_is_refused(table: Table) -> None:
+    with pytest.raises(InvalidArgumentError, match="prefetch"):
+        table.sampler(4, beta=0.4, prefetch=0)
+
+
+def test_flush_gives_up_in_time_and_goes_on_later(start_server: StartServer, connect: Connect) -> None:
+    server = start_server()
+    table = connect(server).create_table("slow", COLUMNS, 100, alpha=1.0, epsilon=0.0)
+    table.insert(rows([0]))
+    with table.sampler(4, beta=0.4) as sampler:
+        next(sampler)
+        server.process.send_signal(signal.SIGSTOP)
+        sampler.update_priorities([0], [5.0])
+        with pytest.raises(DeadlineExceededError):
+            sampler.flush(timeout_s=0.2)
+        server.process.send_signal(signal.SIGCONT)
+        sampler.flush(timeout_s=30)
+        assert table.read([0]).priorities.tolist() == [5.0]
+        for _ in range(4):
+            batch = next(sampler)
+        assert batch.total_mass == 5.0

@@ -1,0 +1,48 @@
+"""Where the parts of the project lie, and what it says of itself and of what it needs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import requires
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "replay_proto": ROOT / "proto" / "replay_proto",
+    "replay_server": ROOT / "server" / "replay_server",
+    "replay_client": ROOT / "client" / "replay_client",
+    "replay_agent": ROOT / "agent" / "replay_agent",
+}
+CONSTRAINTS = ROOT / "constraints.txt"
+
+
+def metadata() -> dict[str, Any]:
+    """What pyproject.toml holds."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def pinned() -> dict[str, str]:
+    """Canonical name and version of every line of the constraints file."""
+    lines = (line.split("==") for line in CONSTRAINTS.read_text("utf-8").splitlines())
+    return {canonicalize_name(name, validate=True): version for name, version in lines}
+
+
+def required_by(lines: Iterable[str]) -> set[str]:
+    """Canonical names of what the requirements name, and of all that needs in turn, as installed here."""
+    found: set[tuple[str, str]] = set()
+    pending = [(Requirement(line), "") for line in lines]
+    while pending:
+        requirement, extra = pending.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        for wanted in ("", *requirement.extras):
+            key = (canonicalize_name(requirement.name), wanted)
+            if key not in found:
+                found.add(key)
+                pending += [(Requirement(line), wanted) for line in requires(requirement.name) or ()]
+    return {name for name, _ in found}

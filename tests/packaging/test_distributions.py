@@ -1,0 +1,75 @@
+"""The sdist, the wheel that is built from it, and a base install of that wheel in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.packaging.project import CONSTRAINTS, PACKAGES, ROOT, metadata
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Run a command to its successful end and return what it printed."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's source archive, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", folder)
+    (archive,) = folder.iterdir()
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from nothing but the source archive."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder, cwd=sdist)
+    (built,) = folder.iterdir()
+    return built
+
+
+def test_the_wheel_holds_the_four_packages_and_nothing_else(wheel: Path) -> None:
+    names = [Path(name) for name in zipfile.ZipFile(wheel).namelist()]
+    assert {name.parts[0] for name in names if not name.parts[0].endswith(".dist-info")} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_wheel_holds_every_file_of_a_package_and_says_that_it_is_typed(package: str, wheel: Path) -> None:
+    root = PACKAGES[package]
+    sources = {
+        str(file.relative_to(root.parent))
+        for file in root.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert f"{package}/py.typed" in sources
+    assert {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(f"{package}/")} == sources
+
+
+def test_a_base_install_is_the_client_without_what_the_extras_add(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path, symlinks=True)
+    python = tmp_path / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--quiet", "--constraint", CONSTRAINTS, wheel)
+
+    extras = metadata()["project"]["optional-dependencies"]
+    added = {canonicalize_name(Requirement(line).name) for lines in extras.values() for line in lines}
+    assert {"torch", "numba", "pydantic-settings"} <= added
+    installed = {canonicalize_name(found["name"]) for found in json.loads(run(*pip, "list", "--format", "json"))}
+    assert installed & (added | {"pydantic"}) == set()
+    run(python, "-I", "-W", "error", "-c", "import replay_client; replay_client.ReplayClient")

@@ -1,0 +1,68 @@
+"""Who may import whom, read from the sources without running them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.project import PACKAGES
+
+MAY_IMPORT = {
+    "replay_proto": {"replay_proto"},
+    "replay_server": {"replay_server", "replay_proto"},
+    "replay_client": {"replay_client", "replay_proto"},
+    "replay_agent": {"replay_agent", "replay_client", "replay_proto"},
+}
+ONLY_IN = {
+    ("replay_proto", "torch"): set[str](),
+    ("replay_proto", "gymnasium"): set[str](),
+    ("replay_proto", "numba"): set[str](),
+    ("replay_server", "torch"): set[str](),
+    ("replay_server", "gymnasium"): set[str](),
+    ("replay_client", "torch"): {"torch.py"},
+    ("replay_client", "gymnasium"): {"spaces.py"},
+    ("replay_client", "numba"): set[str](),
+    ("replay_client", "rich"): {"cli"},
+    ("replay_client", "typer"): {"cli"},
+}
+"""By package and library: the modules or folders right below the package that may import it."""
+
+
+def imported(source: Path) -> Iterator[str]:
+    """Top-level names of all modules that a file imports anywhere, in functions too."""
+    for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            assert node.level == 0, f"{source}:{node.lineno}: a relative import"
+            yield node.module.partition(".")[0]
+
+
+def imports(package: str) -> list[tuple[Path, str]]:
+    """Every file of a package, relative to it, with every top-level name it imports."""
+    folder = PACKAGES[package]
+    return [(file.relative_to(folder), name) for file in sorted(folder.rglob("*.py")) for name in imported(file)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_those_of_ours_that_it_may_know(package: str) -> None:
+    found = imports(package)
+    assert found
+    assert [(str(file), name) for file, name in found if name in PACKAGES.keys() - MAY_IMPORT[package]] == []
+
+
+@pytest.mark.parametrize(("package", "library"), ONLY_IN)
+def test_a_library_is_imported_only_where_it_belongs(package: str, library: str) -> None:
+    allowed = ONLY_IN[package, library]
+    importers = {str(file) for file, name in imports(package) if name == library and file.parts[0] not in allowed}
+    assert importers == set()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_roots_are_folders_and_not_packages(package: str) -> None:
+    assert PACKAGES[package].is_dir()
+    assert not (PACKAGES[package].parent / "__init__.py").exists()

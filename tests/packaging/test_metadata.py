@@ -1,0 +1,38 @@
+"""What pyproject.toml and constraints.txt promise to each other and to the environment that tests run in."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import version
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tests.packaging.project import metadata, pinned, required_by
+
+PROJECT = metadata()["project"]
+REQUIRED = [
+    *PROJECT["dependencies"],
+    *(line for extra in PROJECT["optional-dependencies"].values() for line in extra),
+    *metadata()["dependency-groups"]["dev"],
+    *metadata()["build-system"]["requires"],
+    "pip",
+]
+
+
+def test_all_that_is_needed_is_pinned_and_has_that_version_here() -> None:
+    # A build of its own, such as torch's without CUDA, has a label after a plus.
+    installed = {name: Version(version(name)).public for name in required_by(REQUIRED)}
+    assert installed == {name: pinned().get(name, "not pinned") for name in installed}
+
+
+@pytest.mark.parametrize("requirement", map(Requirement, REQUIRED), ids=str)
+def test_what_is_pinned_satisfies_what_is_required(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(pinned()[requirement.name.lower()])
+
+
+@pytest.mark.parametrize("command", PROJECT["scripts"])
+def test_every_command_has_a_function(command: str) -> None:
+    module, _, function = PROJECT["scripts"][command].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))

@@ -1,0 +1,391 @@
+"""Bytes that no well-meaning caller sends: they are refused, and the tables stay as they are."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from replay_proto.v1 import replay_pb2
+
+from tests.support.caller import CalledTable, Caller, float64, make_draw, make_update, table_config
+from tests.support.refusals import refusal_in
+from tests.support.rows import rows_of
+from tests.support.server_process import ServerProcess
+from tests.support.small_disk import with_small_disk
+from tests.support.wire import (
+    END_GROUP,
+    FIXED32,
+    FIXED64,
+    METHODS,
+    START_GROUP,
+    STREAMS,
+    VARINT,
+    bytes_field,
+    call_raw,
+    call_raw_one_by_one,
+    tag,
+    varint,
+)
+
+NAME = "victim"
+WRITER = b"0123456789abcdef"
+EXAMPLES = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that has little memory to lose, whatever it is talked into."""
+    folder: Path = tmp_path_factory.mktemp("hostile")
+    process = ServerProcess(
+        folder / "log",
+        *("--max-message-mb", "2", "--memory-dir", str(folder / "memory")),
+        within=with_small_disk(folder / "memory", 48),
+    )
+    yield process
+    log = process.log()
+    assert process.terminate() == 0
+    assert "Traceback" not in log
+
+
+@pytest.fixture(scope="module")
+def hostile_caller(hostile_server: ServerProcess) -> Iterator[Caller]:
+    """Its caller."""
+    with Caller(hostile_server.address) as made:
+        yield made
+
+
+@pytest.fixture
+def victim(hostile_caller: Caller) -> CalledTable:
+    """A table with rows and a history."""
+    return make_victim(hostile_caller)
+
+
+def make_victim(caller: Caller) -> CalledTable:
+    """The table anew, and no other."""
+    for name in caller.table_names():
+        caller.table(name).drop()
+    table = caller.create(NAME, capacity=12)
+    table.insert(range(20), 1.0 + np.arange(20), stream=4, episode=5)
+    table.update([10, 11, 3], [0.5, 0.25, 9.0])
+    table.insert([77], writer_id=WRITER, sequence=1)
+    table.sample(5)
+    return table
+
+
+def good_request(method: str, table: CalledTable) -> Message:
+    """A request that would be answered, with every field that there is."""
+    name, uid = table.name, table.uid
+    priorities = float64([0.5, 2.0])
+    insertion = replay_pb2.Insertion(row_count=2, priorities=priorities, stream=7, episode=8)
+    numbered = replay_pb2.Insertion(row_count=2, priorities=priorities, sequence=2, stream=7, episode=8)
+    rows = rows_of(np.arange(2))
+    keys = np.arange(15, 19).tobytes()
+    draw = make_draw(4, beta=0.5, weight_norm=2, draw_mode=2, wait_s=0.5)
+    update = make_update([12, 13], [3.0, 4.0])
+    requests: dict[str, Message] = {
+        "CreateTable": replay_pb2.CreateTableRequest(
+            config=table_config("other", backend="sum_tree", parameters={"alpha": 0.5, "epsilon": 0.25}, seed=5)
+        ),
+        "DropTable": replay_pb2.DropTableRequest(table=name, table_uid=uid),
+        "ListTables": replay_pb2.ListTablesRequest(),
+        "DescribeTable": replay_pb2.DescribeTableRequest(table=name),
+        "ResetTable": replay_pb2.ResetTableRequest(table=name, table_uid=uid),
+        "Insert": replay_pb2.InsertRequest(table=name, table_uid=uid, insertion=insertion, rows=rows),
+        "Write": replay_pb2.WriteRequest(
+            table=name, table_uid=uid, writer_id=WRITER, insertion=numbered, rows=rows
+        ),
+        "Sample": replay_pb2.SampleRequest(table=name, table_uid=uid, draw=draw),
+        "Read": replay_pb2.ReadRequest(table=name, table_uid=uid, keys=keys),
+        "UpdatePriorities": replay_pb2.UpdatePrioritiesRequest(table=name, table_uid=uid, update=update),
+        "Learn": replay_pb2.LearnRequest(table=name, table_uid=uid, update=update, draw=draw, batches=3),
+        "Stats": replay_pb2.StatsRequest(table=name),
+    }
+    return requests[method]
+
+
+def send(table: CalledTable, method: str, message: bytes) -> bool:
+    """Send bytes; whether they were answered. A refusal has to be a typed one, and to change nothing."""
+    before = table.state()
+    try:
+        call_raw(table.caller.channel, method, message)
+    except grpc.RpcError as error:
+        refusal_in(error)
+        assert table.state() == before
+        return False
+    return True
+
+
+def assert_usable(table: CalledTable) -> None:
+    """Whatever was answered before, the server goes on: a table made anew takes rows and gives them back."""
+    anew = make_victim(table.caller)
+    assert set(anew.sample(20).values) <= {*range(9, 20), 77}
+
+
+# Bytes that are no message.
+
+NO_MESSAGES = {
+    "ones": b"\xff" * 40,
+    "a tag that never ends": b"\x80" * 40,
+    "a tag that is cut": b"\x80",
+    "field number 0": tag(0, VARINT) + b"\x01",
+    "wire type 6": tag(1, 6) + b"\x01",
+    "wire type 7": tag(1, 7) + b"\x01",
+    "the end of a group that never began": tag(1, END_GROUP),
+    "a group that never ends": tag(1, START_GROUP) * 3,
+    "many groups that never end": tag(1, START_GROUP) * 100_000,
+    "a length without content": bytes_field(1, b"", claimed_size=1),
+    "a huge length": bytes_field(1, b"abc", claimed_size=2**31 - 1),
+    "a length of 63 bits": bytes_field(1, b"abc", claimed_size=2**63 - 1),
+    "a length of 64 bits": bytes_field(1, b"abc", claimed_size=2**64 - 1),
+    "a length of 70 bits": bytes_field(1, b"abc", claimed_size=2**70 - 1),
+    "a fixed64 that is cut": tag(9, FIXED64) + b"1234567",
+    "a fixed32 that is cut": tag(9, FIXED32) + b"123",
+    "rows of a huge length": bytes_field(15, b"abc", claimed_size=2**62),
+    "rows that are cut by one byte": bytes_field(15, b"abc", claimed_size=4),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("what", NO_MESSAGES)
+def test_bytes_that_are_no_message_are_refused(victim: CalledTable, method: str, what: str) -> None:
+    before = victim.state()
+    with pytest.raises(grpc.RpcError) as error:
+        call_raw(victim.caller.channel, method, NO_MESSAGES[what])
+    refusal = refusal_in(error.value)
+    assert (refusal.reason, refusal.metadata["field"]) == ("INVALID_FIELD", "request")
+    assert victim.state() == before
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("ListTables", "CreateTable")])
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"vic\xc0\x80tim", b"\xed\xa0\x80"])
+def test_a_name_that_is_no_text_is_refused(victim: CalledTable, method: str, name: bytes) -> None:
+    assert not send(victim, method, bytes_field(1, name))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("step", [1])
+def test_a_message_that_is_cut_anywhere_is_answered_or_refused(victim: CalledTable, method: str, step: int) -> None:
+    message = good_request(method, victim).SerializeToString()
+    for end in range(0, len(message), max(step, len(message) // 40)):
+        if send(victim, method, message[:end]):
+            victim = make_victim(victim.caller)
+            message = good_request(method, victim).SerializeToString()
+    assert_usable(victim)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fields_of_another_wire_type_are_unknown_fields(victim: CalledTable, method: str) -> None:
+    """Protobuf skips them, so that their field is missing: what needs it refuses the request."""
+    contents = {VARINT: varint(2**64 - 1), FIXED64: bytes(8), FIXED32: bytes(4)}
+    names_no_table = b"".join(tag(number, wire) + content for number in range(1, 16) for wire, content in contents.items())
+    answered = send(victim, method, names_no_table)
+    assert answered == (method in ("ListTables", "Stats"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fields_that_are_not_known_are_skipped(victim: CalledTable, method: str) -> None:
+    unknown = tag(1000, VARINT) + b"\x05" + bytes_field(2000, b"of a later version") + tag(14, FIXED64) + bytes(8)
+    assert send(victim, method, unknown + good_request(method, victim).SerializeToString() + unknown)
+
+
+# Rows, which are read in place.
+
+
+def insertion_with(*, before: bytes = b"", after: bytes = b"", table: CalledTable) -> bytes:
+    """An insert of two rows, with bytes around all but its rows."""
+    head = replay_pb2.InsertRequest(table=table.name, insertion=replay_pb2.Insertion(row_count=2))
+    return before + head.SerializeToString() + after
+
+
+def test_of_rows_that_come_twice_the_last_count(victim: CalledTable) -> None:
+    first, last = (bytes_field(15, rows_of(np.array(values))) for values in ([1, 2], [3, 4]))
+    call_raw(victim.caller.channel, "Insert", insertion_with(before=first, after=last, table=victim))
+    assert victim.read(victim.live_keys()[-2:]).values.tolist() == [3, 4]
+
+
+def test_rows_may_come_first(victim: CalledTable) -> None:
+    rows = bytes_field(15, rows_of(np.array([1, 2])))
+    call_raw(victim.caller.channel, "Insert", insertion_with(before=rows, table=victim))
+    assert victim.read(victim.live_keys()[-2:]).values.tolist() == [1, 2]
+
+
+def test_rows_whose_tag_is_longer_than_it_needs_to_be_are_rows(victim: CalledTable) -> None:
+    content = rows_of(np.array([1, 2]))
+    rows = bytes([0xFA, 0x80, 0x00]) + varint(len(content)) + content
+    call_raw(victim.caller.channel, "Insert", insertion_with(before=rows, table=victim))
+    assert victim.read(victim.live_keys()[-2:]).values.tolist() == [1, 2]
+
+
+def test_rows_that_come_as_a_number_are_no_rows(victim: CalledTable) -> None:
+    number = tag(15, VARINT) + varint(2**60)
+    assert not send(victim, "Insert", insertion_with(before=number, table=victim))
+
+
+def test_of_two_heads_the_later_fields_count(victim: CalledTable) -> None:
+    wrong = replay_pb2.InsertRequest(table="nobody", insertion=replay_pb2.Insertion(row_count=9)).SerializeToString()
+    rows = bytes_field(15, rows_of(np.array([1, 2])))
+    call_raw(victim.caller.channel, "Insert", insertion_with(before=wrong, after=rows, table=victim))
+    assert victim.read(victim.live_keys()[-2:]).values.tolist() == [1, 2]
+
+
+# Random bytes, and messages that were damaged on their way.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_random_bytes_are_answered_or_refused(hostile_caller: Caller, method: str) -> None:
+    victim = make_victim(hostile_caller)
+
+    @EXAMPLES
+    @given(st.binary(max_size=200))
+    def try_bytes(message: bytes) -> None:
+        send(victim, method, message)
+
+    try_bytes()
+    assert_usable(victim)
+
+
+@st.composite
+def damages(draw: st.DrawFn) -> Callable[[bytes], bytes]:
+    """Ways to damage a message: places are fractions of its length."""
+    place, other = draw(st.floats(0, 1)), draw(st.floats(0, 1))
+    new = draw(st.binary(min_size=1, max_size=9))
+    kind = draw(st.sampled_from(["replace", "insert", "remove", "repeat", "swap"]))
+
+    def damage(message: bytes) -> bytes:
+        first, second = sorted((round(place * len(message)), round(other * len(message))))
+        start, middle, end = message[:first], message[first:second], message[second:]
+        return {
+            "replace": start + new + message[first + len(new) :],
+            "insert": start + new + message[first:],
+            "remove": start + end,
+            "repeat": start + middle + middle + end,
+            "swap": start + end + middle,
+        }[kind]
+
+    return damage
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_damaged_messages_are_answered_or_refused(hostile_caller: Caller, method: str) -> None:
+    victim = make_victim(hostile_caller)
+
+    @EXAMPLES
+    @given(st.lists(damages(), min_size=1, max_size=3))
+    def try_damages(several: list[Callable[[bytes], bytes]]) -> None:
+        nonlocal victim
+        message = good_request(method, victim).SerializeToString()
+        for damage in several:
+            message = damage(message)
+        if send(victim, method, message):
+            victim = make_victim(hostile_caller)
+
+    try_damages()
+    assert_usable(victim)
+
+
+NUMBERS = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, -1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)])
+)
+FLOATS = st.floats(width=64)
+
+
+@EXAMPLES
+@given(
+    draw=st.builds(dict, batch_size=NUMBERS, beta=FLOATS, weight_norm=st.integers(-3, 9), draw_mode=st.integers(-3, 9)),
+    batches=NUMBERS,
+)
+def test_a_draw_of_any_numbers_is_answered_or_refused(
+    hostile_caller: Caller, draw: dict[str, int | float], batches: int
+) -> None:
+    victim = make_victim(hostile_caller)
+    request = replay_pb2.LearnRequest(table=NAME, batches=batches)
+    for name, value in draw.items():
+        setattr(request.draw, name, value)
+    send(victim, "Learn", request.SerializeToString())
+    sample = replay_pb2.SampleRequest(table=NAME, draw=request.draw)
+    send(victim, "Sample", sample.SerializeToString())
+
+
+@EXAMPLES
+@given(
+    count=NUMBERS,
+    priorities=st.lists(FLOATS, max_size=3),
+    sequence=NUMBERS,
+    stream=st.integers(0, 2**64 - 1),
+    writer=st.sampled_from([b"", b"x" * 16, WRITER, b"x"]),
+    rows=st.sampled_from([rows_of(np.arange(n)) for n in range(4)]),
+)
+def test_an_insert_of_any_numbers_is_answered_or_refused(
+    hostile_caller: Caller, count: int, priorities: list[float], sequence: int, stream: int, writer: bytes, rows: bytes
+) -> None:
+    victim = make_victim(hostile_caller)
+    insertion = replay_pb2.Insertion(
+        row_count=count, priorities=float64(priorities), sequence=sequence, stream=stream, episode=stream
+    )
+    for method, kind in (("Insert", replay_pb2.InsertRequest), ("Write", replay_pb2.WriteRequest)):
+        request = kind(table=NAME, writer_id=writer, insertion=insertion, rows=rows)
+        if send(victim, method, request.SerializeToString()):
+            assert victim.describe().inserted == 21 + count
+
+
+# Streams, and what is not even gRPC.
+
+
+@pytest.mark.parametrize("method", STREAMS)
+def test_what_a_stream_did_before_a_hostile_message_holds(victim: CalledTable, method: str) -> None:
+    answers = call_raw_one_by_one(
+        victim.caller.channel, method, [good_request(method, victim).SerializeToString(), b"\xff" * 10]
+    )
+    next(answers)
+    with pytest.raises(grpc.RpcError) as error:
+        next(answers)
+    assert refusal_in(error.value).metadata["field"] == "request"
+    if method == "Write":
+        assert victim.read(victim.live_keys()[-2:]).values.tolist() == [0, 1]
+    else:
+        assert victim.read([12, 13]).priorities.tolist() == [3.0, 4.0]
+    assert victim.caller.method(method).active == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_rpc_called_in_another_shape_is_refused(victim: CalledTable, method: str) -> None:
+    """A stream where one message belongs, and several messages or none."""
+    before = victim.state()
+    path = f"/replay.v1.ReplayService/{method}"
+    calls: Callable[..., Iterator[bytes]] = victim.caller.channel.stream_stream(path)
+    if method in STREAMS:
+        assert list(calls(iter([]), timeout=60.0)) == []
+    else:
+        with pytest.raises(grpc.RpcError):
+            list(calls(iter([]), timeout=60.0))
+    assert victim.state() == before
+
+
+def test_an_rpc_that_is_not_there_is_unimplemented(hostile_caller: Caller) -> None:
+    unary: Callable[..., bytes] = hostile_caller.channel.unary_unary("/replay.v1.ReplayService/Forget")
+    with pytest.raises(grpc.RpcError) as error:
+        unary(b"", timeout=60.0)
+    assert isinstance(error.value, grpc.Call)
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\0" * 1000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000]
+)
+def test_a_connection_that_speaks_something_else_harms_nobody(
+    hostile_server: ServerProcess, victim: CalledTable, garbage: bytes
+) -> None:
+    before = victim.state()
+    with socket.create_connection(("127.0.0.1", hostile_server.port), timeout=30.0) as connection:
+        connection.sendall(garbage)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(4096):
+            pass
+    assert victim.state() == before

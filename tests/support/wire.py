@@ -1,0 +1,54 @@
+"""Messages byte by byte, as a well-meaning caller would never build them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import grpc
+from replay_proto.v1 import replay_pb2
+
+SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"]
+METHODS = tuple(method.name for method in SERVICE.methods)
+STREAMS = ("Learn", "Write")
+VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
+
+
+def varint(value: int) -> bytes:
+    """A number of any size in base 128."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def tag(number: int, wire_type: int) -> bytes:
+    """What a field begins with."""
+    return varint(number << 3 | wire_type)
+
+
+def bytes_field(number: int, content: bytes, claimed_size: int | None = None) -> bytes:
+    """A length-delimited field; it may claim another size than it has."""
+    size = len(content) if claimed_size is None else claimed_size
+    return tag(number, LENGTH_DELIMITED) + varint(size) + content
+
+
+def call_raw(channel: grpc.Channel, method: str, *messages: bytes) -> list[bytes]:
+    """Call an RPC with bytes; all answers, as bytes.
+
+    Raises:
+        grpc.RpcError: when it is refused; an answer to an earlier message of the stream is lost.
+    """
+    return list(call_raw_one_by_one(channel, method, messages))
+
+
+def call_raw_one_by_one(channel: grpc.Channel, method: str, messages: Iterable[bytes]) -> Iterator[bytes]:
+    """The same, answer by answer."""
+    path = f"/{SERVICE.full_name}/{method}"
+    if method in STREAMS:
+        stream: Callable[..., Iterator[bytes]] = channel.stream_stream(path)
+        yield from stream(iter(messages), timeout=60.0)
+    else:
+        unary: Callable[..., bytes] = channel.unary_unary(path)
+        for message in messages:
+            yield unary(message, timeout=60.0)
