@@ -49,14 +49,16 @@ HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["python", "/opt/r
 ENTRYPOINT ["replay-server"]
 
 FROM service-dependencies AS trainer-dependencies
-RUN pip install --quiet torch \
-    && pip install --quiet --only-deps '.[server,cli,agent]'
+RUN pip install --quiet --only-deps '.[server,cli,agent]' \
+    # What serves to compile against torch, and its own tests.
+    && cd /opt/replay/environment/lib/python3*/site-packages/torch && rm -rf include test bin/test_*
 
 FROM trainer-dependencies AS trainer
 COPY --from=application /opt/replay/application /opt/replay/application
 COPY --from=application --chown=replay /var/cache/numba /var/cache/numba
 COPY docker/healthcheck.py /opt/replay/
 USER replay
-WORKDIR /runs
+WORKDIR /home/replay
+ENV REPLAY_TRAIN_RUNS_DIR=/runs
 VOLUME /runs
 CMD ["replay-train"]

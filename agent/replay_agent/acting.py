@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +89,8 @@ class Actor:
         """
         self._env: Environment = make_environment(env_id)
         info = describe_environment(self._env, env_id)
-        self.rng = np.random.default_rng(seed)
-        self._policy = EpsilonGreedyPolicy(network, info.actions, self.rng, device or torch.device("cpu"))
+        self._rng = np.random.default_rng(seed)
+        self._policy = EpsilonGreedyPolicy(network, info.actions, self._rng, device or torch.device("cpu"))
         self._first_action = info.first_action
         self._accumulator = NStepAccumulator(n_step, gamma)
         self._actor_id = actor_id
@@ -107,6 +109,19 @@ class Actor:
         )
         return ActorStep(transitions, self._end_episode() if terminated or truncated else None)
 
+    def random_state(self) -> dict[str, Any]:
+        """State of the generators of exploration and of the environment, as JSON values."""
+        return {
+            "policy": _plain(self._rng.bit_generator.state),
+            "environment": _plain(self._env.np_random.bit_generator.state),
+        }
+
+    def restore_random_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with the generators of an earlier actor, in a new episode."""
+        self._rng.bit_generator.state = state["policy"]
+        self._env.np_random.bit_generator.state = state["environment"]
+        self._obs = self._env.reset()[0]
+
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
@@ -116,3 +131,9 @@ class Actor:
         self._return, self._length = 0.0, 0
         self._obs = self._env.reset()[0]
         return episode
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A generator's state without NumPy's types."""
+    plain: dict[str, Any] = json.loads(json.dumps(state, default=lambda value: value.tolist()))
+    return plain

@@ -134,7 +134,10 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
         UnsupportedEnvironmentError: the environment cannot be made here.
     """
     name = f"{socket.gethostname()}:{os.getpid()}"
-    with LearnerClient(settings.learner, settings.learner_timeout_s) as learner, ReplayClient(settings.server) as client:
+    with (
+        LearnerClient(settings.learner, settings.learner_timeout_s) as learner,
+        ReplayClient(settings.server) as client,
+    ):
         while not stop.is_set():
             assignment = learner.join(name)
             log.info("actor %d of run %s: %s", assignment.actor_id, assignment.run_id, assignment.task)

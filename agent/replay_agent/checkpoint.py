@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.optim import Optimizer
 
 from replay_agent.learner import Learner
 
@@ -68,12 +69,11 @@ def save_checkpoint(
     partial.mkdir(parents=True)
     save_file(_on_cpu(learner.online.state_dict()), partial / ONLINE_FILE)
     save_file(_on_cpu(learner.target.state_dict()), partial / TARGET_FILE)
-    tensors, groups = _split_optimizer(learner.optimizer.state_dict())
-    save_file(tensors, partial / OPTIMIZER_FILE)
+    save_file(_optimizer_tensors(learner.optimizer), partial / OPTIMIZER_FILE)
     save_file(_random_state(), partial / RANDOM_FILE)
     if best_weights is not None:
         save_file(dict(best_weights), partial / BEST_FILE)
-    document = {"format": FORMAT_VERSION, "updates": learner.updates, "optimizer_groups": groups, "run": dict(state)}
+    document = {"format": FORMAT_VERSION, "updates": learner.updates, "run": dict(state)}
     (partial / STATE_FILE).write_text(json.dumps(document))
     shutil.rmtree(final, ignore_errors=True)
     os.replace(partial, final)
@@ -112,9 +112,7 @@ def _load(path: Path, learner: Learner) -> Checkpoint:
             f"{path} holds another network than the settings describe; resume with the same "
             f"--env, --hidden-sizes and --dueling: {error}"
         ) from error
-    learner.optimizer.load_state_dict(
-        _join_optimizer(load_file(path / OPTIMIZER_FILE), document["optimizer_groups"])
-    )
+    _restore_optimizer(learner.optimizer, load_file(path / OPTIMIZER_FILE))
     learner.updates = document["updates"]
     _restore_random_state(load_file(path / RANDOM_FILE))
     best = path / BEST_FILE
@@ -125,22 +123,22 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Tensors by ``parameter.name``, and the groups, which are plain values."""
-    tensors = {
+def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """What the optimizer remembers, by ``parameter.name``."""
+    return {
         f"{index}.{name}": value.detach().cpu().contiguous()
-        for index, values in state["state"].items()
+        for index, values in optimizer.state_dict()["state"].items()
         for name, value in values.items()
     }
-    return tensors, state["param_groups"]
 
 
-def _join_optimizer(tensors: Mapping[str, Tensor], groups: list[dict[str, Any]]) -> dict[str, Any]:
+def _restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give the optimizer its memory back; step size and the like stay as the settings have them now."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, name = key.split(".", maxsplit=1)
         state.setdefault(int(index), {})[name] = tensor
-    return {"state": state, "param_groups": groups}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _random_state() -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -61,7 +62,8 @@ def when_parent_dies(stop: Callable[[], object]) -> None:
     """Call ``stop`` from another thread when standard input ends: whoever holds its other end is gone."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1):
+        # Not sys.stdin.read(): it holds a lock that the interpreter wants when it ends.
+        while os.read(sys.stdin.fileno(), 1):
             pass
         stop()
 

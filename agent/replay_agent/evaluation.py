@@ -16,6 +16,10 @@ from replay_agent.networks import QNetwork
 MAX_PARALLEL_EPISODES = 20
 
 
+class EvaluationStoppedError(Exception):
+    """Somebody asked to stop; there is no result."""
+
+
 @dataclass(frozen=True)
 class EvaluationResult:
     """Returns of greedy episodes.
@@ -51,16 +55,19 @@ def evaluate(
         seeds: one per episode, given to ``reset``.
         first_action: the environment's own number of action 0.
         device: where the network lives; the CPU if None.
-        should_stop: asked between batches of episodes; True ends early with what is finished.
+        should_stop: asked before every step; True breaks off.
+
+    Raises:
+        EvaluationStoppedError: ``should_stop`` said so.
     """
     returns: list[float] = []
     lengths: list[int] = []
     environments = [make_env() for _ in range(min(len(seeds), MAX_PARALLEL_EPISODES))]
     try:
         for start in range(0, len(seeds), MAX_PARALLEL_EPISODES):
-            if should_stop() and returns:
-                break
-            episodes = _play(network, environments, seeds[start : start + MAX_PARALLEL_EPISODES], first_action, device)
+            part = seeds[start : start + MAX_PARALLEL_EPISODES]
+            episodes = [_Episode(env, env.reset(seed=seed)[0]) for env, seed in zip(environments, part, strict=False)]
+            _play(network, episodes, first_action, device, should_stop)
             returns += [episode.total for episode in episodes]
             lengths += [episode.length for episode in episodes]
     finally:
@@ -86,23 +93,25 @@ class _Episode:
 
 def _play(
     network: QNetwork,
-    environments: Sequence[Environment],
-    seeds: Sequence[int],
+    episodes: Sequence[_Episode],
     first_action: int,
     device: torch.device | None,
-) -> list[_Episode]:
-    episodes = [_Episode(env, env.reset(seed=seed)[0]) for env, seed in zip(environments, seeds, strict=False)]
+    should_stop: Callable[[], bool],
+) -> None:
+    """Play all episodes to their ends."""
     running = list(episodes)
     while running:
+        if should_stop():
+            raise EvaluationStoppedError
         actions = greedy_actions(network, np.stack([episode.obs for episode in running]), device)
         for episode, action in zip(running, actions, strict=True):
             episode.step(first_action + int(action))
         running = [episode for episode in running if not episode.done]
-    return episodes
 
 
 @torch.inference_mode()
 def greedy_actions(network: QNetwork, observations: NDArray[Any], device: torch.device | None) -> NDArray[np.int64]:
     """Return int64[batch], the actions of largest value, for observations [batch, *observation_shape]."""
     values = network(torch.as_tensor(observations, device=device))
-    return values.argmax(dim=1).cpu().numpy()
+    actions: NDArray[np.int64] = values.argmax(dim=1).cpu().numpy()
+    return actions

@@ -55,6 +55,11 @@ class History:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> History:
         """Read what `to_json` gave."""
-        history = cls(**{name: list(points) for name, points in values.items()})
+        history = cls(
+            episode_steps=list(values["episode_steps"]),
+            episode_returns=list(values["episode_returns"]),
+            validation_steps=list(values["validation_steps"]),
+            validation_means=list(values["validation_means"]),
+        )
         history._recent.extend(history.episode_returns[-RECENT_EPISODES:])
         return history

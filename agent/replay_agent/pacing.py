@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 
 class Pacer:
     """Counts environment steps by what the table received, and says who may go on: the learner, or the actors.
@@ -11,23 +13,24 @@ class Pacer:
     ``lead_steps`` environment steps. So a slow learner is not flooded, and a fast one does not overfit to few rows.
 
     The table's count is authoritative, for rows of actors that died unheard are in it. The trainer's own steps are
-    counted as they are taken, because its rows travel for a while.
+    counted as they are taken, because its rows travel for a while. Steps granted to actors count against the lead until
+    the table has been looked at again. `grant` may be called from any thread, everything else from one.
     """
 
-    def __init__(self, ratio: float, learning_starts: int, lead_steps: int, env_steps: int = 0) -> None:
-        """Start with ``env_steps`` taken by an earlier run.
+    def __init__(self, ratio: float, learning_starts: int, lead_steps: int) -> None:
+        """Start at step 0, with an empty table.
 
         Args:
             ratio: gradient steps per environment step.
             learning_starts: rows in the table before the first gradient step.
             lead_steps: environment steps that actors may be ahead.
-            env_steps: where the count begins.
         """
         self._ratio = ratio
         self._learning_starts = learning_starts
         self._lead_steps = lead_steps
-        self._env_steps = env_steps
+        self._env_steps = 0
         self._credit = 0.0
+        self._lock = threading.Lock()
         self.attach(inserted=0, size=0)
 
     @property
@@ -46,9 +49,22 @@ class Pacer:
         return self._credit >= 1.0
 
     @property
-    def actors_may_go_on(self) -> bool:
-        """Whether actors may take more environment steps."""
-        return self._credit <= self._lead_steps * self._ratio
+    def credit(self) -> float:
+        """Gradient steps that are due."""
+        return self._credit
+
+    def restart(self, env_steps: int, credit: float) -> None:
+        """Go on with the counts of an earlier run; the table stays as it was attached."""
+        self._env_steps = self._steps_before = env_steps
+        self._credit = credit
+
+    def grant(self, steps: int) -> int:
+        """How many of the ``steps`` that an actor asks for it may take: all, or none while actors are ahead."""
+        with self._lock:
+            if self._credit / self._ratio + self._granted > self._lead_steps:
+                return 0
+            self._granted += steps
+            return steps
 
     def attach(self, inserted: int, size: int) -> None:
         """Count from here on by another table, or the same one after a while.
@@ -62,6 +78,7 @@ class Pacer:
         self._steps_before = self._env_steps
         self._own_steps = 0
         self._inserted = 0
+        self._granted = 0
 
     def count_own_step(self) -> None:
         """The trainer took an environment step."""
@@ -70,6 +87,8 @@ class Pacer:
 
     def observe_inserted(self, inserted: int) -> None:
         """The table has received ``inserted`` rows in its life."""
+        with self._lock:
+            self._granted = 0
         self._inserted = max(self._inserted, inserted - self._inserted_at_start)
         self._advance()
 

@@ -17,7 +17,7 @@ _CARTPOLE: Mapping[str, Any] = MappingProxyType(
         "gamma": 0.99,
         "target_interval": 1,
         "target_tau": 0.01,
-        "replay_ratio": 0.5,
+        "replay_ratio": 1.0,
         "learning_starts": 1_000,
         "epsilon_steps": 10_000,
         "epsilon_end": 0.05,

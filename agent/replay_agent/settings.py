@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
@@ -19,6 +19,8 @@ DEFAULT_ENV = "CartPole-v1"
 SETTINGS_FILE = "settings.json"
 # What belongs to one start of the command and not to the run that a later start resumes.
 NOT_RESUMED = frozenset({"resume", "config"})
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 RUN = "run"
 REPLAY = "replay"
@@ -54,18 +56,26 @@ class TrainSettings(BaseSettings):
     steps: int = option(200_000, RUN, "environment steps to train for, over all actors", ge=1)
     seed: int = option(0, RUN, "seed of networks, environments, exploration and the table's draws", ge=0)
     runs_dir: Path = option(Path("runs"), RUN, "directory for the directories of runs")
-    name: str | None = option(None, RUN, "name of the run and its directory; made of environment, seed and time if absent")
+    name: str | None = option(
+        None,
+        RUN,
+        "name of the run and its directory; made of environment, seed and time if absent",
+        pattern=NAME_PATTERN,
+    )
     resume: Path | None = option(None, RUN, "directory of a run to go on with, with its settings unless given anew")
     config: Path | None = option(None, RUN, "TOML file with these settings")
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", RUN, "where the networks live; auto takes a GPU for images, if there is one, and the CPU for vectors"
     )
     threads: int | None = option(
-        None, RUN, "CPU threads of torch in the trainer; 1 for vectors and torch's own choice for images if absent", ge=1
+        None,
+        RUN,
+        "CPU threads of torch in the trainer; 1 for vectors and torch's own choice for images if absent",
+        ge=1,
     )
 
     server: str | None = option(None, REPLAY, "HOST:PORT of a running replay server; starts one of its own if absent")
-    table: str | None = option(None, REPLAY, "table to use; the run's name if absent")
+    table: str | None = option(None, REPLAY, "table to use; the run's name if absent", pattern=NAME_PATTERN)
     keep_table: bool | None = option(
         None, REPLAY, "leave the table on the server at the end; if absent, only a table named with --table is left"
     )
@@ -80,7 +90,9 @@ class TrainSettings(BaseSettings):
     draw_mode: Literal["stratified", "independent"] = option("stratified", REPLAY, "how the rows of a batch are drawn")
     prefetch: int = option(3, REPLAY, "batches asked for ahead of need; 1 asks for none", ge=1)
     lockstep: bool = option(
-        False, REPLAY, "wait for every insert and update, so that equal seeds give equal runs; slower, and without actors"
+        False,
+        REPLAY,
+        "wait for every insert and update, so that equal seeds give equal runs; slower, and without actors",
     )
     reconnect_timeout_s: float = option(120.0, REPLAY, "seconds to wait for a server that went away", gt=0)
 
@@ -104,7 +116,9 @@ class TrainSettings(BaseSettings):
     )
 
     hidden_sizes: tuple[int, ...] | None = option(
-        None, NETWORK, "units of each dense hidden layer, such as 256,256; 128,128 for vectors and 512 for images if absent"
+        None,
+        NETWORK,
+        "units of each dense hidden layer, such as 256,256; 128,128 for vectors and 512 for images if absent",
     )
     dueling: bool = option(False, NETWORK, "dueling heads: value and advantages apart")
 
@@ -124,12 +138,17 @@ class TrainSettings(BaseSettings):
     validate_interval: int = option(5_000, JUDGING, "environment steps between greedy validations", ge=1)
     validation_episodes: int = option(20, JUDGING, "episodes of a validation", ge=1)
     confirm_episodes: int = option(
-        100, JUDGING, "episodes, those of the validation among them, that decide whether a network is the best so far", ge=1
+        100,
+        JUDGING,
+        "episodes, those of the validation among them, that decide whether a network is the best so far",
+        ge=1,
     )
     solved_return: float | None = option(
         None, JUDGING, "mean return over the confirming episodes at which training ends; never if absent"
     )
-    evaluation_episodes: int = option(100, JUDGING, "greedy episodes with the best network at the end, on new seeds", ge=0)
+    evaluation_episodes: int = option(
+        100, JUDGING, "greedy episodes with the best network at the end, on new seeds", ge=0
+    )
 
     checkpoint_interval_s: float = option(60.0, KEEPING, "seconds between checkpoints", gt=0)
     keep_checkpoints: int = option(2, KEEPING, "checkpoints that are kept", ge=1)
@@ -137,6 +156,12 @@ class TrainSettings(BaseSettings):
     tensorboard: bool = option(True, KEEPING, "write TensorBoard logs")
     progress: bool = option(True, KEEPING, "show a progress bar; without a terminal, a line now and then")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", KEEPING, "least severe messages logged")
+
+    @field_validator("hidden_sizes", mode="before")
+    @classmethod
+    def _split_sizes(cls, value: Any) -> Any:
+        """Environment variables hold the sizes as text."""
+        return tuple(value.split(",")) if isinstance(value, str) else value
 
     @field_validator("server")
     @classmethod
@@ -149,6 +174,14 @@ class TrainSettings(BaseSettings):
         if value is not None and (not value or min(value) < 1):
             raise ValueError(f"expected one or more positive numbers, such as 128,128, got {value}")
         return value
+
+    @model_validator(mode="after")
+    def _lockstep_is_alone(self) -> Self:
+        if self.lockstep and self.actors:
+            raise ValueError(
+                f"lockstep needs the trainer to act alone, but actors is {self.actors}; leave one of them out"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -182,7 +182,9 @@ class LearnerServer:
         try:
             bound = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {host}:{port} for actors: {error}; choose another --learner-port") from None
+            raise OSError(
+                f"cannot listen on {host}:{port} for actors: {error}; choose another --learner-port"
+            ) from None
         self._server.start()
         self.host = host
         self.port = bound

@@ -80,7 +80,7 @@ _CHANNEL_OPTIONS: Final = (
     # A server that restarts is back within seconds: do not wait longer than that between attempts.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt may take
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     # A peer that vanished without a word (a pulled cable, a lost machine) is noticed within 40 s.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -88,6 +88,8 @@ _CHANNEL_OPTIONS: Final = (
     # Batches asked for ahead arrive while the learner computes, not only once it reads them.
     ("grpc.http2.lookahead_bytes", 64 << 20),
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
+    # A proxy for the web is not on the way to a replay server, whatever the environment says.
+    ("grpc.enable_http_proxy", 0),
     # Two clients in one process have a connection each.
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -99,7 +101,7 @@ class Backoff:
 
     first_s: float = 0.05
     """The first pause."""
-    longest_s: float = 1.0
+    longest_s: float = 0.5
     """No pause is longer."""
     factor: float = 2.0
     """How much longer each pause is than the one before."""

@@ -157,7 +157,7 @@ class ForkedError(ReplayError):
     default_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
-_BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
+BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "INVALID_FIELD": InvalidArgumentError,
     "TABLE_NOT_FOUND": TableNotFoundError,
     "TABLE_EXISTS": TableExistsError,
@@ -173,6 +173,7 @@ _BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "SHUTTING_DOWN": ServerUnavailableError,
     "INTERNAL": InternalServerError,
 }
+"""The type for each reason that the service gives."""
 
 # Without an ErrorInfo it was not the service that spoke but gRPC: CANCELLED and INTERNAL are how it
 # reports a stream that was cut off in the middle.
@@ -198,7 +199,7 @@ def from_rpc_error(error: grpc.RpcError) -> ReplayError:
     if info is None:
         kind = _BY_CODE.get(code, ReplayError)
         return kind(f"{message} ({code.name})", code=code)
-    kind = _BY_REASON.get(info.reason) or _BY_CODE.get(code, ReplayError)
+    kind = BY_REASON.get(info.reason) or _BY_CODE.get(code, ReplayError)
     return kind(message, code=code, reason=info.reason, metadata=info.metadata)
 
 

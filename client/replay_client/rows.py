@@ -24,6 +24,8 @@ from replay_client.errors import InvalidArgumentError
 
 SEPARATOR: Final = "/"
 """Joins the parts of a nested observation in the name of a column."""
+_PRIORITY: Final = Column("float64")
+_KEY: Final = Column("int64")
 
 
 def checked_rows(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Array], int]:
@@ -122,11 +124,10 @@ def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.floa
     Raises:
         InvalidArgumentError: for anything else.
     """
-    array = checked_array("priorities", Column("float64"), priorities)
+    array = checked_array("priorities", _PRIORITY, priorities)
     if array.shape != (row_count,):
         raise InvalidArgumentError.of_field("priorities", f"float64[{row_count}]", described(array))
     checked = np.ascontiguousarray(array, dtype="<f8")
-    # One pass over the usual case: the sum of good priorities is finite, or they are very large.
     if row_count and not (checked.min() >= 0.0 and checked.max() < np.inf):
         bad = checked[~(np.isfinite(checked) & (checked >= 0.0))]
         raise InvalidArgumentError.of_field("priorities", "finite numbers of at least 0", repr(float(bad[0])))
@@ -142,7 +143,7 @@ def checked_keys(keys: ArrayLike) -> NDArray[np.int64]:
     Raises:
         InvalidArgumentError: for another dtype or shape.
     """
-    array = checked_array("keys", Column("int64"), keys)
+    array = checked_array("keys", _KEY, keys)
     if array.ndim != 1:
         raise InvalidArgumentError.of_field("keys", "int64[n]", described(array))
     return np.ascontiguousarray(array, dtype="<i8")

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from replay_proto.framing import split_message
 from replay_proto.v1 import replay_pb2
 
@@ -88,8 +87,8 @@ class Sampler:
             connection, "Learn", reconnect_timeout_s=reconnect_timeout_s, keep_refused=False
         )
         self._batches: deque[Batch] = deque()  # that came while something else was waited for
-        self._keys: list[NDArray[np.int64]] = []
-        self._priorities: list[NDArray[np.float64]] = []
+        self._keys: list[bytes] = []
+        self._priorities: list[bytes] = []
         self._keys_kept = 0
         self._is_closed = False
 
@@ -142,8 +141,8 @@ class Sampler:
         """
         self._check_usable()
         checked = checked_keys(keys)
-        self._priorities.append(checked_priorities(priorities, len(checked)).copy())
-        self._keys.append(checked.copy())
+        self._priorities.append(checked_priorities(priorities, len(checked)).tobytes())
+        self._keys.append(checked.tobytes())
         self._keys_kept += len(checked)
         if self._keys_kept >= UPDATES_KEPT:
             self._send(draw=False)
@@ -204,8 +203,8 @@ class Sampler:
         request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
         has_update = bool(self._keys)
         if has_update:
-            request.update.keys = b"".join(keys.tobytes() for keys in self._keys)
-            request.update.priorities = b"".join(priorities.tobytes() for priorities in self._priorities)
+            request.update.keys = b"".join(self._keys)
+            request.update.priorities = b"".join(self._priorities)
             self._keys.clear()
             self._priorities.clear()
             self._keys_kept = 0

@@ -113,6 +113,7 @@ class Table:
             ReplayError: another failure. Whether the rows were inserted is then unknown if it is a
                 `DeadlineExceededError` or a `ServerUnavailableError`.
         """
+        self._connection.check_usable()
         columns, row_count = checked_rows(self.schema, rows)
         checked = None if priorities is None else checked_priorities(priorities, row_count)
         keys: list[NDArray[np.int64]] = []

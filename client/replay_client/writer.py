@@ -113,7 +113,8 @@ class Writer:
         self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
         self._sequence = 0
         self._acknowledged = 0
-        self._error: ReplayError | None = None
+        self._error: ReplayError | None = None  # to be raised by the next call
+        self._is_paused = False  # the background waits for a call before it tries again
         self._is_closed = False
         self._stream: AnsweredStream[_Block] = AnsweredStream(
             connection,
@@ -152,8 +153,8 @@ class Writer:
         if os.getpid() != self._process:
             raise _forked()
         with self._changed:
-            if self._error is not None or self._is_closed:
-                self._raise_trouble()
+            if self._error is not None or self._is_paused or self._is_closed:
+                self._check()
             block = self._block
             while block.count == block.capacity or not block.accepts(priority):
                 self._send_block(None)
@@ -171,7 +172,7 @@ class Writer:
         """
         self._check_process()
         with self._changed:
-            self._raise_trouble()
+            self._check()
             self._send_block(None)
             self.episode += 1
 
@@ -188,7 +189,7 @@ class Writer:
         self._check_process()
         deadline = None if timeout_s is None else self._connection.clock() + timeout_s
         with self._changed:
-            self._raise_trouble()
+            self._check()
             self._send_block(deadline)
             last = self._sequence
             while self._stream.pending and self._stream.pending[0].sequence <= last:
@@ -286,22 +287,24 @@ class Writer:
         if left_s is not None and left_s <= 0:
             raise DeadlineExceededError("not everything was acknowledged in time; it goes on being sent")
         self._changed.wait(left_s)
-        self._raise_trouble()
+        self._check()
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise _forked()
 
-    def _raise_trouble(self) -> None:
-        """Raise what the background met. What may pass is raised once, and then tried again."""
+    def _check(self) -> None:
+        """Raise what the background met; when that may pass and was raised before, have it try again."""
         if self._is_closed:
             raise ClosedError("this writer is closed")
         error = self._error
         if error is None:
+            if self._is_paused:
+                self._is_paused = False
+                self._changed.notify_all()
             return
         if _may_pass(error):
             self._error = None
-            self._changed.notify_all()
         raise error.with_traceback(None)
 
     def _receive_all(self) -> None:
@@ -358,11 +361,12 @@ class Writer:
             return True
 
     def _report(self, error: ReplayError) -> None:
-        """Have the next call raise the error, and wait until one has."""
+        """Have the next call raise the error, and wait for the one after it."""
         with self._changed:
             self._error = error
+            self._is_paused = True
             self._changed.notify_all()
-            while self._error is not None and not self._is_closed:
+            while self._is_paused and not self._is_closed:
                 self._changed.wait()
 
     def _end(self, error: ReplayError) -> None:

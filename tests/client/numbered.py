@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from replay_client import Batch
 
 
 def row(number: int) -> dict[str, Any]:
@@ -32,3 +33,9 @@ def assert_whole(columns: Mapping[str, NDArray[Any]]) -> None:
     """Every row is one that `row` makes."""
     for name, expected in rows(columns["number"]).items():
         np.testing.assert_array_equal(columns[name], expected)
+
+
+def exhaust(batches: Iterable[Batch]) -> None:
+    """Draw until that raises: what was on its way already may still arrive."""
+    for _ in batches:
+        pass

@@ -22,7 +22,7 @@ from replay_client import (
 )
 
 from tests.client.conftest import COLUMNS
-from tests.client.numbered import assert_whole, rows
+from tests.client.numbered import assert_whole, exhaust, rows
 from tests.support.server_process import ServerProcess
 
 NewTable = Callable[..., Table]
@@ -176,14 +176,12 @@ def test_a_dropped_table_and_a_new_one_are_told_apart(client: ReplayClient, tabl
     client.drop_table(table.name)
     sampler.update_priorities(batch.keys, np.ones(4))
     with pytest.raises(TableNotFoundError):
-        while True:
-            next(sampler)
+        exhaust(sampler)
     anew = client.create_table(table.name, COLUMNS, 1000)
     with pytest.raises(TableReplacedError):
         next(sampler)
     with pytest.raises(TableReplacedError):
-        while True:
-            next(sampler)
+        exhaust(sampler)
     anew.insert(rows([2]))
     with anew.sampler(4, beta=0.4) as after:
         assert next(after)["number"].tolist() == [2] * 4

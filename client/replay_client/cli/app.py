@@ -19,7 +19,7 @@ from replay_client.client import ReplayClient
 from replay_client.errors import ReplayError, ServerUnavailableError, TableNotFoundError
 from replay_client.stats import Stats
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 3.0
 """A person is waiting."""
 _FAILURE = 1
 

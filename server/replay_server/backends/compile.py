@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-import numba  # type: ignore[import-untyped]
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,8 +35,9 @@ def _source_digest() -> str:
 
 def _choose_cache_folder() -> None:
     """Point numba at a cache folder of these very sources, inside ``NUMBA_CACHE_DIR`` if that is set."""
-    base = Path(numba.config.CACHE_DIR or _PACKAGE / "__pycache__")
-    numba.config.CACHE_DIR = str(base / f"kernels-{_source_digest()}")
+    config: Any = numba.config
+    base = Path(config.CACHE_DIR or _PACKAGE / "__pycache__")
+    config.CACHE_DIR = str(base / f"kernels-{_source_digest()}")
 
 
 _choose_cache_folder()

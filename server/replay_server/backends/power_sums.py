@@ -15,7 +15,7 @@ from replay_server.backends.compile import kernel
 @kernel
 def rank_mass(rank: int, alpha: float) -> float:
     """Return rank ** -alpha, for ranks from 1 on."""
-    return float(rank) ** -alpha
+    return float(float(rank) ** -alpha)
 
 
 def last_rank_with_mass(size: int, alpha: float) -> int:

@@ -40,8 +40,13 @@ class RankParameters:
         require_not_negative("alpha", self.alpha)
 
 
+PIECE = 512
+"""How many rows are written at once: enough for their cache misses to overlap, and few enough for the leaves they
+lie in to stay in the second-level cache until they are written to."""
+
+
 @kernel
-def _write(
+def _write_piece(
     keys: NDArray[np.int64],
     new_priorities: NDArray[np.float64],
     priorities: NDArray[np.float64],
@@ -72,6 +77,21 @@ def _write(
     ranking.remove(order, old_priorities[:removed], old_keys[:removed])
     ranking.insert(order, added_priorities[:added], added_keys[:added])
     return added - removed
+
+
+@kernel
+def _write(
+    keys: NDArray[np.int64],
+    new_priorities: NDArray[np.float64],
+    priorities: NDArray[np.float64],
+    order: ranking.Ranking,
+) -> int:
+    """Write piece by piece, and return by how much the number of rows grew."""
+    grown = 0
+    for first in range(0, len(keys), PIECE):
+        piece = slice(first, first + PIECE)
+        grown += _write_piece(keys[piece], new_priorities[piece], priorities, order)
+    return grown
 
 
 @kernel

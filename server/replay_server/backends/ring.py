@@ -27,7 +27,7 @@ def _draw_evenly(
     probabilities = np.empty(batch, dtype=np.float64)
     for i in range(batch):
         # The product may round up to ``size`` itself.
-        keys[i] = oldest + min(np.int64(fractions[i] * size), size - 1)
+        keys[i] = oldest + min(int(fractions[i] * size), size - 1)
         probabilities[i] = 1.0 / size
     return keys, probabilities
 

@@ -44,7 +44,7 @@ def _write(
         slots[i] = slot
         old_priorities[i] = priorities[slot]
         priorities[slot] = new_priorities[i]
-        grown += np.int64(new_priorities[i] >= 0.0) - np.int64(old_priorities[i] >= 0.0)
+        grown += int(new_priorities[i] >= 0.0) - int(old_priorities[i] >= 0.0)
     extremes.follow_largest(priorities, largest, block_starts, slots, old_priorities)
     extremes.follow_smallest(priorities, smallest, block_starts, extremes.NOT_BELOW_ZERO, slots, old_priorities)
     return grown

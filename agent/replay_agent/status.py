@@ -1,0 +1,83 @@
+"""How a run stands, for those who show it, and the rates that it is shown with."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+RATE_WINDOW_S = 5.0
+LOSS_SMOOTHING = 0.99
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run at a moment.
+
+    Attributes:
+        env_steps: environment steps over all actors.
+        updates: gradient steps.
+        recent_return: mean return of the last training episodes.
+        best_mean: mean return of the best network over the validation seeds.
+        loss: smoothed weighted loss.
+        grad_norm: smoothed length of the gradient before clipping.
+        mean_value: smoothed mean value of the actions in batches.
+        epsilon: probability of a random action.
+        beta: importance-sampling exponent.
+        steps_per_s: environment steps per second, lately.
+        updates_per_s: gradient steps per second, lately.
+        note: what to know besides, such as what the learner waits for.
+    """
+
+    env_steps: int
+    updates: int
+    recent_return: float | None
+    best_mean: float | None
+    loss: float | None
+    grad_norm: float | None
+    mean_value: float | None
+    epsilon: float
+    beta: float
+    steps_per_s: float
+    updates_per_s: float
+    note: str = ""
+
+
+class Smoothed:
+    """An exponential mean that is right from the first value on."""
+
+    def __init__(self, decay: float = LOSS_SMOOTHING) -> None:
+        """Forget by ``decay`` per value."""
+        self._decay = decay
+        self._sum = 0.0
+        self._weight = 0.0
+
+    def add(self, value: float) -> None:
+        """Take in a value."""
+        self._sum = self._decay * self._sum + (1 - self._decay) * value
+        self._weight = self._decay * self._weight + (1 - self._decay)
+
+    @property
+    def value(self) -> float | None:
+        """The mean, None before the first value."""
+        return self._sum / self._weight if self._weight else None
+
+
+class RateMeter:
+    """How fast a count has grown over the last seconds."""
+
+    def __init__(self, window_s: float = RATE_WINDOW_S, clock: Callable[[], float] = time.monotonic) -> None:
+        """Look back for ``window_s`` seconds."""
+        self._window_s = window_s
+        self._clock = clock
+        self._points: deque[tuple[float, int]] = deque()
+
+    def per_second(self, count: int) -> float:
+        """Take in the count as it is now, and return its growth per second."""
+        now = self._clock()
+        self._points.append((now, count))
+        while len(self._points) > 1 and now - self._points[0][0] > self._window_s:
+            self._points.popleft()
+        first_time, first_count = self._points[0]
+        return (count - first_count) / (now - first_time) if now > first_time else 0.0

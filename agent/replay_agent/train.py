@@ -1,0 +1,203 @@
+"""The command `replay-train`: puts server, table, learner and actors together, trains, and shows the result."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from replay_client import ReplayClient, ReplayError
+from rich.console import Console
+from rich.logging import RichHandler
+from safetensors.torch import save_file
+
+from replay_agent.actor_pool import ActorPool, ActorsFailError
+from replay_agent.checkpoint import CheckpointError
+from replay_agent.command_line import explain
+from replay_agent.curve import draw_curve
+from replay_agent.devices import choose_device, limit_threads
+from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
+from replay_agent.environments import UnsupportedEnvironmentError, inspect_environment
+from replay_agent.evaluation import EvaluationStoppedError
+from replay_agent.metrics import MetricsLog, NoLog, TensorBoardLog
+from replay_agent.networks import network_kind
+from replay_agent.progress import make_progress
+from replay_agent.replay_link import TABLE_LOST
+from replay_agent.report import EvaluationSummary, TrainingReport
+from replay_agent.run_directory import RunDirectory, RunDirectoryError, open_run_directory
+from replay_agent.settings import TrainSettings, load_train_settings
+from replay_agent.signals import StopRequest
+from replay_agent.trainer import Ending, Trainer
+from replay_agent.weights_service import LearnerServer
+
+log = logging.getLogger("replay_agent")
+
+# An embedded server that does not answer for this long is not restarting: it is gone.
+EMBEDDED_TIMEOUT_S = 15.0
+EXIT_FAILED, EXIT_USAGE = 1, 2
+# By convention a program that a signal ended reports this plus the signal's number.
+EXIT_SIGNAL_BASE = 128
+FAILURES = (
+    ActorsFailError,
+    CheckpointError,
+    EmbeddedServerError,
+    OSError,
+    ReplayError,
+    RunDirectoryError,
+    UnsupportedEnvironmentError,
+    ValueError,
+)
+
+
+def train(settings: TrainSettings, stop: StopRequest, console: Console) -> TrainingReport:
+    """Run the whole of a training, from an empty or resumed run to its report.
+
+    Args:
+        settings: of the run.
+        stop: asks to stop.
+        console: shows progress.
+
+    Raises:
+        UnsupportedEnvironmentError: the environment does not suit.
+        RunDirectoryError: the run's directory cannot be used.
+        EmbeddedServerError: no server of its own could be started, or it is gone.
+        CheckpointError: there is nothing to resume.
+        ActorsFailError: actors cannot be kept alive.
+        ReplayError: the server refuses or is gone.
+    """
+    env = inspect_environment(settings.env)
+    kind = network_kind(env.observation_shape, env.observation_dtype)
+    device = choose_device(settings.device, kind)
+    limit_threads(settings.threads, kind)
+    run = open_run_directory(settings)
+    with ExitStack() as stack:
+        embedded = None if settings.server else _embedded_server(run, stack)
+        address = settings.server or (embedded.address if embedded else "")
+        client = stack.enter_context(ReplayClient(address))
+        metrics: MetricsLog = TensorBoardLog(run.tensorboard) if settings.tensorboard else NoLog()
+        stack.callback(metrics.close)
+        timeout_s = EMBEDDED_TIMEOUT_S if embedded else settings.reconnect_timeout_s
+        with _explained_by(embedded):
+            trainer = Trainer(settings, run, env, client, stop, metrics, device, timeout_s)
+            stack.callback(trainer.close)
+            if settings.resume is not None:
+                trainer.resume()
+            learner_server = LearnerServer(trainer.service, settings.learner_host, settings.learner_port)
+            stack.callback(learner_server.close)
+            log.info("replay server at %s, learner at %s, run in %s", address, learner_server.address, run.path)
+            ending = _train(settings, trainer, run, address, learner_server.local_address, console)
+            return _conclude(settings, trainer, run, ending)
+
+
+def _train(
+    settings: TrainSettings, trainer: Trainer, run: RunDirectory, server: str, learner: str, console: Console
+) -> Ending:
+    """Train with actors and progress bar; what was learned is saved whatever happens."""
+    with ExitStack() as stack:
+        pool = None
+        if settings.actors:
+            pool = ActorPool(settings.actors, server, learner, run.logs, settings.reconnect_timeout_s)
+            stack.callback(pool.close)
+        progress = stack.enter_context(make_progress(console, settings.env, settings.steps, shown=settings.progress))
+        try:
+            return trainer.train(progress, pool)
+        finally:
+            trainer.service.finish()
+            trainer.save()
+
+
+def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, ending: Ending) -> TrainingReport:
+    """Evaluate, draw the curve, write the result, and tidy up."""
+    if trainer.selector.best_weights is not None:
+        save_file(trainer.selector.best_weights, run.best)
+    title = f"{settings.env}, {settings.backend}, seed {settings.seed}"
+    draw_curve(trainer.history, run.curve, title, settings.solved_return)
+    report = TrainingReport(
+        env=settings.env,
+        backend=settings.backend,
+        seed=settings.seed,
+        ending=ending.value,
+        env_steps=trainer.pacer.env_steps,
+        updates=trainer.learner.updates,
+        training_s=trainer.training_s,
+        best_validation=trainer.selector.best_mean,
+        evaluation=None if ending is Ending.STOPPED else _evaluation(settings, trainer),
+        run_dir=str(run.path),
+        curve=str(run.curve),
+    )
+    report.save(run.result)
+    if settings.drops_table and ending is not Ending.STOPPED:
+        try:
+            trainer.drop_table()
+        except TABLE_LOST:
+            log.info("somebody else has dropped the table")
+    return report
+
+
+def _evaluation(settings: TrainSettings, trainer: Trainer) -> EvaluationSummary | None:
+    if not settings.evaluation_episodes:
+        return None
+    try:
+        return EvaluationSummary.of(trainer.evaluate_best())
+    except EvaluationStoppedError:
+        return None
+
+
+def _embedded_server(run: RunDirectory, stack: ExitStack) -> EmbeddedServer:
+    log.info("starting a replay server")
+    server = EmbeddedServer(run.logs / "server.log")
+    stack.callback(server.close)
+    return server
+
+
+@contextmanager
+def _explained_by(embedded: EmbeddedServer | None) -> Iterator[None]:
+    """When calls fail because the server of our own is gone, say what became of it."""
+    try:
+        yield
+    except ReplayError as error:
+        if embedded is None or embedded.is_running:
+            raise
+        raise EmbeddedServerError(embedded.describe_end()) from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train; returns 0, 1 when it failed, 2 for settings that cannot be used, 128 + n when signal n stopped it."""
+    try:
+        settings = load_train_settings(sys.argv[1:] if arguments is None else arguments)
+    except (ValidationError, SettingsError) as error:
+        print(f"replay-train: {explain(error)}", file=sys.stderr)
+        return EXIT_USAGE
+    console = Console(stderr=True)
+    _set_up_logging(settings.log_level, console)
+    try:
+        with StopRequest() as stop:
+            report = train(settings, stop, console)
+    except KeyboardInterrupt:
+        log.error("broken off")
+        return EXIT_FAILED
+    except FAILURES as error:
+        log.error("%s", "\n".join([str(error), *getattr(error, "__notes__", [])]))
+        log.debug("because of", exc_info=error)
+        return EXIT_FAILED
+    report.show(Console())
+    if report.ending != Ending.STOPPED:
+        return 0
+    Console().print(f"go on: replay-train --resume {report.run_dir}", soft_wrap=True, highlight=False)
+    return EXIT_SIGNAL_BASE + stop.signal if stop.signal is not None else 0
+
+
+def _set_up_logging(level: str, console: Console) -> None:
+    """Log beside the progress bar in a terminal, and plainly elsewhere."""
+    if console.is_terminal:
+        handler: logging.Handler = RichHandler(console=console, show_path=False)
+        logging.basicConfig(level=level.upper(), handlers=[handler], format="%(message)s")
+    else:
+        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s  %(message)s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,430 @@
+"""The training loop: acts if it is to act, learns as the replay ratio allows, and does now and then what is due."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+
+import torch
+from replay_client import Batch, ReplayClient
+from replay_client.torch import to_torch
+
+from replay_agent.acting import Actor, FinishedEpisode
+from replay_agent.actor_pool import ActorPool
+from replay_agent.checkpoint import load_latest, save_checkpoint
+from replay_agent.environments import EnvironmentInfo, make_environment
+from replay_agent.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
+from replay_agent.history import History
+from replay_agent.learner import Learner, LearnerConfig, TransitionBatch
+from replay_agent.metrics import MetricsLog
+from replay_agent.networks import NetworkSpec, QNetwork, default_hidden_sizes
+from replay_agent.pacing import Pacer
+from replay_agent.progress import ProgressView
+from replay_agent.replay_link import TABLE_LOST, DrawSettings, ReplayLink, TableSpec, link_factory
+from replay_agent.run_directory import RunDirectory
+from replay_agent.schedules import LinearSchedule
+from replay_agent.seeds import SeedPurpose, episode_seeds, training_seed
+from replay_agent.selection import NetworkSelector
+from replay_agent.settings import TrainSettings
+from replay_agent.signals import StopRequest
+from replay_agent.status import RateMeter, Smoothed, Status
+from replay_agent.task import Task
+from replay_agent.timing import Interval
+from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
+
+log = logging.getLogger(__name__)
+
+# How long the learner sleeps at most before it looks at the table again; a report of an actor wakes it.
+ROWS_WAIT_S = 0.05
+SUPERVISE_INTERVAL_S = 0.25
+SHOW_INTERVAL_S = 0.2
+# Silence of all actors that is worth a word.
+SILENCE_S = 30.0
+TABLE_RETRY_S = 0.2
+
+
+class Ending(StrEnum):
+    """Why training ended."""
+
+    SOLVED = "solved"
+    STEPS_DONE = "all steps taken"
+    STOPPED = "stopped"
+
+
+def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
+    """The network that the settings and the environment ask for."""
+    shape, dtype = env.observation_shape, env.observation_dtype
+    return NetworkSpec(
+        observation_shape=shape,
+        observation_dtype=dtype,
+        actions=env.actions,
+        hidden_sizes=settings.hidden_sizes or default_hidden_sizes(shape, dtype),
+        dueling=settings.dueling,
+    )
+
+
+class Trainer:
+    """One run, from its first step or its last checkpoint to its end."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        run: RunDirectory,
+        env: EnvironmentInfo,
+        client: ReplayClient,
+        stop: StopRequest,
+        metrics: MetricsLog,
+        device: torch.device,
+        reconnect_timeout_s: float,
+    ) -> None:
+        """Build the networks and make the table.
+
+        Args:
+            settings: of the run.
+            run: its directory.
+            env: the environment.
+            client: of the replay server.
+            stop: asks to stop.
+            metrics: takes in what happens.
+            device: where the networks live.
+            reconnect_timeout_s: seconds to wait for a server that went away.
+
+        Raises:
+            TableExistsError: a table of this name has another config.
+            ReplayError: the server refuses or cannot be reached.
+        """
+        self._settings = settings
+        self._run = run
+        self._env = env
+        self._client = client
+        self._stop = stop
+        self._metrics = metrics
+        self._device = device
+        torch.manual_seed(settings.seed)
+        spec = network_spec(settings, env)
+        self.learner = Learner(spec, _learner_config(settings), device)
+        self.pacer = Pacer(settings.replay_ratio, settings.learning_starts, settings.lead_steps)
+        self.history = History()
+        self.selector = self._make_selector()
+        self.training_s = 0.0
+        self._epsilon = LinearSchedule(settings.epsilon_start, settings.epsilon_end, settings.epsilon_steps)
+        beta_steps = settings.steps if settings.beta_steps is None else settings.beta_steps
+        self._beta = LinearSchedule(settings.beta_start, 1.0, beta_steps)
+        self._next_validation = settings.validate_interval
+        self._is_solved = False
+        self._actor = self._make_actor() if settings.acts else None
+        self._table_spec = TableSpec(
+            settings.table or run.name, settings.capacity, settings.backend, settings.alpha, settings.seed
+        )
+        self._draws = _draw_settings(settings, reconnect_timeout_s)
+        self._link: ReplayLink | None = None
+        self._attach_table()
+        self._weights = PublishedWeights(self.learner.weights())
+        task = Task(env.env_id, self._table_spec.name, settings.n_step, settings.gamma, spec)
+        self.service = LearnerService(task, settings.seed, self._weights, self._guide)
+        self._show_state = _ShowState()
+        self._due_show = Interval(SHOW_INTERVAL_S)
+        self._due_log = Interval(settings.log_interval_s)
+        self._due_checkpoint = Interval(settings.checkpoint_interval_s)
+        self._due_supervision = Interval(SUPERVISE_INTERVAL_S)
+        self._due_silence = Interval(SILENCE_S)
+
+    def resume(self) -> None:
+        """Go on where the newest checkpoint of the run stands.
+
+        Raises:
+            CheckpointError: there is none that fits.
+        """
+        checkpoint = load_latest(self._run.checkpoints, self.learner)
+        state = checkpoint.state
+        self.pacer.restart(state["env_steps"], state["credit"])
+        self.history = History.from_json(state["history"])
+        self.selector.best_mean, self.selector.best_weights = state["best_mean"], checkpoint.best_weights
+        self.training_s = state["training_s"]
+        self._next_validation = state["next_validation"]
+        if self._actor is not None and state["actor_random_state"] is not None:
+            self._actor.restore_random_state(state["actor_random_state"])
+        self._weights.publish(self.learner.weights())
+        log.info("resumed at environment step %d", self.pacer.env_steps)
+
+    def train(self, progress: ProgressView, pool: ActorPool | None) -> Ending:
+        """Train until the environment is solved, the steps are used up, or somebody asks to stop.
+
+        Args:
+            progress: shows how it goes.
+            pool: actor processes to watch.
+
+        Raises:
+            ReplayError: the server is gone, or refuses.
+            ActorsFailError: actors cannot be kept alive.
+        """
+        start, before_s = time.monotonic(), self.training_s
+        try:
+            while (ending := self._ending()) is None:
+                self._turn(progress, pool)
+                self.training_s = before_s + time.monotonic() - start
+            if ending is Ending.STEPS_DONE:
+                self._validate_last()
+        except EvaluationStoppedError:
+            ending = Ending.STOPPED
+        self.training_s = before_s + time.monotonic() - start
+        progress.show(self.status())
+        return ending
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        state = {
+            "env_steps": self.pacer.env_steps,
+            "credit": self.pacer.credit,
+            "best_mean": self.selector.best_mean,
+            "history": self.history.to_json(),
+            "training_s": self.training_s,
+            "next_validation": self._next_validation,
+            "actor_random_state": None if self._actor is None else self._actor.random_state(),
+        }
+        save_checkpoint(
+            self._run.checkpoints,
+            self.pacer.env_steps,
+            self.learner,
+            state,
+            self.selector.best_weights,
+            self._settings.keep_checkpoints,
+        )
+
+    def evaluate_best(self) -> EvaluationResult:
+        """Play greedily with the best network, or with the present one if none was validated, on new seeds.
+
+        Raises:
+            EvaluationStoppedError: somebody asked to stop.
+        """
+        network = self.learner.online
+        if self.selector.best_weights is not None:
+            network.load_state_dict(self.selector.best_weights)
+        count = self._settings.evaluation_episodes
+        return self._evaluate(network, episode_seeds(SeedPurpose.EVALUATION, self._settings.seed, count))
+
+    def drop_table(self) -> None:
+        """Remove the table from the server."""
+        if self._link is not None:
+            self._link.close()
+            self._link.table.drop()
+
+    def close(self) -> None:
+        """Tell actors that it is over, send what is left, and close the environment."""
+        self.service.finish()
+        if self._link is not None:
+            self._link.close()
+        if self._actor is not None:
+            self._actor.close()
+
+    def status(self) -> Status:
+        """How the run stands."""
+        step, shown = self.pacer.env_steps, self._show_state
+        return Status(
+            env_steps=step,
+            updates=self.learner.updates,
+            recent_return=self.history.recent_return,
+            best_mean=self.selector.best_mean,
+            loss=shown.loss.value,
+            grad_norm=shown.grad_norm.value,
+            mean_value=shown.mean_value.value,
+            epsilon=self._epsilon(step),
+            beta=self._beta(step),
+            steps_per_s=shown.step_rate.per_second(step),
+            updates_per_s=shown.update_rate.per_second(self.learner.updates),
+            note=shown.note,
+        )
+
+    def _ending(self) -> Ending | None:
+        if self._stop.is_set():
+            return Ending.STOPPED
+        if self._is_solved:
+            return Ending.SOLVED
+        return Ending.STEPS_DONE if self.pacer.env_steps >= self._settings.steps else None
+
+    def _turn(self, progress: ProgressView, pool: ActorPool | None) -> None:
+        """Take one step, of whatever kind is due."""
+        try:
+            link = self._link or self._attach_table()
+            if self._actor is not None and not self.pacer.owes_update:
+                self._act(self._actor, link)
+            if self.pacer.owes_update:
+                self._learn(link)
+            elif self._actor is None:
+                self._wait_for_rows(link)
+        except TABLE_LOST as error:
+            self._lose_table(error)
+        self._take_reports()
+        self._do_what_is_due(progress, pool)
+
+    def _act(self, actor: Actor, link: ReplayLink) -> None:
+        """Take one environment step and insert what it completes."""
+        step = actor.step(self._epsilon(self.pacer.env_steps))
+        self.pacer.count_own_step()
+        for transition in step.transitions:
+            link.append(transition)
+        if step.episode is not None:
+            link.end_episode()
+            self._note_episode(step.episode)
+
+    def _learn(self, link: ReplayLink) -> None:
+        """Take one gradient step and write the new priorities back."""
+        batch = link.next_batch(self._beta(self.pacer.env_steps))
+        self.pacer.observe_inserted(batch.inserted)
+        result = self.learner.update(transition_batch(batch, self._device))
+        self.pacer.count_update()
+        link.write_back(batch.keys, result.td_errors)
+        if self.learner.updates % self._settings.publish_interval == 0:
+            self._weights.publish(self.learner.weights())
+        shown = self._show_state
+        shown.loss.add(result.loss)
+        shown.grad_norm.add(result.grad_norm)
+        shown.mean_value.add(result.mean_value)
+        shown.batch = batch
+
+    def _wait_for_rows(self, link: ReplayLink) -> None:
+        """Learn from the table how far the actors are; sleep for a moment if there is nothing to do."""
+        before = self.pacer.env_steps
+        self.pacer.observe_inserted(link.table.describe().inserted)
+        if self.pacer.env_steps > before:
+            self._show_state.note = ""
+            self._due_silence.restart()
+        if not self.pacer.owes_update:
+            self.service.reports.arrived.wait(ROWS_WAIT_S)
+            self.service.reports.arrived.clear()
+        if self._due_silence.is_due():
+            self._show_state.note = "waiting for actors"
+            log.warning("no new rows for %.0f s: waiting for actors to join, or to come back", SILENCE_S)
+
+    def _attach_table(self) -> ReplayLink:
+        """Make the table, or find it, and count from where it stands."""
+        table = self._table_spec.make(self._client, self._env)
+        description = table.describe()
+        if description.size:
+            log.info("table %s has %d rows already", table.name, description.size)
+        self.pacer.attach(description.inserted, description.size)
+        self._link = link_factory(lockstep=self._settings.lockstep)(table, self._draws)
+        return self._link
+
+    def _lose_table(self, error: Exception) -> None:
+        """The table is gone: the next turn makes it anew."""
+        log.warning("the table is gone, making it anew: %s", error)
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        else:
+            time.sleep(TABLE_RETRY_S)
+
+    def _take_reports(self) -> None:
+        for episode in self.service.reports.take_episodes():
+            self._note_episode(episode)
+
+    def _note_episode(self, episode: FinishedEpisode) -> None:
+        self.history.add_episode(self.pacer.env_steps, episode.episode_return)
+        self._metrics.episode(self.pacer.env_steps, episode)
+
+    def _do_what_is_due(self, progress: ProgressView, pool: ActorPool | None) -> None:
+        if self.pacer.env_steps >= self._next_validation and self.learner.updates:
+            self._validate()
+        if self._due_show.is_due():
+            progress.show(self.status())
+        if self._due_log.is_due():
+            self._metrics.status(self.status(), self._show_state.batch)
+        if self._due_checkpoint.is_due():
+            self.save()
+        if pool is not None and self._due_supervision.is_due():
+            pool.supervise()
+
+    def _validate(self) -> None:
+        """Judge the network as it is now."""
+        step = self.pacer.env_steps
+        found = self.selector.validate(self.learner.online)
+        self.history.add_validation(step, found.mean)
+        self._metrics.validation(step, found.mean)
+        self._is_solved = found.is_solved
+        self._next_validation = step + self._settings.validate_interval
+
+    def _validate_last(self) -> None:
+        """Judge the last network, unless that has just been done."""
+        judged = self.history.validation_steps
+        if self.learner.updates and (not judged or judged[-1] < self.pacer.env_steps):
+            self._validate()
+
+    def _evaluate(self, network: QNetwork, seeds: Sequence[int]) -> EvaluationResult:
+        return evaluate(
+            network,
+            lambda: make_environment(self._env.env_id),
+            seeds,
+            first_action=self._env.first_action,
+            device=self._device,
+            should_stop=self._stop.is_set,
+        )
+
+    def _guide(self) -> Guidance:
+        """What an actor is told; called from the service's threads."""
+        granted = self.pacer.grant(self._settings.grant_steps)
+        return Guidance(granted, self._epsilon(self.pacer.env_steps))
+
+    def _make_selector(self) -> NetworkSelector:
+        settings = self._settings
+        episodes = max(settings.confirm_episodes, settings.validation_episodes)
+        seeds = episode_seeds(SeedPurpose.VALIDATION, settings.seed, episodes)
+        return NetworkSelector(self._evaluate, seeds, settings.validation_episodes, settings.solved_return)
+
+    def _make_actor(self) -> Actor:
+        settings = self._settings
+        return Actor(
+            self._env.env_id,
+            training_seed(settings.seed, actor_id=0),
+            self.learner.online,
+            n_step=settings.n_step,
+            gamma=settings.gamma,
+            device=self._device,
+        )
+
+
+class _ShowState:
+    """What is only shown."""
+
+    def __init__(self) -> None:
+        self.loss, self.grad_norm, self.mean_value = Smoothed(), Smoothed(), Smoothed()
+        self.step_rate, self.update_rate = RateMeter(), RateMeter()
+        self.batch: Batch | None = None
+        self.note = ""
+
+
+def transition_batch(batch: Batch, device: torch.device) -> TransitionBatch:
+    """A batch of the table on the learner's device."""
+    tensors = to_torch(batch, device)
+    return TransitionBatch(
+        obs=tensors["obs"],
+        action=tensors["action"],
+        reward=tensors["reward"],
+        discount=tensors["discount"],
+        next_obs=tensors["next_obs"],
+        weights=tensors.weights,
+    )
+
+
+def _learner_config(settings: TrainSettings) -> LearnerConfig:
+    return LearnerConfig(
+        learning_rate=settings.learning_rate,
+        adam_epsilon=settings.adam_epsilon,
+        max_grad_norm=settings.max_grad_norm,
+        huber_delta=settings.huber_delta,
+        double=settings.double,
+        target_interval=settings.target_interval,
+        target_tau=settings.target_tau,
+    )
+
+
+def _draw_settings(settings: TrainSettings, timeout_s: float) -> DrawSettings:
+    return DrawSettings(
+        batch_size=settings.batch_size,
+        weight_norm=settings.weight_norm,
+        draw_mode=settings.draw_mode,
+        prefetch=settings.prefetch,
+        timeout_s=timeout_s,
+    )

@@ -1,0 +1,12 @@
+"""Runs each test that asks for a ``backend`` with every backend there is."""
+
+from __future__ import annotations
+
+import pytest
+from replay_server.backends import BACKENDS
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> str:
+    """Name of a backend."""
+    return str(request.param)

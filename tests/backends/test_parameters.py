@@ -1,0 +1,69 @@
+"""How backends are named and their parameters checked."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from replay_server.backends import (
+    BACKENDS,
+    ParameterError,
+    RankParameters,
+    SumTreeParameters,
+    UniformParameters,
+    make_index,
+    make_parameters,
+    warm_up,
+)
+
+
+def test_what_is_not_given_has_its_default() -> None:
+    assert make_parameters("sum_tree", {}) == SumTreeParameters(alpha=0.6, epsilon=1e-6, max_priority=None)
+    assert make_parameters("sum_tree", {"alpha": 1}) == SumTreeParameters(alpha=1.0)
+    assert make_parameters("rank", {}) == RankParameters(alpha=0.6)
+    assert make_parameters("uniform", {}) == UniformParameters()
+
+
+@pytest.mark.parametrize(
+    ("backend", "field", "value", "expected"),
+    [
+        ("sum_tree", "alpha", -0.1, "at least 0"),
+        ("sum_tree", "alpha", math.nan, "finite"),
+        ("sum_tree", "alpha", math.inf, "finite"),
+        ("sum_tree", "epsilon", -1e-9, "at least 0"),
+        ("sum_tree", "epsilon", math.inf, "finite"),
+        ("sum_tree", "max_priority", 0.0, "above 0"),
+        ("sum_tree", "max_priority", math.nan, "finite"),
+        ("sum_tree", "beta", 0.4, "alpha, epsilon, max_priority"),
+        ("rank", "alpha", math.nan, "finite"),
+        ("rank", "alpha", "much", "number"),
+        ("rank", "epsilon", 0.1, "a parameter of rank (alpha)"),
+        ("uniform", "alpha", 0.6, "it has none"),
+    ],
+)
+def test_a_wrong_parameter_is_named_with_what_was_expected_and_what_came(
+    backend: str, field: str, value: float, expected: str
+) -> None:
+    with pytest.raises(ParameterError) as caught:
+        make_parameters(backend, {field: value})
+    assert caught.value.field == field
+    assert expected in caught.value.expected
+    assert caught.value.got is value
+
+
+def test_an_unknown_backend_is_refused_with_the_names_of_those_there_are() -> None:
+    with pytest.raises(ParameterError, match="sum_tree, rank, uniform") as caught:
+        make_parameters("segment_tree", {})
+    assert caught.value.field == "backend"
+    with pytest.raises(ParameterError, match="backend"):
+        make_index("segment_tree", RankParameters(), np.zeros(1), 1)
+
+
+def test_a_backend_is_registered_under_its_own_name() -> None:
+    assert {name: backend.name for name, backend in BACKENDS.items()} == {name: name for name in BACKENDS}
+
+
+def test_warming_up_can_be_repeated() -> None:
+    warm_up()
+    warm_up()

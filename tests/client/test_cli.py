@@ -1,0 +1,162 @@
+"""The command `replay`, run as people run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_client import Column, Table
+
+from tests.client.numbered import rows
+from tests.support.deadlines import wait_until
+from tests.support.server_process import ServerProcess
+
+NewTable = Callable[..., Table]
+COMMAND = str(Path(sys.executable).with_name("replay"))
+TIMEOUT_S = 60
+
+
+def environment(**variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("REPLAY_")}
+    return {**kept, "COLUMNS": "100", "TERM": "xterm", **variables}
+
+
+def run(*arguments: str, text: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        env=environment(**variables),
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_tables_are_listed(server: ServerProcess, new_table: NewTable) -> None:
+    new_table(name="cli-list", capacity=20_000, columns={"obs/camera": Column("uint8", (84, 84))}).insert(
+        {"obs": {"camera": np.zeros((3, 84, 84), np.uint8)}}
+    )
+    done = run("tables", "--server", server.address)
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if "cli-list" in line)
+    for part in ("sum_tree", " 3 ", "20.0k", "6.89 KiB", "obs/camera uint8[84,84]"):
+        assert part in line
+    listed = json.loads(run("tables", "--json", "--server", server.address).stdout)
+    described = next(table for table in listed if table["name"] == "cli-list")
+    assert described["columns"] == {"obs/camera": "uint8[84,84]"}
+    assert (described["size"], described["capacity"]) == (3, 20_000)
+
+
+def test_figures_of_all_tables(server: ServerProcess, new_table: NewTable) -> None:
+    new_table(name="cli-stats").insert(rows(range(10)))
+    done = run("stats", REPLAY_SERVER=server.address)
+    assert done.returncode == 0, done.stderr
+    for part in (server.address, "cli-stats", "inserted/s", "Insert", "p99 ms"):
+        assert part in done.stdout
+    figures = json.loads(run("stats", "--json", REPLAY_SERVER=server.address).stdout)
+    assert figures["server"]["methods"]["Insert"]["calls"] >= 1
+    assert figures["tables"]["cli-stats"]["size"] == 10
+
+
+def test_figures_of_one_table(server: ServerProcess, new_table: NewTable) -> None:
+    table = new_table(name="cli-one")
+    table.insert(rows(range(10)), priorities=np.arange(10))
+    table.sample(30, beta=0.4)
+    done = run("stats", "cli-one", "--server", server.address)
+    assert done.returncode == 0, done.stderr
+    for part in ("10 of 1,000", "alpha 0.6", "0 to 9", "median", "times drawn"):
+        assert part in done.stdout
+    figures = json.loads(run("stats", "cli-one", "--json", "--server", server.address).stdout)
+    assert list(figures["tables"]) == ["cli-one"]
+    assert figures["tables"]["cli-one"]["sampled"] == 30
+
+
+def test_an_empty_table_has_figures_too(server: ServerProcess, new_table: NewTable) -> None:
+    new_table(name="cli-empty")
+    done = run("stats", "cli-empty", "--server", server.address)
+    assert done.returncode == 0, done.stderr
+    assert "0 of 1,000" in done.stdout
+
+
+def test_figures_go_on_as_lines_of_json(server: ServerProcess, table: Table) -> None:
+    command = [COMMAND, "stats", "--watch", "--json", "--interval", "0.1", "--server", server.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout is not None
+        lines = [json.loads(process.stdout.readline()) for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+    assert all(table.name in line["tables"] for line in lines)
+
+
+def test_figures_go_on_in_the_terminal_while_the_server_restarts(start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server()
+    command = [COMMAND, "stats", "--watch", "--interval", "0.1", "--server", server.address]
+    screen, terminal = pty.openpty()
+    shown = bytearray()
+
+    def shows(part: bytes) -> Callable[[], bool]:
+        del shown[:]
+
+        def look() -> bool:
+            shown.extend(os.read(screen, 65536))
+            return part in shown
+
+        return look
+
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment())
+    wait_until(shows(b"no tables"), "there were figures")
+    server.kill()
+    wait_until(shows(b"no figures"), "it said that there were none")
+    server.restart()
+    wait_until(shows(b"no tables"), "there were figures again")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT_S) == 0
+    os.close(screen)
+    os.close(terminal)
+
+
+def test_dropping_and_emptying_ask_first(server: ServerProcess, new_table: NewTable) -> None:
+    table = new_table(name="cli-drop")
+    table.insert(rows(range(12)))
+    asked = run("reset", "cli-drop", "--server", server.address, text="n\n")
+    assert asked.returncode == 1
+    assert "12 rows" in asked.stdout
+    assert table.describe().size == 12
+    assert "12 rows" in run("reset", "cli-drop", "--yes", "--server", server.address).stdout
+    assert table.describe().size == 0
+    assert run("drop", "cli-drop", "--server", server.address, text="n\n").returncode == 1
+    assert run("drop", "cli-drop", "--server", server.address, text="y\n").returncode == 0
+    gone = run("drop", "cli-drop", "--yes", "--server", server.address)
+    assert (gone.returncode, gone.stderr) == (1, "replay: no table is called 'cli-drop'; create it first\n")
+
+
+@pytest.mark.parametrize("command", [["stats", "nowhere"], ["reset", "nowhere"]])
+def test_an_unknown_table_is_one_line(server: ServerProcess, command: list[str]) -> None:
+    done = run(*command, "--server", server.address)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "no table is called 'nowhere'" in done.stderr
+
+
+def test_a_server_that_is_not_there_is_one_line(start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server()
+    server.kill()
+    done = run("tables", "--server", server.address)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"no replay server answers at {server.address}" in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_what_is_missing_is_named(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from replay_client.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "pip install 'replay-service[cli]'" in done.stderr
