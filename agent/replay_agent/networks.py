@@ -110,7 +110,7 @@ class VectorInput(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Return float32[batch, features]."""
-        return _scaled(observations, self._scale).flatten(start_dim=1)
+        return _scaled(observations, self._scale).reshape(len(observations), -1)
 
 
 class ImageInput(nn.Module):

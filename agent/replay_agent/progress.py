@@ -108,11 +108,29 @@ class ProgressLines:
         """Nothing to end."""
 
 
+class NoProgress:
+    """Shows nothing."""
+
+    def show(self, status: Status) -> None:
+        """Ignored."""
+
+    def __enter__(self) -> NoProgress:
+        """Nothing to begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing to end."""
+
+
 def make_progress(console: Console, title: str, total_steps: int, *, shown: bool) -> ProgressView:
     """The view that suits where the program runs."""
-    if shown and console.is_terminal:
+    if not shown:
+        return NoProgress()
+    if console.is_terminal:
         return ProgressBar(console, title, total_steps)
-    return ProgressLines(title, total_steps, LINE_INTERVAL_S if shown else float("inf"))
+    return ProgressLines(title, total_steps, LINE_INTERVAL_S)
 
 
 def _fields(status: Status) -> dict[str, str]:

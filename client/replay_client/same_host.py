@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from replay_proto.framing import Array, column_views, flat_rows
+from replay_proto.framing import Array, flat_rows
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, NONCE_BYTES, NONCE_FILE, WRITE_HORIZON, column_file
 from replay_proto.v1 import replay_pb2
 
@@ -29,6 +29,7 @@ _ORDERED_LOADS: Final = ("x86_64", "AMD64")
 """Machines, as Python names them, whose memory order the check of a copy relies on."""
 _ONLY_OURS: Final = 2
 """References to a buffer that only the pool has: its list, and the argument of `sys.getrefcount`."""
+_LINE_BYTES: Final = 64
 _BUFFERS_KEPT: Final = 32
 """Buffers that are kept for later batches."""
 
@@ -75,13 +76,23 @@ class MappedRows:
             By column, ``dtype[n, *shape]``, the caller's own; None if a row was overwritten meanwhile.
         """
         slots = keys % self._slots
-        buffer = self._buffer(len(keys) * self._schema.row_bytes)
-        columns = column_views(self._schema, buffer, len(keys))
+        columns = self._blank_columns(len(keys))
         for name, values in columns.items():
             # Any mode but "raise" lets take() write straight to its output; the slots are in range.
             np.take(self._columns[name], slots, axis=0, out=flat_rows(values), mode="clip")
         if int(keys.min()) + self._slots < int(self._header[WRITE_HORIZON]):
             return None
+        return columns
+
+    def _blank_columns(self, row_count: int) -> dict[str, NDArray[Any]]:
+        """Columns to be written, each at the beginning of a cache line of one buffer."""
+        sizes = {name: column.row_bytes * row_count for name, column in self._schema.items()}
+        buffer = self._buffer(sum(map(_whole_lines, sizes.values())))
+        columns, start = {}, 0
+        for name, column in self._schema.items():
+            data = buffer[start : start + sizes[name]]
+            columns[name] = data.view(column.dtype).reshape(row_count, *column.shape)
+            start += _whole_lines(sizes[name])
         return columns
 
     def _buffer(self, size: int) -> NDArray[np.uint8]:
@@ -94,6 +105,10 @@ class MappedRows:
             self._buffers.pop(0)
         self._buffers.append(buffer)
         return buffer
+
+
+def _whole_lines(size: int) -> int:
+    return -(-size // _LINE_BYTES) * _LINE_BYTES
 
 
 def _mapped(path: Path, size: int) -> NDArray[np.uint8]:

@@ -1,0 +1,44 @@
+"""A server in a second process, for the length of a measurement."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from replay_client import ReplayClient, Table
+
+from benchmarks.workloads import Workload
+
+_READY = "replay-server listening on "
+_FILL_ROWS = 4096
+_STOP_S = 30.0
+
+
+@contextmanager
+def running_server(*flags: str) -> Iterator[tuple[str, int]]:
+    """Start a server on a free port; yields its address and process id, and stops it at the end."""
+    command = [sys.executable, "-m", "replay_server", "--port", "0", "--log-level", "warning", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line.startswith(_READY):
+                raise RuntimeError(f"the server did not start: {line!r}")
+            yield line.removeprefix(_READY).strip(), process.pid
+        finally:
+            process.terminate()
+            process.wait(_STOP_S)
+
+
+def full_table(client: ReplayClient, workload: Workload, backend: str = "sum_tree") -> Table:
+    """A table of the workload, filled until its ring has wrapped, with priorities that differ."""
+    rng = np.random.default_rng(0)
+    table = client.create_table(workload.name, workload.columns, workload.capacity, backend=backend)
+    step = min(_FILL_ROWS, table.slots - table.capacity)
+    rows = workload.rows(step, rng)
+    for _ in range(0, table.slots + step, step):
+        table.insert(rows, rng.random(step) + 0.1)
+    return table

@@ -1,0 +1,57 @@
+"""The workloads on which the service is measured.
+
+A row is one transition. One learner step is: get a batch drawn by priority, then write new priorities for exactly
+that batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from replay_client import Column
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows of one kind, and how many of them are drawn at a time."""
+
+    name: str
+    """What the tables of figures call it."""
+    capacity: int
+    """Rows that the table keeps; it is full when measured."""
+    batch_size: int
+    """Rows of a learner step."""
+    obs: Column
+    """An observation."""
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Columns of a transition."""
+        return {
+            "obs": self.obs,
+            "action": Column("int64"),
+            "reward": Column("float32"),
+            "next_obs": self.obs,
+            "terminated": Column("bool"),
+        }
+
+    def rows(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Random rows, by column."""
+        shape = (count, *self.obs.shape)
+        return {
+            "obs": rng.integers(0, 255, shape).astype(self.obs.dtype),
+            "action": rng.integers(0, 4, count),
+            "reward": rng.random(count, np.float32),
+            "next_obs": rng.integers(0, 255, shape).astype(self.obs.dtype),
+            "terminated": rng.random(count) < 0.01,
+        }
+
+
+CARTPOLE = Workload("cartpole", capacity=1 << 20, batch_size=256, obs=Column("float32", (4,)))
+"""Rows of 45 bytes."""
+ATARI = Workload("atari", capacity=1 << 16, batch_size=32, obs=Column("uint8", (84 * 84 * 4,)))
+"""Rows of 56 KB."""
+WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in (CARTPOLE, ATARI)}
+"""By name."""

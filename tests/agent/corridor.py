@@ -1,0 +1,70 @@
+"""Environments of the tests, small enough that what is best is known.
+
+A corridor of five places: action 1 goes right, action 0 goes left, the right end brings reward 1 and terminates. Every
+step costs 0.1, and after twenty steps the episode is truncated. Best is to go right four times: 1 - 0.4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+PLACES = 5
+STEP_REWARD = -0.1
+GOAL_REWARD = 1.0
+BEST_RETURN = GOAL_REWARD + (PLACES - 1) * STEP_REWARD
+TIME_LIMIT = 20
+CORRIDOR_ID = "tests.agent.corridor:Corridor-v0"
+CONTINUOUS_ID = "tests.agent.corridor:Continuous-v0"
+NUMBERED_ID = "tests.agent.corridor:Numbered-v0"
+
+
+class Corridor(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (PLACES,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._place = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._place = 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        self._place = max(0, self._place + (1 if action == 1 else -1))
+        at_goal = self._place == PLACES - 1
+        return self._observation(), STEP_REWARD + GOAL_REWARD * at_goal, at_goal, False, {}
+
+    def _observation(self) -> NDArray[np.float32]:
+        observation = np.zeros(PLACES, np.float32)
+        observation[self._place] = 1.0
+        return observation
+
+
+class Continuous(Corridor):
+    """Its actions are not discrete."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-1.0, 1.0, (1,))  # type: ignore[assignment]
+
+
+class Numbered(Corridor):
+    """Its observations are no Box."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Discrete(PLACES)  # type: ignore[assignment]
+
+
+gymnasium.register("Corridor-v0", Corridor, max_episode_steps=TIME_LIMIT)
+gymnasium.register("Continuous-v0", Continuous)
+gymnasium.register("Numbered-v0", Numbered)

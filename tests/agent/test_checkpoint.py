@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from replay_agent.checkpoint import CheckpointError, checkpoints, load_latest, save_checkpoint
+from replay_agent.learner import Learner, LearnerConfig, TransitionBatch
+from replay_agent.networks import NetworkSpec
+from replay_agent.selection import copy_weights
+
+SPEC = NetworkSpec((3,), "float32", actions=2, hidden_sizes=(8,), dueling=True)
+STATE = {"env_steps": 40, "history": {"episode_returns": [1.5, 2.0]}, "rng": {"state": 2**100 + 1}}
+
+
+def make_learner(seed: int, spec: NetworkSpec = SPEC, learning_rate: float = 1e-2) -> Learner:
+    torch.manual_seed(seed)
+    return Learner(spec, LearnerConfig(learning_rate=learning_rate, target_interval=3), torch.device("cpu"))
+
+
+def random_batch() -> TransitionBatch:
+    """Drawn from torch's global generator, so that it also shows whether that was restored."""
+    return TransitionBatch(
+        obs=torch.randn(5, 3),
+        action=torch.randint(2, (5,)),
+        reward=torch.randn(5),
+        discount=torch.full((5,), 0.9),
+        next_obs=torch.randn(5, 3),
+        weights=torch.rand(5),
+    )
+
+
+def save(directory: Path, step: int, learner: Learner, keep: int = 2) -> None:
+    save_checkpoint(directory, step, learner, STATE, copy_weights(learner.online), keep)
+
+
+def test_a_restored_learner_goes_on_exactly_as_the_first_one(tmp_path: Path) -> None:
+    first = make_learner(seed=1)
+    for _ in range(7):
+        first.update(random_batch())
+    save(tmp_path, 7, first)
+    expected = [first.update(random_batch()) for _ in range(10)]
+
+    second = make_learner(seed=2)
+    load_latest(tmp_path, second)
+    found = [second.update(random_batch()) for _ in range(10)]
+
+    assert second.updates == first.updates == 17
+    assert [result.loss for result in found] == [result.loss for result in expected]
+    for name, tensor in first.online.state_dict().items():
+        assert torch.equal(tensor, second.online.state_dict()[name])
+        assert torch.equal(first.target.state_dict()[name], second.target.state_dict()[name])
+
+
+def test_what_was_saved_along_comes_back(tmp_path: Path) -> None:
+    learner = make_learner(seed=1)
+    save(tmp_path, 40, learner)
+    found = load_latest(tmp_path, make_learner(seed=2))
+    assert found.state == STATE
+    assert found.best_weights is not None
+    assert all(torch.equal(found.best_weights[name], tensor) for name, tensor in learner.online.state_dict().items())
+
+
+def test_a_new_learning_rate_wins_over_the_saved_one(tmp_path: Path) -> None:
+    first = make_learner(seed=1)
+    first.update(random_batch())
+    save(tmp_path, 1, first)
+    second = make_learner(seed=1, learning_rate=0.5)
+    load_latest(tmp_path, second)
+    assert second.optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_the_newest_is_loaded_and_only_some_are_kept(tmp_path: Path) -> None:
+    learner = make_learner(seed=1)
+    for step in (5, 90, 1_000):
+        learner.update(random_batch())
+        save(tmp_path, step, learner)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000090", "step-000000001000"]
+    other = make_learner(seed=2)
+    load_latest(tmp_path, other)
+    assert other.updates == 3
+
+
+def test_a_checkpoint_that_was_cut_off_is_not_seen(tmp_path: Path) -> None:
+    learner = make_learner(seed=1)
+    save(tmp_path, 5, learner)
+    (tmp_path / "step-000000000006.partial").mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000005"]
+
+
+def test_nothing_in_a_checkpoint_is_pickled(tmp_path: Path) -> None:
+    learner = make_learner(seed=1)
+    learner.update(random_batch())
+    save(tmp_path, 5, learner)
+    assert {path.suffix for path in checkpoints(tmp_path)[0].iterdir()} == {".safetensors", ".json"}
+
+
+def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        load_latest(tmp_path / "absent", make_learner(seed=1))
+
+
+def test_another_network_is_refused_with_advice(tmp_path: Path) -> None:
+    save(tmp_path, 5, make_learner(seed=1))
+    other = NetworkSpec((3,), "float32", actions=2, hidden_sizes=(16,), dueling=True)
+    with pytest.raises(CheckpointError, match="resume with the same"):
+        load_latest(tmp_path, make_learner(seed=1, spec=other))

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from replay_agent.acting import Actor
+from replay_agent.environments import UnsupportedEnvironmentError, inspect_environment, make_environment
+from replay_agent.evaluation import EvaluationStoppedError, evaluate
+from replay_agent.networks import NetworkSpec, QNetwork, build_network
+from torch import nn
+
+from tests.agent.corridor import (
+    BEST_RETURN,
+    CONTINUOUS_ID,
+    CORRIDOR_ID,
+    NUMBERED_ID,
+    PLACES,
+    STEP_REWARD,
+    TIME_LIMIT,
+)
+
+
+def always(action: int) -> QNetwork:
+    """A network that likes one action best wherever it is."""
+    network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
+    assert isinstance(network.head, nn.Linear)
+    with torch.no_grad():
+        network.head.weight.zero_()
+        network.head.bias.copy_(torch.tensor([1.0 - action, float(action)]))
+    return network
+
+
+def test_an_environment_is_described() -> None:
+    info = inspect_environment("CartPole-v1")
+    assert (info.observation_shape, info.observation_dtype, info.actions) == ((4,), "float32", 2)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "complaint"),
+    [
+        (CONTINUOUS_ID, "DQN needs a Discrete action space"),
+        (NUMBERED_ID, "needs a Box observation space"),
+        ("Nothing-v0", "could not make the environment 'Nothing-v0'"),
+        ("no_such_module:Nothing-v0", "could not make the environment"),
+    ],
+)
+def test_an_environment_that_does_not_suit_is_refused_with_a_reason(env_id: str, complaint: str) -> None:
+    with pytest.raises(UnsupportedEnvironmentError, match=complaint):
+        inspect_environment(env_id)
+
+
+def test_evaluation_plays_one_greedy_episode_per_seed() -> None:
+    result = evaluate(always(1), lambda: make_environment(CORRIDOR_ID), range(45))
+    assert result.returns.tolist() == pytest.approx([BEST_RETURN] * 45)
+    assert result.lengths.tolist() == [PLACES - 1] * 45
+
+
+def test_evaluation_depends_on_nothing_but_network_and_seeds() -> None:
+    torch.manual_seed(0)
+    network = build_network(NetworkSpec((4,), "float32", 2, (8,), dueling=False))
+    seeds = list(range(100, 130))
+    together = evaluate(network, lambda: make_environment("CartPole-v1"), seeds)
+    alone = [evaluate(network, lambda: make_environment("CartPole-v1"), [seed]).mean for seed in seeds]
+    assert together.returns.tolist() == alone
+
+
+def test_evaluation_breaks_off_when_told() -> None:
+    with pytest.raises(EvaluationStoppedError):
+        evaluate(always(0), lambda: make_environment(CORRIDOR_ID), [1], should_stop=lambda: True)
+
+
+def test_a_truncated_episode_goes_into_the_table_with_its_true_last_observation() -> None:
+    actor = Actor(CORRIDOR_ID, 0, always(0), n_step=1, gamma=0.9)
+    steps = [actor.step(epsilon=0.0) for _ in range(TIME_LIMIT)]
+    last = steps[-1]
+    assert last.episode is not None
+    assert last.episode.length == TIME_LIMIT
+    assert last.episode.episode_return == pytest.approx(TIME_LIMIT * STEP_REWARD)
+    assert last.transitions[0].discount == pytest.approx(0.9)
+    actor.close()
+
+
+def test_a_terminated_episode_ends_without_bootstrap_and_the_next_one_begins_anew() -> None:
+    actor = Actor(CORRIDOR_ID, 0, always(1), n_step=1, gamma=0.9)
+    steps = [actor.step(epsilon=0.0) for _ in range(PLACES)]
+    reached, first_of_next = steps[-2].transitions[0], steps[-1].transitions[0]
+    assert reached.discount == 0.0
+    assert np.argmax(reached.next_obs) == PLACES - 1
+    assert np.argmax(first_of_next.obs) == 0
+    actor.close()
+
+
+def test_epsilon_decides_how_often_an_action_is_random() -> None:
+    actor = Actor(CORRIDOR_ID, 0, always(1), n_step=1, gamma=0.9)
+    rows = [row for _ in range(3000) for row in actor.step(epsilon=0.5).transitions]
+    # Half of the actions are random, and half of those would have been chosen anyway.
+    assert np.mean([row.action for row in rows]) == pytest.approx(0.75, abs=0.04)
+    actor.close()
+
+
+def test_an_actor_with_restored_generators_explores_as_the_first_one_did() -> None:
+    first = Actor("CartPole-v1", 3, build_network(NetworkSpec((4,), "float32", 2, (8,), False)), n_step=1, gamma=0.9)
+    for _ in range(50):
+        first.step(1.0)
+    state = first.random_state()
+    played = []
+    for seed in (5, 6):
+        other = Actor("CartPole-v1", seed, first._policy._network, n_step=1, gamma=0.9)
+        other.restore_random_state(state)
+        played.append([row.obs.tolist() for _ in range(60) for row in other.step(1.0).transitions])
+        other.close()
+    assert played[0] == played[1]
+    first.close()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from replay_agent.pacing import Pacer
+
+
+def learn_all(pacer: Pacer) -> int:
+    """Take every step that is due."""
+    taken = 0
+    while pacer.owes_update:
+        pacer.count_update()
+        taken += 1
+    return taken
+
+
+def test_nothing_is_due_before_the_table_has_enough_rows() -> None:
+    pacer = Pacer(ratio=1.0, learning_starts=100, lead_steps=10)
+    for _ in range(99):
+        pacer.count_own_step()
+    assert not pacer.owes_update
+    pacer.count_own_step()
+    assert learn_all(pacer) == 1
+
+
+def test_gradient_steps_keep_the_ratio_to_own_steps() -> None:
+    pacer = Pacer(ratio=0.25, learning_starts=1, lead_steps=10)
+    taken = 0
+    for _ in range(400):
+        pacer.count_own_step()
+        taken += learn_all(pacer)
+    assert taken == 100
+
+
+def test_rows_of_others_count_and_rows_of_ones_own_do_not_count_twice() -> None:
+    pacer = Pacer(ratio=1.0, learning_starts=1, lead_steps=10)
+    for _ in range(10):
+        pacer.count_own_step()
+    pacer.observe_inserted(7)  # the last three are still on their way
+    assert pacer.env_steps == 10
+    pacer.observe_inserted(25)  # all of its own, and 15 of others
+    assert pacer.env_steps == 25
+    assert learn_all(pacer) == 25
+
+
+def test_actors_are_held_while_they_are_ahead_and_go_on_when_the_learner_has_caught_up() -> None:
+    pacer = Pacer(ratio=0.5, learning_starts=1, lead_steps=100)
+    assert pacer.grant(50) == 50
+    pacer.observe_inserted(300)
+    assert pacer.grant(50) == 0
+    for _ in range(100):
+        pacer.count_update()
+    assert pacer.grant(50) == 50
+
+
+def test_steps_granted_but_not_seen_in_the_table_count_against_the_lead() -> None:
+    pacer = Pacer(ratio=1.0, learning_starts=1, lead_steps=100)
+    granted = [pacer.grant(40) for _ in range(5)]
+    assert granted == [40, 40, 40, 0, 0]
+    pacer.observe_inserted(0)  # the table has been looked at: what was granted to the dead is forgotten
+    assert pacer.grant(40) == 40
+
+
+def test_a_new_table_goes_on_where_the_old_one_ended_and_is_filled_before_learning() -> None:
+    pacer = Pacer(ratio=1.0, learning_starts=50, lead_steps=10)
+    pacer.observe_inserted(80)
+    learn_all(pacer)
+    pacer.attach(inserted=0, size=0)
+    pacer.observe_inserted(49)
+    assert pacer.env_steps == 129
+    assert not pacer.owes_update
+    pacer.observe_inserted(50)
+    assert pacer.owes_update
+
+
+def test_rows_that_a_table_has_already_are_not_steps_of_this_run() -> None:
+    pacer = Pacer(ratio=1.0, learning_starts=100, lead_steps=10)
+    pacer.attach(inserted=1_000, size=500)
+    pacer.observe_inserted(1_003)
+    assert pacer.env_steps == 3
+    assert learn_all(pacer) == 3
+
+
+def test_a_resumed_run_goes_on_counting() -> None:
+    pacer = Pacer(ratio=1.0, learning_starts=10, lead_steps=10)
+    pacer.attach(inserted=0, size=20)
+    pacer.restart(env_steps=700, credit=2.5)
+    assert pacer.env_steps == 700
+    pacer.count_own_step()
+    assert pacer.env_steps == 701
+    assert learn_all(pacer) == 3

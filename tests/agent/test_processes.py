@@ -1,0 +1,215 @@
+"""Processes: the embedded server, actors that die and come late, and the commands as users run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from replay_agent.actor_pool import ActorPool, ActorsFailError
+from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
+from replay_agent.trainer import Ending, Trainer
+from replay_agent.weights_service import LearnerServer
+from replay_client import ReplayClient
+
+from tests.agent.conftest import RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher
+from tests.support.server_process import ServerProcess
+
+PATIENCE_S = 60.0
+
+
+@contextmanager
+def pool_of(
+    trainer: Trainer, server: ServerProcess, folder: Path, count: int
+) -> Iterator[tuple[ActorPool, LearnerServer]]:
+    """Actor processes for a trainer."""
+    learner = LearnerServer(trainer.service, "127.0.0.1", 0)
+    pool = ActorPool(count, server.address, learner.address, folder, RECONNECT_TIMEOUT_S)
+    try:
+        yield pool, learner
+    finally:
+        pool.close()
+        learner.close()
+
+
+def test_the_embedded_server_serves_and_stops_cleanly(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path / "server.log")
+    with ReplayClient(server.address) as client:
+        assert client.tables() == []
+    process = psutil.Process(server.pid)
+    server.close()
+    assert not process.is_running()
+
+
+def test_a_server_that_does_not_start_is_reported_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLAY_SERVER_DRAIN_S", "nonsense")
+    with pytest.raises(EmbeddedServerError, match=r"(?s)expected 'replay-server listening on '.*drain"):
+        EmbeddedServer(tmp_path / "server.log")
+
+
+def test_the_embedded_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from replay_agent.embedded_server import EmbeddedServer\n"
+        f"print(EmbeddedServer(Path({str(tmp_path / 'log')!r})).pid, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        server = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    server.wait(PATIENCE_S)
+
+
+def test_a_killed_actor_is_started_again_and_training_goes_on(
+    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
+) -> None:
+    trainer = make_trainer(actors=2, steps=6_000, validate_interval=100_000)
+    with pool_of(trainer, server, tmp_path, count=2) as (pool, _):
+        first = set(pool.pids)
+        watcher = Watcher(1_000, lambda: os.kill(min(first), signal.SIGKILL))
+        assert trainer.train(watcher, pool) is Ending.STEPS_DONE
+        assert pool.restarts == 1
+        assert len(pool.pids) == 2
+        assert set(pool.pids) != first
+    assert trainer.learner.updates > 0
+    assert len(trainer.history.episode_returns) > 10  # actors report the ends of their episodes
+
+
+def test_the_learner_keeps_to_the_replay_ratio_when_actors_insert(
+    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
+) -> None:
+    trainer = make_trainer(actors=1, steps=4_000, replay_ratio=0.5, lead_steps=200)
+    with pool_of(trainer, server, tmp_path, count=1) as (pool, _):
+        trainer.train(Watcher(10**9, lambda: None), pool)
+    due = (trainer.pacer.env_steps - 100) * 0.5
+    # Behind by what actors may lead, and by the rows that were on their way when they were held.
+    assert due - 1_000 < trainer.learner.updates <= due + 1
+
+
+def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
+    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
+) -> None:
+    trainer = make_trainer(act=True, steps=20_000, validate_interval=100_000, learning_starts=300)
+    learner = LearnerServer(trainer.service, "127.0.0.1", 0)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def join() -> None:
+        command = [sys.executable, "-m", "replay_agent.actor_process"]
+        command += ["--server", server.address, "--learner", learner.address]
+        with (tmp_path / "actor.log").open("w") as log:
+            started.append(subprocess.Popen(command, stderr=log))
+
+    trainer.train(Watcher(400, join), None)
+    trainer.service.finish()
+    assert started[0].wait(PATIENCE_S) == 0, (tmp_path / "actor.log").read_text()
+    learner.close()
+    assert trainer.service.actors_joined == 1
+
+
+def test_an_actor_without_a_learner_gives_up_and_says_so() -> None:
+    command = [sys.executable, "-m", "replay_agent.actor_process", "--learner", "127.0.0.1:1"]
+    ended = subprocess.run(
+        [*command, "--learner-timeout-s", "0.5"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert ended.returncode == 1
+    assert "no learner answered at 127.0.0.1:1" in ended.stderr
+
+
+def test_actors_that_die_at_once_again_and_again_end_the_run_with_their_log(tmp_path: Path) -> None:
+    pool = ActorPool(1, "no address", "127.0.0.1:1", tmp_path, RECONNECT_TIMEOUT_S)
+    deadline = threading.Event()
+    with pytest.raises(ActorsFailError, match=r"(?s)died 5 times.*--server: expected HOST:PORT"):
+        while not deadline.wait(0.05):
+            pool.supervise()
+    pool.close()
+
+
+def flags_of(values: dict[str, object]) -> list[str]:
+    """Settings as a command line."""
+    flags = []
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        elif value is not None:
+            flags += [flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return flags
+
+
+@pytest.fixture
+def train_command(tmp_path: Path) -> list[str]:
+    """``replay-train`` with a server of its own, for a run that does not end by itself."""
+    values = {**SHORT_RUN, "steps": 10_000_000, "runs_dir": tmp_path, "name": "run"}
+    return [sys.executable, "-m", "replay_agent.train", *flags_of(values)]
+
+
+def lines_of(process: subprocess.Popen[str]) -> queue.Queue[str]:
+    """What a process writes to its standard error, line by line, and an empty string at its end."""
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def wait_for(lines: queue.Queue[str], part: str) -> None:
+    """Read until a line has ``part``."""
+    seen = []
+    while part not in (line := lines.get(timeout=PATIENCE_S)):
+        assert line, "".join(seen)
+        seen.append(line)
+
+
+def test_ctrl_c_keeps_what_was_learned_and_a_resumed_run_comes_to_its_end(
+    train_command: list[str], tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        train_command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        lines = lines_of(process)
+        wait_for(lines, "learner at")
+        wait_for(lines, "steps/s")
+        children = psutil.Process(process.pid).children()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+        assert process.stdout is not None
+        shown = process.stdout.read()
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert psutil.wait_procs(children, PATIENCE_S)[1] == []
+    assert "stopped" in shown
+    assert f"--resume {tmp_path / 'run'}" in shown
+    steps = json.loads((tmp_path / "run" / "result.json").read_text())["env_steps"]
+
+    resumed = subprocess.run(
+        [sys.executable, "-m", "replay_agent.train", "--resume", str(tmp_path / "run"), "--steps", str(steps + 200)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["env_steps"] == steps + 200
+    assert result["evaluation"]["episodes"] == SHORT_RUN["evaluation_episodes"]
+
+
+def test_settings_that_cannot_be_used_end_the_command_with_status_2() -> None:
+    command = [sys.executable, "-m", "replay_agent.train", "--batch-size", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 2
+    assert "--batch-size" in ended.stderr

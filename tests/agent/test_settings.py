@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from replay_agent.actor_settings import load_actor_settings
+from replay_agent.command_line import explain
+from replay_agent.presets import PRESETS
+from replay_agent.settings import SETTINGS_FILE, TrainSettings, load_train_settings
+
+
+@pytest.fixture(autouse=True)
+def _no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REPLAY_TRAIN_BATCH_SIZE", raising=False)
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file_which_wins_over_the_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "train.toml"
+    config.write_text("batch_size = 11\nn_step = 5\ngamma = 0.5\n")
+    monkeypatch.setenv("REPLAY_TRAIN_BATCH_SIZE", "22")
+    monkeypatch.setenv("REPLAY_TRAIN_N_STEP", "6")
+    settings = load_train_settings(["--config", str(config), "--batch-size", "33"])
+    assert (settings.batch_size, settings.n_step, settings.gamma) == (33, 6, 0.5)
+    assert settings.learning_rate == PRESETS["CartPole-v1"]["learning_rate"]
+
+
+def test_a_preset_belongs_to_its_environment() -> None:
+    assert load_train_settings(["--env", "Acrobot-v1"]).solved_return == PRESETS["Acrobot-v1"]["solved_return"]
+    unknown = load_train_settings(["--env", "Taxi-v3"])
+    assert unknown.solved_return is None
+    assert unknown.steps == TrainSettings.model_fields["steps"].default
+
+
+def test_a_resumed_run_keeps_its_settings_unless_they_are_given_anew(tmp_path: Path) -> None:
+    load_train_settings(["--env", "Acrobot-v1", "--batch-size", "7", "--gamma", "0.9"]).save(tmp_path / SETTINGS_FILE)
+    settings = load_train_settings(["--resume", str(tmp_path), "--gamma", "0.8"])
+    assert (settings.env, settings.batch_size, settings.gamma) == ("Acrobot-v1", 7, 0.8)
+    assert settings.resume == tmp_path
+
+
+def test_the_trainer_acts_unless_actors_are_started_or_it_is_told() -> None:
+    assert load_train_settings([]).acts
+    assert not load_train_settings(["--actors", "2"]).acts
+    assert load_train_settings(["--actors", "2", "--act"]).acts
+    assert not load_train_settings(["--no-act"]).acts
+
+
+def test_a_table_of_the_runs_own_is_dropped_and_a_named_one_is_kept() -> None:
+    assert load_train_settings([]).drops_table
+    assert not load_train_settings(["--table", "shared"]).drops_table
+    assert load_train_settings(["--table", "shared", "--no-keep-table"]).drops_table
+    assert not load_train_settings(["--keep-table"]).drops_table
+
+
+def test_sizes_are_read_from_flags_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_train_settings(["--hidden-sizes", "64,32"]).hidden_sizes == (64, 32)
+    monkeypatch.setenv("REPLAY_TRAIN_HIDDEN_SIZES", "16,8")
+    assert load_train_settings([]).hidden_sizes == (16, 8)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--server", "nowhere"], "--server: expected HOST:PORT"),
+        (["--batch-size", "0"], "--batch-size: Input should be greater than or equal to 1 (got '0')"),
+        (["--hidden-sizes", "0"], "--hidden-sizes: expected one or more positive numbers"),
+        (["--lockstep", "--actors", "2"], "lockstep needs the trainer to act alone"),
+        (["--table", "no good"], "--table: String should match pattern"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_what_came(flags: list[str], complaint: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        load_train_settings(flags)
+    assert complaint in explain(refusal.value)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"expected a TOML file, got 'absent\.toml'"):
+        load_train_settings(["--config", "absent.toml"])
+
+
+def test_a_directory_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected the directory of a run"):
+        load_train_settings(["--resume", str(tmp_path)])
+
+
+def test_help_names_every_flag_with_its_explanation(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        load_train_settings(["--help"])
+    assert end.value.code == 0
+    page = capsys.readouterr().out
+    for name, field in TrainSettings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in page
+        assert field.description
+
+
+def test_flags_cannot_be_abbreviated() -> None:
+    with pytest.raises(SystemExit):
+        load_train_settings(["--batch", "3"])
+
+
+def test_an_actor_needs_to_know_two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLAY_ACTOR_LEARNER", "learner:7")
+    settings = load_actor_settings(["--server", "buffer:6"])
+    assert (settings.server, settings.learner) == ("buffer:6", "learner:7")

@@ -1,0 +1,142 @@
+"""History, curve, progress, report: what people see of a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_agent.curve import draw_curve, running_mean
+from replay_agent.history import RECENT_EPISODES, History
+from replay_agent.progress import ProgressLines, make_progress
+from replay_agent.report import EvaluationSummary, TrainingReport
+from replay_agent.status import RateMeter, Smoothed, Status
+from replay_agent.timing import Interval
+from rich.console import Console
+
+STATUS = Status(
+    env_steps=500,
+    updates=250,
+    recent_return=123.4,
+    best_mean=None,
+    loss=0.0123,
+    grad_norm=1.0,
+    mean_value=2.0,
+    epsilon=0.31,
+    beta=0.45,
+    steps_per_s=777.0,
+    updates_per_s=388.0,
+)
+
+
+class Clock:
+    """Time that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_history_survives_as_json() -> None:
+    history = History()
+    for step in range(50):
+        history.add_episode(step * 10, float(step))
+    history.add_validation(300, 25.0)
+    restored = History.from_json(json.loads(json.dumps(history.to_json())))
+    assert restored.to_json() == history.to_json()
+    assert restored.recent_return == history.recent_return == np.mean(range(50 - RECENT_EPISODES, 50))
+
+
+def test_there_is_no_recent_return_before_the_first_episode() -> None:
+    assert History().recent_return is None
+
+
+def test_a_running_mean_begins_with_what_there_is() -> None:
+    assert running_mean(np.array([1.0, 3.0, 5.0, 7.0]), window=2).tolist() == [1.0, 2.0, 4.0, 6.0]
+
+
+@pytest.mark.parametrize("episodes", [0, 1, 100])
+def test_a_curve_is_drawn_however_short_the_run_was(tmp_path: Path, episodes: int) -> None:
+    history = History()
+    for step in range(episodes):
+        history.add_episode(step, float(step))
+    draw_curve(history, tmp_path / "curve.png", "title", solved_return=3.0)
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_terminal_sees_a_bar_with_return_loss_epsilon_beta_and_speed() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    with make_progress(console, "CartPole-v1", 1000, shown=True) as progress:
+        progress.show(STATUS)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    for part in ("CartPole-v1", "500/1000", "123.4", "0.0123", "0.31", "0.45", "777"):
+        assert part in shown
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    clock.now = 100.0
+    lines = ProgressLines("CartPole-v1", 1000, interval_s=10.0, clock=clock)
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            lines.show(STATUS)
+        clock.now += 10.0
+        lines.show(STATUS)
+    assert len(caplog.messages) == 2
+    assert "500/1000 return 123.4" in caplog.messages[0]
+
+
+def test_nothing_is_shown_when_progress_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), make_progress(Console(file=io.StringIO()), "x", 1, shown=False) as progress:
+        progress.show(STATUS)
+    assert caplog.messages == []
+
+
+def test_a_report_shows_and_saves_what_a_run_came_to(tmp_path: Path) -> None:
+    summary = EvaluationSummary(episodes=100, mean=499.25, std=3.5, lowest=470.0, highest=500.0)
+    report = TrainingReport(
+        "CartPole-v1", "rank", 3, "solved", 9000, 4500, 31.4, 500.0, summary, "runs/x", "runs/x/c.png"
+    )
+    console = Console(file=io.StringIO(), width=80)
+    report.show(console)
+    report.save(tmp_path / "result.json")
+    assert isinstance(console.file, io.StringIO)
+    for part in ("rank", "seed 3", "solved", "9,000", "31.4 s", "499.2", "470.0", "x/c.png"):
+        assert part in console.file.getvalue()
+    assert json.loads((tmp_path / "result.json").read_text())["evaluation"]["mean"] == 499.25
+
+
+def test_a_smoothed_value_is_right_from_the_first_on() -> None:
+    smoothed = Smoothed(decay=0.9)
+    assert smoothed.value is None
+    smoothed.add(4.0)
+    assert smoothed.value == pytest.approx(4.0)
+    smoothed.add(8.0)
+    assert smoothed.value == pytest.approx((0.9 * 4 + 8) / 1.9)
+
+
+def test_a_rate_is_that_of_the_last_seconds() -> None:
+    clock = Clock()
+    meter = RateMeter(window_s=5.0, clock=clock)
+    assert meter.per_second(0) == 0.0
+    clock.now = 4.0
+    assert meter.per_second(400) == 100.0
+    clock.now = 8.0
+    assert meter.per_second(2400) == 500.0
+
+
+def test_an_interval_is_due_once_each_time_it_has_passed() -> None:
+    clock = Clock()
+    interval = Interval(2.0, clock)
+    assert not interval.is_due()
+    clock.now = 2.0
+    assert interval.is_due()
+    assert not interval.is_due()
+    clock.now = 4.5
+    assert interval.is_due()

@@ -1,0 +1,197 @@
+"""Short runs over a real server: learning, resuming, losing the table, being stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from replay_agent.evaluation import EvaluationStoppedError
+from replay_agent.progress import NoProgress
+from replay_agent.run_directory import RunDirectoryError
+from replay_agent.settings import TrainSettings
+from replay_agent.signals import StopRequest
+from replay_agent.train import train
+from replay_agent.trainer import Ending, Trainer
+from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundError
+from rich.console import Console
+
+from tests.agent.conftest import Watcher
+from tests.agent.corridor import BEST_RETURN, CORRIDOR_ID
+from tests.support.server_process import ServerProcess
+
+QUIET = Console(quiet=True)
+CORRIDOR_RUN = {
+    "env": CORRIDOR_ID,
+    "steps": 4_000,
+    "epsilon_steps": 1_500,
+    "learning_rate": 1e-3,
+    "target_tau": 0.05,
+    "hidden_sizes": (32,),
+    "solved_return": BEST_RETURN - 1e-6,
+}
+
+
+@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
+def test_a_run_learns_what_is_best(
+    server: ServerProcess, settings_of: Callable[..., TrainSettings], backend: str
+) -> None:
+    settings = settings_of(server=server.address, backend=backend, dueling=True, n_step=2, **CORRIDOR_RUN)
+    report = train(settings, StopRequest(), QUIET)
+    assert report.ending == Ending.SOLVED
+    assert report.evaluation is not None
+    assert report.evaluation.mean == pytest.approx(BEST_RETURN)
+
+
+def test_a_run_leaves_curve_logs_result_and_checkpoint_and_takes_its_table_away(
+    server: ServerProcess, settings_of: Callable[..., TrainSettings], tmp_path: Path
+) -> None:
+    report = train(settings_of(server=server.address, name="one", tensorboard=True), StopRequest(), QUIET)
+    run = tmp_path / "runs" / "one"
+    assert report.curve == str(run / "curve.png")
+    assert (run / "curve.png").stat().st_size > 0
+    assert list((run / "tensorboard").glob("events.out.*"))
+    assert list((run / "checkpoints").iterdir())
+    assert json.loads((run / "result.json").read_text())["env_steps"] == 900
+    with ReplayClient(server.address) as client, pytest.raises(TableNotFoundError):
+        client.table("one")
+
+
+def test_a_named_table_is_left_with_every_step_in_it(
+    server: ServerProcess, settings_of: Callable[..., TrainSettings]
+) -> None:
+    train(settings_of(server=server.address, table="kept", n_step=5), StopRequest(), QUIET)
+    with ReplayClient(server.address) as client:
+        table = client.table("kept")
+        # All but the steps at the end whose spans are not complete yet.
+        assert 900 - 5 < table.describe().inserted <= 900
+        rows = table.read(np.arange(890))
+        table.drop()
+    assert np.all((rows["discount"] == 0) | (rows["discount"] >= np.float32(0.99**5)))
+    assert np.abs(rows.priorities - 1.0).max() > 0  # some were learned from
+
+
+def test_gradient_steps_keep_to_the_replay_ratio(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(replay_ratio=0.5, steps=500, learning_starts=101)
+    assert trainer.train(NoProgress(), None) is Ending.STEPS_DONE
+    assert trainer.learner.updates == 200
+
+
+def test_a_run_whose_table_was_dropped_makes_it_anew_and_goes_on(
+    make_trainer: Callable[..., Trainer], server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(name="dropped", steps=3_000)
+    with ReplayClient(server.address) as client:
+        watcher = Watcher(800, lambda: client.drop_table("dropped"))
+        with caplog.at_level(logging.WARNING):
+            assert trainer.train(watcher, None) is Ending.STEPS_DONE
+        assert watcher.acted_at is not None
+        assert any("making it anew" in message for message in caplog.messages)
+        assert client.table("dropped").describe().size > 100
+    updates = {status.updates for status in watcher.statuses if status.env_steps > watcher.acted_at}
+    assert len(updates) > 1  # it learned on
+
+
+def test_a_run_whose_table_was_replaced_by_an_equal_one_goes_on(
+    make_trainer: Callable[..., Trainer], server: ServerProcess
+) -> None:
+    trainer = make_trainer(name="replaced", steps=3_000)
+    with ReplayClient(server.address) as client:
+
+        def replace() -> None:
+            old = client.table("replaced")
+            client.drop_table("replaced")
+            client.create_table("replaced", old.schema, old.capacity, old.backend, seed=0, **old.parameters)
+
+        assert trainer.train(Watcher(800, replace), None) is Ending.STEPS_DONE
+
+
+def test_a_run_goes_on_when_the_server_is_restarted(
+    start_server: Callable[..., ServerProcess], make_trainer: Callable[..., Trainer]
+) -> None:
+    own = start_server()
+    trainer = make_trainer(server=own.address, steps=3_000)
+
+    def restart() -> None:
+        own.kill()
+        own.restart()
+
+    watcher = Watcher(800, restart)
+    assert trainer.train(watcher, None) is Ending.STEPS_DONE
+    assert watcher.acted_at is not None
+
+
+def test_a_table_of_another_kind_under_the_same_name_is_refused_with_advice(
+    make_trainer: Callable[..., Trainer], server: ServerProcess
+) -> None:
+    with ReplayClient(server.address) as client:
+        other = client.create_table("taken", {"x": Column("int64")}, 10)
+        with pytest.raises(TableExistsError) as refusal:
+            make_trainer(table="taken")
+        other.drop()
+    assert "replay drop taken" in "".join(refusal.value.__notes__)
+
+
+def test_a_stopped_run_is_resumed_where_it_was(
+    make_trainer: Callable[..., Trainer], settings_of: Callable[..., TrainSettings], tmp_path: Path
+) -> None:
+    stop = StopRequest()
+    first = make_trainer(stop, name="resumed", steps=5_000)
+    assert first.train(Watcher(700, stop.set), None) is Ending.STOPPED
+    first.save()
+    stopped_at = first.pacer.env_steps
+
+    second = make_trainer(resume=tmp_path / "runs" / "resumed", steps=stopped_at + 300)
+    second.resume()
+    assert second.pacer.env_steps == stopped_at
+    assert second.learner.updates == first.learner.updates
+    assert second.history.to_json() == first.history.to_json()
+    assert second.selector.best_mean == first.selector.best_mean
+    assert second.status().epsilon == first.status().epsilon
+    for name, tensor in first.learner.online.state_dict().items():
+        assert torch.equal(tensor, second.learner.online.state_dict()[name])
+    assert second.train(NoProgress(), None) is Ending.STEPS_DONE
+    assert second.pacer.env_steps == stopped_at + 300
+
+
+def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Trainer]) -> None:
+    networks, histories = [], []
+    for seed in (3, 3, 4):
+        trainer = make_trainer(lockstep=True, seed=seed, steps=400)
+        trainer.train(NoProgress(), None)
+        networks.append(torch.cat([tensor.flatten() for tensor in trainer.learner.online.state_dict().values()]))
+        histories.append(trainer.history.to_json())
+    assert torch.equal(networks[0], networks[1])
+    assert histories[0] == histories[1]
+    assert not torch.equal(networks[0], networks[2])
+
+
+def test_the_last_evaluation_is_played_with_the_best_network(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(**CORRIDOR_RUN)
+    trainer.train(NoProgress(), None)
+    assert trainer.selector.best_mean == pytest.approx(BEST_RETURN)
+    with torch.no_grad():
+        for parameter in trainer.learner.online.parameters():
+            parameter.zero_()
+    assert trainer.evaluate_best().mean == pytest.approx(BEST_RETURN)
+
+
+def test_a_stop_breaks_off_the_evaluation(make_trainer: Callable[..., Trainer]) -> None:
+    stop = StopRequest()
+    trainer = make_trainer(stop)
+    stop.set()
+    with pytest.raises(EvaluationStoppedError):
+        trainer.evaluate_best()
+
+
+def test_a_second_run_of_the_same_name_is_refused_with_advice(
+    settings_of: Callable[..., TrainSettings], server: ServerProcess
+) -> None:
+    settings = settings_of(server=server.address, name="twice", steps=150)
+    train(settings, StopRequest(), QUIET)
+    with pytest.raises(RunDirectoryError, match="go on with it by --resume"):
+        train(settings, StopRequest(), QUIET)

@@ -1,0 +1,164 @@
+"""The learner's service over a real gRPC server on a free port."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from replay_agent.acting import FinishedEpisode
+from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, RunChangedError
+from replay_agent.networks import NetworkSpec, build_network
+from replay_agent.task import Assignment, Task
+from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
+
+SPEC = NetworkSpec((10, 10, 4), "bool", actions=6, hidden_sizes=(32, 16), dueling=True)
+TASK = Task("Some-v0", "table-1", n_step=3, gamma=0.97, network=SPEC)
+
+
+@dataclass
+class Served:
+    """A learner's side, as the trainer has it."""
+
+    weights: PublishedWeights
+    guidance: Guidance = field(default_factory=lambda: Guidance(granted_steps=25, epsilon=0.125))
+
+    def __post_init__(self) -> None:
+        self.service = LearnerService(TASK, seed=4, weights=self.weights, guide=lambda: self.guidance)
+        self.server = LearnerServer(self.service, "127.0.0.1", 0)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served(PublishedWeights(build_network(SPEC).state_dict()))
+    yield made
+    made.server.close()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[str], LearnerClient]]:
+    made: list[LearnerClient] = []
+
+    def connect_to(address: str) -> LearnerClient:
+        made.append(LearnerClient(address, timeout_s=20.0))
+        return made[-1]
+
+    yield connect_to
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def client(served: Served, connect: Callable[[str], LearnerClient]) -> LearnerClient:
+    return connect(served.server.address)
+
+
+def test_an_actor_gets_the_whole_task(client: LearnerClient) -> None:
+    assert client.join("host:1").task == TASK
+
+
+def test_every_actor_gets_a_number_and_a_seed_of_its_own(client: LearnerClient) -> None:
+    assignments = [client.join("host:1") for _ in range(3)]
+    assert [assignment.actor_id for assignment in assignments] == [1, 2, 3]
+    assert len({assignment.seed for assignment in assignments}) == 3
+
+
+def test_weights_arrive_as_they_were_published(served: Served, client: LearnerClient) -> None:
+    network = build_network(SPEC)
+    served.weights.publish(network.state_dict())
+    found = client.newer_weights(client.join("a"), have_version=0)
+    assert found is not None
+    version, weights = found
+    assert version == 2
+    assert weights.keys() == network.state_dict().keys()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in network.state_dict().items())
+
+
+def test_weights_are_sent_only_when_they_are_newer(served: Served, client: LearnerClient) -> None:
+    assignment = client.join("a")
+    assert client.newer_weights(assignment, have_version=1) is None
+    served.weights.publish(build_network(SPEC).state_dict())
+    assert client.newer_weights(assignment, have_version=1) is not None
+    assert client.newer_weights(assignment, have_version=2) is None
+
+
+def test_a_late_actor_gets_the_newest_weights_at_once(served: Served, client: LearnerClient) -> None:
+    for _ in range(5):
+        served.weights.publish(build_network(SPEC).state_dict())
+    found = client.newer_weights(client.join("late"), have_version=0)
+    assert found is not None
+    assert found[0] == 6
+
+
+def test_a_report_brings_episodes_and_is_answered_with_guidance(served: Served, client: LearnerClient) -> None:
+    assignment = client.join("a")
+    answer = client.report(assignment, [FinishedEpisode(12.5, 30), FinishedEpisode(-1.0, 7)])
+    assert (answer.granted_steps, answer.epsilon, answer.weights_version) == (25, 0.125, 1)
+    assert not answer.finished
+    assert served.service.reports.arrived.is_set()
+    assert served.service.reports.take_episodes() == [FinishedEpisode(12.5, 30, 1), FinishedEpisode(-1.0, 7, 1)]
+    assert served.service.reports.take_episodes() == []
+
+
+def test_actors_that_are_ahead_are_told_to_pause(served: Served, client: LearnerClient) -> None:
+    served.guidance = Guidance(granted_steps=0, epsilon=0.1)
+    answer = client.report(client.join("a"), [])
+    assert answer.granted_steps == 0
+    assert answer.pause_ms > 0
+
+
+def test_actors_are_told_when_the_run_is_over(served: Served, client: LearnerClient) -> None:
+    assignment = client.join("a")
+    served.service.finish()
+    assert client.report(assignment, []).finished
+
+
+def test_a_restarted_learner_tells_its_actors_to_join_again(
+    served: Served, connect: Callable[[str], LearnerClient]
+) -> None:
+    client = connect(served.server.address)
+    earlier = client.join("a")
+    strange = Assignment(earlier.task, "another run", earlier.actor_id, earlier.seed)
+    with pytest.raises(RunChangedError, match="join again"):
+        client.report(strange, [])
+    with pytest.raises(RunChangedError, match="join again"):
+        client.newer_weights(strange, 0)
+
+
+def test_a_learner_that_never_answers_is_given_up_on() -> None:
+    with (
+        LearnerClient("127.0.0.1:1", timeout_s=0.3) as client,
+        pytest.raises(LearnerUnavailableError, match=r"no learner answered at 127\.0\.0\.1:1"),
+    ):
+        client.join("a")
+
+
+def test_weights_are_whole_while_many_fetch_and_others_are_published(served: Served, client: LearnerClient) -> None:
+    shapes = {name: tensor.shape for name, tensor in build_network(SPEC).state_dict().items()}
+    versions = {value: {name: torch.full(shape, float(value)) for name, shape in shapes.items()} for value in range(20)}
+    assignment = client.join("a")
+    torn: list[int] = []
+
+    def fetch() -> None:
+        for _ in range(30):
+            found = client.newer_weights(assignment, have_version=0)
+            if found is not None and found[0] > 1:
+                values = {float(value) for tensor in found[1].values() for value in (tensor.min(), tensor.max())}
+                if values != {float(found[0] - 2)}:
+                    torn.append(found[0])
+
+    threads = [threading.Thread(target=fetch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for weights in versions.values():
+        served.weights.publish(weights)
+    for thread in threads:
+        thread.join()
+    assert torn == []
+
+
+def test_a_port_in_use_is_refused_with_advice(served: Served) -> None:
+    with pytest.raises(OSError, match="choose another --learner-port"):
+        LearnerServer(served.service, "127.0.0.1", served.server.port)

@@ -1,0 +1,292 @@
+"""What is drawn, how often, and with which weights: compared with the exact distribution, through gRPC.
+
+Every table here has a seed and every operation a fixed order, so a test that passes once passes always. The bounds are
+those a right implementation keeps for all but one seed in thousands.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from replay_proto.v1 import replay_pb2
+from scipy import stats
+
+from tests.support import formulas
+from tests.support.caller import CalledTable, LearnStream, make_draw
+
+NewTable = Callable[..., CalledTable]
+STRATIFIED, INDEPENDENT = replay_pb2.DRAW_MODE_STRATIFIED, replay_pb2.DRAW_MODE_INDEPENDENT
+BATCH, TABLE = replay_pb2.WEIGHT_NORM_BATCH, replay_pb2.WEIGHT_NORM_TABLE
+LEAST_P_VALUE = 1e-3
+"""A chi-square test of a right implementation falls below it for one seed in a thousand."""
+CAPACITY = 97
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A backend with parameters."""
+
+    backend: str
+    parameters: dict[str, float]
+
+    def __str__(self) -> str:
+        return "-".join([self.backend, *(f"{name}={value:g}" for name, value in self.parameters.items())])
+
+
+SUBJECTS = [
+    Subject("sum_tree", {}),
+    Subject("sum_tree", {"alpha": 1.0, "epsilon": 0.0}),
+    Subject("sum_tree", {"alpha": 0.7, "epsilon": 0.01, "max_priority": 2.0}),
+    Subject("sum_tree", {"alpha": 0.0}),
+    Subject("rank", {}),
+    Subject("rank", {"alpha": 1.0}),
+    Subject("uniform", {}),
+]
+
+
+@dataclass
+class Situation:
+    """A table in a state, and the exact distribution over its live rows."""
+
+    table: CalledTable
+    keys: NDArray[np.int64]
+    exact: NDArray[np.float64]
+    values: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: CalledTable) -> Situation:
+        """Look at the rows, and compute."""
+        rows = table.read(table.live_keys())
+        backend = table.describe().config.backend
+        exact = formulas.probabilities(backend.name, backend.parameters, rows.priorities)
+        return cls(table, rows.keys, exact, rows.values)
+
+    def probability_of(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The exact probabilities of these rows."""
+        result: NDArray[np.float64] = self.exact[keys - self.keys[0]]
+        return result
+
+    def counts(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How often each live row is among these."""
+        return np.bincount(keys - self.keys[0], minlength=len(self.keys))
+
+
+def new_rows(table: CalledTable) -> None:
+    """Not full: priorities over three orders of magnitude, some of them equal."""
+    random = np.random.default_rng(1)
+    table.insert(np.arange(60), np.round(10 ** random.uniform(-2, 1, 60), 2))
+
+
+def evicted_rows(table: CalledTable) -> None:
+    """Full, and around the end of the ring several times."""
+    new_rows(table)
+    random = np.random.default_rng(2)
+    for first in range(60, 460, 80):
+        table.insert(np.arange(first, first + 80), random.exponential(size=80))
+
+
+def updated_rows(table: CalledTable) -> None:
+    """Full, and most priorities set anew, some of them to 0."""
+    evicted_rows(table)
+    random = np.random.default_rng(3)
+    for _ in range(3):
+        keys = random.choice(table.live_keys(), 40)
+        table.update(keys, random.exponential(size=40) * (random.random(40) < 0.9))
+
+
+def reset_rows(table: CalledTable) -> None:
+    """New rows after a reset, fewer than fit."""
+    updated_rows(table)
+    table.reset()
+    random = np.random.default_rng(4)
+    table.insert(np.arange(50), random.exponential(size=50))
+
+
+STATES = [new_rows, evicted_rows, updated_rows, reset_rows]
+
+
+@pytest.fixture(params=SUBJECTS, ids=str)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    """Each backend, with several parameters."""
+    made: Subject = request.param
+    return made
+
+
+@pytest.fixture(params=STATES, ids=lambda state: state.__name__)
+def situation(request: pytest.FixtureRequest, subject: Subject, new_table: NewTable) -> Situation:
+    """Each backend in each state."""
+    table = new_table(capacity=CAPACITY, backend=subject.backend, parameters=subject.parameters, seed=20)
+    request.param(table)
+    return Situation.of(table)
+
+
+def test_the_probabilities_reported_are_those_of_the_formula(situation: Situation) -> None:
+    for mode in (STRATIFIED, INDEPENDENT):
+        batch = situation.table.sample(2000, draw_mode=mode)
+        np.testing.assert_allclose(batch.probabilities, situation.probability_of(batch.keys), rtol=1e-12)
+        positive = situation.exact[situation.exact > 0]
+        assert batch.batch.smallest_probability == pytest.approx(positive.min(), rel=1e-12)
+        assert batch.batch.size == len(situation.keys)
+
+
+def test_independent_draws_have_the_exact_distribution(situation: Situation) -> None:
+    draws = 60_000
+    batch = situation.table.sample(draws, draw_mode=INDEPENDENT)
+    counts, expected = situation.counts(batch.keys), draws * situation.exact
+    assert (counts[situation.exact == 0] == 0).all()
+    # Rows that are hardly ever expected share a cell: chi-square wants at least five in each.
+    rare = expected < 5
+    observed_cells = np.append(counts[~rare], counts[rare].sum() if rare.any() else [])
+    expected_cells = np.append(expected[~rare], expected[rare].sum() if rare.any() else [])
+    if len(expected_cells) > 1 and expected_cells[-1] == 0:
+        observed_cells, expected_cells = observed_cells[:-1], expected_cells[:-1]
+    assert stats.chisquare(observed_cells, expected_cells, sum_check=False).pvalue > LEAST_P_VALUE
+
+
+def test_independent_draws_do_not_depend_on_each_other(situation: Situation) -> None:
+    """Whether a draw falls into the more probable half of the mass says nothing about the next one."""
+    batch = situation.table.sample(40_000, draw_mode=INDEPENDENT)
+    upper = batch.keys > np.median(batch.keys)
+    pairs = np.histogram2d(upper[:-1], upper[1:], bins=2)[0]
+    if (pairs.sum(axis=0) > 0).all():
+        assert stats.chi2_contingency(pairs).pvalue > LEAST_P_VALUE
+
+
+def test_stratified_draws_keep_within_the_bounds_of_their_segments(situation: Situation) -> None:
+    """A row whose mass spans x segments covers at least floor(x) - 1 of them whole, and touches at most ceil(x) + 1."""
+    for batch_size in (1, 2, 7, 64, 500, 5000, 7, 64, 500):
+        counts = situation.counts(situation.table.sample(batch_size).keys)
+        spans = batch_size * situation.exact
+        slack = 1e-6
+        assert (counts >= np.floor(spans - slack) - 1).all()
+        assert (counts <= np.ceil(spans + slack) + 1).all()
+        assert (counts[situation.exact == 0] == 0).all()
+
+
+def test_stratified_draws_have_the_exact_expected_counts(situation: Situation) -> None:
+    """Over many batches the mean count of row i is batch_size * P(i), with the variance of its segments.
+
+    The count in a batch is a sum of independent draws, one per segment, whose variance is at most that of an
+    independent draw: a z bound of 5 over fewer than a hundred rows fails a right implementation once in ten thousand
+    times, and the sum of squares is bounded likewise.
+    """
+    batch_size, batches = 32, 1500
+    stream = LearnStream(situation.table)
+    counts = np.zeros(len(situation.keys))
+    for _ in range(batches // 100):
+        _, drawn = stream.ask(draw=make_draw(batch_size), batches=100)
+        for batch in drawn:
+            counts += situation.counts(batch.keys)
+    stream.close()
+    expected = batches * batch_size * situation.exact
+    deviation = np.sqrt(batches * _variance_of_stratified_counts(situation.exact, batch_size))
+    assert (np.abs(counts - expected) <= 5 * deviation + 1e-6 * batches).all()
+
+
+def _variance_of_stratified_counts(exact: NDArray[np.float64], batch_size: int) -> NDArray[np.float64]:
+    """Upper bound, per batch, of the variance of each row's count.
+
+    A row touches whole segments, which it gets for sure, and at most two it shares: each of those adds p * (1 - p).
+    Where its borders lie depends on the order of rows in the backend, so the largest variance is taken: that of a
+    remainder cut in two halves, or of two halves of one segment.
+    """
+    spans = batch_size * exact
+    small = spans * (1 - spans)
+    bound = np.where(spans < 0.5, np.maximum(small, 2 * (spans / 2) * (1 - spans / 2)), 0.5)
+    result: NDArray[np.float64] = bound
+    return result
+
+
+def test_stratified_batches_come_shuffled(situation: Situation) -> None:
+    """The place in a batch says nothing about the key: ranks correlate no more than by chance."""
+    batch = situation.table.sample(4000)
+    correlation = stats.spearmanr(np.arange(4000), batch.keys)
+    assert abs(correlation.statistic) < 4 / np.sqrt(4000)
+
+
+def test_stratification_spreads_a_batch_more_evenly_than_chance(new_table: NewTable) -> None:
+    """One draw in each of 97 equal segments of 97 equal rows: each row about once, never more than three times."""
+    table = new_table(capacity=CAPACITY, backend="uniform", seed=5)
+    table.insert(np.arange(CAPACITY))
+    stratified = np.array([np.bincount(table.sample(CAPACITY).keys, minlength=CAPACITY) for _ in range(20)])
+    independent = np.array(
+        [np.bincount(table.sample(CAPACITY, draw_mode=INDEPENDENT).keys, minlength=CAPACITY) for _ in range(20)]
+    )
+    assert stratified.max() <= 3
+    assert stratified.var() < 0.5 * independent.var()
+
+
+# Weights.
+
+
+BETAS_AND_MODES = list(itertools.product([0.0, 0.4, 1.0, 2.5], [STRATIFIED, INDEPENDENT]))
+
+
+def test_weights_over_the_largest_of_the_batch(situation: Situation) -> None:
+    for beta, mode in BETAS_AND_MODES:
+        batch = situation.table.sample(64, beta=beta, weight_norm=BATCH, draw_mode=mode)
+        chosen = situation.probability_of(batch.keys)
+        expected = formulas.weights(chosen, chosen.min(), len(situation.keys), beta)
+        np.testing.assert_allclose(batch.weights, expected, rtol=1e-6)
+        assert batch.weights.max() == 1.0
+
+
+def test_weights_over_the_largest_of_the_table(situation: Situation) -> None:
+    least = situation.exact[situation.exact > 0].min()
+    for beta, mode in BETAS_AND_MODES:
+        batch = situation.table.sample(64, beta=beta, weight_norm=TABLE, draw_mode=mode)
+        expected = formulas.weights(situation.probability_of(batch.keys), least, len(situation.keys), beta)
+        np.testing.assert_allclose(batch.weights, expected, rtol=1e-6)
+        assert batch.weights.max() <= 1.0
+
+
+def test_weights_are_over_the_batch_unless_something_else_is_asked_for(situation: Situation) -> None:
+    assert situation.table.sample(4, beta=1.0).weights.max() == 1.0
+
+
+@dataclass(frozen=True)
+class WeightedValue:
+    """The weighted value of a row drawn at beta 1 with the table's norm, as a random variable.
+
+    Its mean is that of a uniform draw up to a factor (section 3.4): of all i, P(i) * (P_least / P(i)) * x(i) add up to
+    P_least * sum x(i). Rows of no mass are never drawn, and left out of the sum.
+    """
+
+    of: NDArray[np.float64]
+    mean: float
+    variance: float
+
+    @classmethod
+    def in_situation(cls, situation: Situation) -> WeightedValue:
+        """With values between 1 and 3."""
+        x = np.sin(situation.values * 0.7) + 2.0
+        drawable = situation.exact > 0
+        exact, least = situation.exact[drawable], situation.exact[drawable].min()
+        mean = least * x[drawable].sum()
+        return cls(x, mean, float((exact * (least / exact * x[drawable]) ** 2).sum() - mean**2))
+
+    def check(self, mean: float, draws: int) -> None:
+        """The mean over so many draws lies within 5 standard errors of what is expected (and float32's of weights)."""
+        assert abs(mean - self.mean) < 5 * np.sqrt(self.variance / draws) + 1e-6 * self.mean
+
+
+def test_means_weighted_at_beta_1_are_unbiased(situation: Situation) -> None:
+    weighted, draws = WeightedValue.in_situation(situation), 60_000
+    batch = situation.table.sample(draws, beta=1.0, weight_norm=TABLE, draw_mode=INDEPENDENT)
+    weighted.check((batch.weights * weighted.of[batch.keys - situation.keys[0]]).mean(), draws)
+
+
+def test_means_weighted_at_beta_1_are_unbiased_over_stratified_batches(situation: Situation) -> None:
+    """Whose variance is no larger than that of independent draws."""
+    weighted, means = WeightedValue.in_situation(situation), []
+    stream = LearnStream(situation.table)
+    for _ in range(4):
+        _, batches = stream.ask(draw=make_draw(50, beta=1.0, weight_norm=TABLE), batches=100)
+        means += [(batch.weights * weighted.of[batch.keys - situation.keys[0]]).mean() for batch in batches]
+    stream.close()
+    weighted.check(float(np.mean(means)), 50 * len(means))

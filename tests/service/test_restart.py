@@ -1,0 +1,171 @@
+"""Tables over the end of their server, in order or not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.support.caller import CalledTable, Caller, WriteStream
+from tests.support.deadlines import wait_until
+from tests.support.refusals import refused
+from tests.support.server_process import ServerProcess
+
+StartServer = Callable[..., ServerProcess]
+Call = Callable[[ServerProcess], Caller]
+BACKENDS = ("sum_tree", "rank", "uniform")
+ROUNDS = 4
+
+
+@pytest.fixture
+def durable(start_server: StartServer, tmp_path: Path) -> ServerProcess:
+    """A server that keeps its tables."""
+    return start_server("--data-dir", str(tmp_path / "data"))
+
+
+def lived_in(table: CalledTable) -> dict[str, object]:
+    """All of a table that has to outlive its server."""
+    keys = table.live_keys()
+    rows = table.read(keys)
+    return {
+        "description": table.describe().SerializeToString(deterministic=True),
+        "keys": rows.keys.tolist(),
+        "values": rows.values.tolist(),
+        "priorities": rows.priorities.tolist(),
+        "streams": rows.streams.tolist(),
+        "episodes": rows.episodes.tolist(),
+        "masses": (table.stats().total_mass, table.stats().largest_priority, table.stats().smallest_priority),
+    }
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_everything_comes_back(durable: ServerProcess, call: Call, end: str) -> None:
+    caller = call(durable)
+    tables = []
+    for backend in BACKENDS:
+        full = caller.create(backend=backend, capacity=50)
+        full.insert(range(130), np.arange(130) * 0.5, stream=3, episode=2**64 - 1)
+        full.update([100, 101, 129, 5], [0.0, 77.0, 1.0, 9.0])
+        reset = caller.create(backend=backend)
+        reset.insert(range(30))
+        reset.reset()
+        reset.insert(range(5), [1.0, 2.0, 3.0, 4.0, 5.0])
+        tables += [full, reset, caller.create(backend=backend)]
+    dropped = caller.create()
+    dropped.insert([1])
+    dropped.drop()
+    before = {table.name: lived_in(table) for table in tables}
+
+    getattr(durable, end)()
+    durable.restart()
+
+    caller = call(durable)
+    assert caller.table_names() == sorted(before)
+    for table in tables:
+        again = table.through(caller)
+        assert caller.table(table.name).uid == table.uid
+        assert lived_in(again) == before[table.name]
+        size, inserted = again.describe().size, again.describe().inserted
+        if size:
+            assert set(again.sample(300).keys) <= set(again.live_keys())
+        assert again.insert([5, 6]).tolist() == [inserted, inserted + 1]
+        largest = before[table.name]["masses"][1]  # type: ignore[index]
+        assert again.read([inserted]).priorities.tolist() == [largest or 1.0]
+
+
+def test_a_server_without_a_data_directory_begins_anew(start_server: StartServer, call: Call) -> None:
+    server = start_server()
+    table = call(server).create()
+    table.insert(range(5))
+    server.terminate()
+    server.restart()
+    assert call(server).table_names() == []
+    with refused("TABLE_NOT_FOUND", table=table.name):
+        table.through(call(server)).sample(1)
+
+
+def test_a_channel_finds_the_server_again_on_its_port(durable: ServerProcess, call: Call) -> None:
+    table = call(durable).create()
+    table.insert(range(5))
+    durable.kill()
+    with pytest.raises(grpc.RpcError) as error:
+        table.describe()
+    assert isinstance(error.value, grpc.Call)
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    durable.restart()
+    wait_until(lambda: _answers(table), "the channel has connected")
+    assert table.read(range(5)).values.tolist() == list(range(5))
+
+
+def _answers(table: CalledTable) -> bool:
+    try:
+        return table.describe().size == 5
+    except grpc.RpcError:
+        return False
+
+
+def test_every_acknowledged_row_is_whole_after_a_kill_amid_inserts(durable: ServerProcess, call: Call) -> None:
+    """Writers and a few single inserts run into a small ring, around its end, while the server is killed again and again.
+
+    Values say who inserted a row and as which: whatever was acknowledged and is live has to be there, under its key;
+    nothing else but what was sent may be.
+    """
+    capacity, writers = 200, 3
+    table = call(durable).create(capacity=capacity)
+    acknowledged: dict[int, int] = {}
+    sent: set[int] = set()
+    sequences = [0] * writers
+    for _ in range(ROUNDS):
+        storm = [_Storm(call(durable), table, writer, sequences[writer]) for writer in range(writers)]
+        wait_until(lambda storm=storm: all(each.count > 60 for each in storm), "rows have come")  # type: ignore[misc]
+        durable.kill()
+        for writer, each in enumerate(storm):
+            each.join()
+            acknowledged |= each.acknowledged
+            sent |= each.sent
+            sequences[writer] = each.last_sequence
+        durable.restart()
+        table = table.through(call(durable))
+        inserted = table.describe().inserted
+        assert max(acknowledged) < inserted
+        rows = table.read(table.live_keys())
+        assert len(rows.keys) == min(capacity, inserted)
+        found = dict(zip(rows.keys.tolist(), rows.values.tolist(), strict=True))
+        oldest = inserted - len(rows.keys)
+        live = {key: value for key, value in acknowledged.items() if key >= oldest}
+        assert {key: found[key] for key in live} == live
+        assert set(found.values()) <= sent
+        assert set(table.sample(500).values) <= sent
+
+
+class _Storm(threading.Thread):
+    """A writer that sends without pause until the server is gone."""
+
+    ROWS = 7
+
+    def __init__(self, caller: Caller, table: CalledTable, writer: int, last_sequence: int) -> None:
+        super().__init__()
+        self.last_sequence = last_sequence
+        self.acknowledged: dict[int, int] = {}
+        self.sent: set[int] = set()
+        self.count = 0
+        self._stream = WriteStream(table.through(caller), bytes([writer]) * 16)
+        self._writer = writer
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while True:
+                sequence = self.last_sequence + 1
+                values = self._writer * 10**9 + sequence * 100 + np.arange(self.ROWS)
+                self.sent |= set(values.tolist())
+                keys = self._stream.write(values, sequence)
+                self.acknowledged |= dict(zip(keys.tolist(), values.tolist(), strict=True))
+                self.last_sequence = sequence
+                self.count += 1
+        except grpc.RpcError:
+            self._stream.close()

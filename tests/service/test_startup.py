@@ -1,0 +1,437 @@
+"""How a server starts, and why it refuses to: flags, variables, the TOML file, and what it finds on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from replay_proto.v1 import replay_pb2
+
+from tests.support.caller import Caller
+from tests.support.deadlines import PATIENCE_S, wait_until
+from tests.support.server_process import ServerProcess, run_to_its_end, server_command, server_environment
+
+StartServer = Callable[..., ServerProcess]
+Call = Callable[[ServerProcess], Caller]
+CARTPOLE = """
+[[tables]]
+name = "cartpole"
+capacity = 1_000
+backend = "rank"
+parameters = { alpha = 0.7 }
+seed = 5
+[tables.columns]
+obs = { dtype = "float32", shape = [4] }
+action = { dtype = "int64" }
+
+[[tables]]
+name = "acrobot"
+capacity = 10
+[tables.columns]
+done = { dtype = "bool" }
+"""
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def listening_ports(server: ServerProcess) -> set[tuple[str, int]]:
+    """Where a server listens."""
+    connections = psutil.Process(server.pid).net_connections("tcp")
+    return {(each.laddr.ip, each.laddr.port) for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+def started_in(folder: Path) -> list[Path]:
+    """What is left below a memory directory."""
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+# A server that starts.
+
+
+def test_it_listens_on_this_machine_alone_unless_told_otherwise(start_server: StartServer) -> None:
+    server = start_server()
+    assert listening_ports(server) == {("127.0.0.1", server.port)}
+
+
+def test_health_says_that_it_serves(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "replay.v1.ReplayService"):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_reflection_describes_every_rpc(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        described = ProtoReflectionDescriptorDatabase(channel)
+        assert "replay.v1.ReplayService" in set(described.get_services())
+        file = described.FindFileContainingSymbol("replay.v1.ReplayService")
+    assert [method.name for method in file.service[0].method] == [
+        method.name for method in replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].methods
+    ]
+
+
+def test_reflection_can_be_left_out(start_server: StartServer) -> None:
+    server = start_server("--no-reflection")
+    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as error:
+        list(ProtoReflectionDescriptorDatabase(channel).get_services())
+    assert isinstance(error.value, grpc.Call)
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_tables_of_the_config_file_are_made_at_start(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(CARTPOLE)
+    caller = call(start_server("--config", str(file)))
+    assert caller.table_names() == ["acrobot", "cartpole"]
+    config = caller.table("cartpole").describe().config
+    assert (config.capacity, config.backend.name, config.seed) == (1000, "rank", 5)
+    assert dict(config.backend.parameters) == {"alpha": 0.7}
+    assert [column.name for column in config.columns] == ["obs", "action"]
+    assert list(config.columns[0].stored.shape) == [4]
+    assert config.columns[1].stored.data_type == replay_pb2.DATA_TYPE_INT64
+
+
+def test_tables_of_the_config_file_keep_their_rows(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(CARTPOLE)
+    server = start_server("--config", str(file), "--data-dir", str(tmp_path / "data"))
+    table = call(server).table("acrobot")
+    request = replay_pb2.InsertRequest(
+        table="acrobot", insertion=replay_pb2.Insertion(row_count=3), rows=bytes([1, 0, 1])
+    )
+    table.stub.Insert(request)
+    server.terminate()
+    server.restart()
+    again = table.through(call(server))
+    assert again.describe().uid == table.uid
+    assert again.read(range(3)).rows == bytes([1, 0, 1])
+
+
+# Where settings come from.
+
+
+def max_message_mb(server: ServerProcess) -> int:
+    """The setting that can be told from outside: how large a reply may be."""
+    with Caller(server.address) as caller, pytest.raises(grpc.RpcError) as error:
+        table = caller.create()
+        table.insert([1])
+        table.sample(2**40)
+    assert isinstance(error.value, grpc.Call)
+    trailers = str(error.value.details())
+    limit = int(trailers.split("at most ")[1].split(" ")[0])
+    return limit // (1 << 20) + 1
+
+
+def test_a_flag_comes_before_a_variable_and_a_variable_before_the_file(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("max_message_mb = 3\nhost = '127.0.0.1'\n")
+    variable = {"REPLAY_SERVER_MAX_MESSAGE_MB": "5"}
+    assert max_message_mb(start_server("--config", str(file))) == 3
+    assert max_message_mb(start_server("--config", str(file), environment=variable)) == 5
+    assert max_message_mb(start_server("--config", str(file), "--max-message-mb", "7", environment=variable)) == 7
+
+
+def test_the_file_can_be_named_by_a_variable(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(CARTPOLE)
+    server = start_server(environment={"REPLAY_SERVER_CONFIG": str(file)})
+    assert call(server).table_names() == ["acrobot", "cartpole"]
+
+
+def test_the_port_can_be_named_by_a_variable(start_server: StartServer, taken_port: int, tmp_path: Path) -> None:
+    command = server_command("--memory-dir", str(tmp_path))
+    environment = server_environment({"REPLAY_SERVER_PORT": str(taken_port)})
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert ended.returncode == 1
+    assert f"127.0.0.1:{taken_port}" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--port", "65536"], "port"),
+        (["--port", "-1"], "port"),
+        (["--port", "many"], "port"),
+        (["--max-message-mb", "0"], "max_message_mb"),
+        (["--max-message-mb", "2048"], "max_message_mb"),
+        (["--log-level", "loud"], "log_level"),
+        (["--drain-s", "-1"], "drain_s"),
+        (["--no-such-flag"], "no-such-flag"),
+        (["--config", "no-such-file.toml"], "no-such-file.toml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_setting_that_cannot_be_used_is_named(flags: list[str], complaint: str) -> None:
+    ended = run_to_its_end(*flags)
+    assert ended.returncode == 2
+    assert complaint in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("prot = 5", "prot"),
+        ("port = 'high'", "port"),
+        ("port = ", "server.toml"),
+        (CARTPOLE + "colour = 'red'\n", "colour"),
+        ("[[tables]]\nname = 'x'\n", "columns"),
+    ],
+    ids=["unknown", "of another type", "no TOML", "unknown in a table", "missing in a table"],
+)
+def test_a_file_that_cannot_be_used_is_complained_about(tmp_path: Path, content: str, complaint: str) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(content)
+    ended = run_to_its_end("--port", "0", "--memory-dir", str(tmp_path), "--config", str(file))
+    assert ended.returncode == 2
+    assert complaint in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("capacity = 10", "capacity = 0"), "capacity"),
+        (('"bool"', '"text"'), "dtype"),
+        (('"acrobot"', '"../up"'), "name"),
+        (("done =", "_done ="), "_done"),
+        (("capacity = 10\n", "capacity = 10\nbackend = 'heap'\n"), "heap"),
+        (("capacity = 10\n", "capacity = 10\nparameters = { beta = 1 }\n"), "beta"),
+        (("capacity = 10\n", "capacity = 10\nparameters = { alpha = -1 }\n"), "alpha"),
+    ],
+    ids=lambda value: value[1].strip() if isinstance(value, tuple) else "",
+)
+def test_a_table_of_the_file_that_cannot_be_made_is_named(
+    tmp_path: Path, change: tuple[str, str], complaint: str
+) -> None:
+    file = tmp_path / "server.toml"
+    assert change[0] in CARTPOLE
+    file.write_text(CARTPOLE.replace(*change))
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    ended = run_to_its_end("--port", "0", "--memory-dir", str(memory), "--config", str(file))
+    assert ended.returncode == 1
+    assert complaint in ended.stderr
+    assert str(file) in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert started_in(memory) == []
+
+
+# What is in the way.
+
+
+def test_a_port_that_is_taken_is_named(taken_port: int, tmp_path: Path) -> None:
+    ended = run_to_its_end("--port", str(taken_port), "--memory-dir", str(tmp_path))
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{taken_port}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+    assert started_in(tmp_path) == []
+
+
+def test_a_second_server_does_not_share_the_port_of_the_first(server: ServerProcess, tmp_path: Path) -> None:
+    ended = run_to_its_end("--port", str(server.port), "--memory-dir", str(tmp_path))
+    assert ended.returncode == 1
+    assert "cannot listen on" in ended.stderr
+
+
+def test_a_data_directory_in_use_is_refused(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    first = start_server("--data-dir", data)
+    table = call(first).create()
+    table.insert(range(5))
+    ended = run_to_its_end("--port", "0", "--data-dir", data)
+    assert ended.returncode == 1
+    assert "in use by another server" in ended.stderr
+    assert data in ended.stderr
+    assert table.read(range(5)).values.tolist() == list(range(5))
+    first.kill()
+    assert call(start_server("--data-dir", data)).table_names() == [table.name]
+
+
+@pytest.mark.parametrize("flag", ["--data-dir", "--memory-dir"])
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, flag: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    ended = run_to_its_end("--port", "0", flag, str(file / "data"))
+    assert ended.returncode == 1
+    assert str(file) in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
+    ended = run_to_its_end("--port", "0", "--host", "192.0.2.1", "--memory-dir", str(tmp_path))
+    assert ended.returncode == 1
+    assert "192.0.2.1" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_stored_table_that_differs_from_the_file_is_named(
+    start_server: StartServer, call: Call, tmp_path: Path
+) -> None:
+    data, file = str(tmp_path / "data"), tmp_path / "server.toml"
+    file.write_text(CARTPOLE)
+    start_server("--config", str(file), "--data-dir", data).terminate()
+    file.write_text(CARTPOLE.replace("alpha = 0.7", "alpha = 0.5"))
+    ended = run_to_its_end("--port", "0", "--config", str(file), "--data-dir", data)
+    assert ended.returncode == 1
+    for word in ("cartpole", "alpha", "0.7", "0.5"):
+        assert word in ended.stderr
+    assert "Traceback" not in ended.stderr
+    file.write_text(CARTPOLE)
+    assert call(start_server("--config", str(file), "--data-dir", data)).table_names() == ["acrobot", "cartpole"]
+
+
+# What is damaged.
+
+
+@pytest.fixture
+def stored(start_server: StartServer, call: Call, tmp_path: Path) -> Path:
+    """The directory of a table of a server that has ended."""
+    server = start_server("--data-dir", str(tmp_path / "data"))
+    table = call(server).create("stored")
+    table.insert(range(150))
+    server.terminate()
+    return tmp_path / "data" / "tables" / "stored"
+
+
+def edited(manifest: str, **changes: object) -> str:
+    """A manifest with other contents."""
+    return json.dumps({**json.loads(manifest), **changes})
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "manifest.json": lambda folder: (folder / "manifest.json").write_text("{"),
+    "manifest.json of a later version": lambda folder: (folder / "manifest.json").write_text(
+        edited((folder / "manifest.json").read_text(), format_version=99)
+    ),
+    "manifest.json without a uid": lambda folder: (folder / "manifest.json").write_text('{"format_version": 1}'),
+    "manifest.json that is a list": lambda folder: (folder / "manifest.json").write_text("[]"),
+    "manifest.json that is missing": lambda folder: (folder / "manifest.json").unlink(),
+    "column-000.bin": lambda folder: os.truncate(folder / "column-000.bin", 100),
+    "column-001.bin that is longer": lambda folder: os.truncate(folder / "column-001.bin", 1 << 20),
+    "column-003.bin that is missing": lambda folder: (folder / "column-003.bin").unlink(),
+    "priorities.bin": lambda folder: os.truncate(folder / "priorities.bin", 8),
+    "header.bin": lambda folder: os.truncate(folder / "header.bin", 0),
+    "writers.bin": lambda folder: os.truncate(folder / "writers.bin", 8),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_is_damaged_is_named_and_left_alone(stored: Path, damage: str) -> None:
+    DAMAGES[damage](stored)
+    before = {path.name: path.stat().st_size for path in stored.iterdir()}
+    ended = run_to_its_end("--port", "0", "--data-dir", str(stored.parent.parent))
+    assert ended.returncode == 1
+    assert str(stored / damage.split()[0]) in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert {path.name: path.stat().st_size for path in stored.iterdir()} == before
+
+
+def test_a_table_under_another_name_is_named(stored: Path) -> None:
+    stored.rename(stored.with_name("renamed"))
+    ended = run_to_its_end("--port", "0", "--data-dir", str(stored.parent.parent))
+    assert ended.returncode == 1
+    assert "'stored'" in ended.stderr
+
+
+def test_what_was_half_made_or_half_removed_is_swept(stored: Path, start_server: StartServer, call: Call) -> None:
+    for name in (".new-0123", ".dropped-0123"):
+        (stored.parent / name).mkdir()
+        (stored.parent / name / "column-000.bin").write_bytes(b"rows")
+    server = start_server("--data-dir", str(stored.parent.parent))
+    assert call(server).table_names() == ["stored"]
+    assert [path.name for path in stored.parent.iterdir()] == ["stored"]
+
+
+# Tables in memory.
+
+
+def test_what_a_killed_server_left_in_memory_is_swept_by_the_next(
+    start_server: StartServer, call: Call, tmp_path: Path
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    living = start_server("--memory-dir", str(memory))
+    dead = start_server("--memory-dir", str(memory))
+    table = call(living).create()
+    call(dead).create().insert(range(10))
+    table.insert(range(10))
+    dead.kill()
+    assert len(started_in(memory)) == 2
+    start_server("--memory-dir", str(memory))
+    assert len(started_in(memory)) == 2
+    assert table.read(range(10)).values.tolist() == list(range(10))
+
+
+def test_files_of_somebody_else_are_not_swept(start_server: StartServer, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    for name in ("replay-server-being-made", "other"):
+        (memory / name).mkdir(parents=True)
+    server = start_server("--memory-dir", str(memory))
+    server.terminate()
+    assert [path.name for path in started_in(memory)] == ["other", "replay-server-being-made"]
+
+
+# Its parent.
+
+
+def test_a_server_ends_with_the_process_that_holds_its_input(tmp_path: Path) -> None:
+    """The parent is killed, so that it cannot say goodbye."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    start = (
+        "import subprocess, sys, time\n"
+        "server = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)\n"
+        "server.stdout.readline()\n"
+        "print(server.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = server_command("--port", "0", "--memory-dir", str(memory), "--exit-with-parent")
+    with subprocess.Popen(
+        [sys.executable, "-c", start, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=server_environment({}),
+    ) as parent:
+        assert parent.stdout is not None
+        server = psutil.Process(int(parent.stdout.readline()))
+        assert len(started_in(memory)) == 1
+        parent.kill()
+    wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "the server has ended")
+    assert started_in(memory) == []
+
+
+def test_a_server_without_that_flag_lives_on_when_its_input_ends(start_server: StartServer, call: Call) -> None:
+    server = start_server(stdin=subprocess.DEVNULL)
+    assert call(server).table_names() == []
+    assert server.process.poll() is None
+
+
+def test_a_server_whose_input_ends_at_once_ends_in_order(tmp_path: Path) -> None:
+    began = time.monotonic()
+    ended = run_to_its_end("--port", "0", "--memory-dir", str(tmp_path), "--exit-with-parent")
+    assert ended.returncode == 0
+    assert time.monotonic() - began < PATIENCE_S
+    assert started_in(tmp_path) == []
