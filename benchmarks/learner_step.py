@@ -1,6 +1,6 @@
 """Time per learner step, through `table.sampler()` and through single calls.
 
-    python -m benchmarks.learner_step atari --prefetch 3
+python -m benchmarks.learner_step atari --prefetch 3
 """
 
 from __future__ import annotations

@@ -95,13 +95,13 @@ class Actor:
         self._accumulator = NStepAccumulator(n_step, gamma)
         self._actor_id = actor_id
         self._return, self._length = 0.0, 0
-        self._obs: NDArray[Any] = self._env.reset(seed=seed)[0]
+        self._obs: NDArray[Any] = _kept(self._env.reset(seed=seed)[0])
 
     def step(self, epsilon: float) -> ActorStep:
         """Take one environment step."""
         obs, action = self._obs, self._policy.choose(self._obs, epsilon)
         next_obs, reward, terminated, truncated, _ = self._env.step(self._first_action + action)
-        self._obs = next_obs
+        self._obs = next_obs = _kept(next_obs)
         self._return += float(reward)
         self._length += 1
         transitions = self._accumulator.push(
@@ -120,7 +120,7 @@ class Actor:
         """Go on with the generators of an earlier actor, in a new episode."""
         self._rng.bit_generator.state = state["policy"]
         self._env.np_random.bit_generator.state = state["environment"]
-        self._obs = self._env.reset()[0]
+        self._obs = _kept(self._env.reset()[0])
 
     def close(self) -> None:
         """Close the environment."""
@@ -129,8 +129,13 @@ class Actor:
     def _end_episode(self) -> FinishedEpisode:
         episode = FinishedEpisode(self._return, self._length, self._actor_id)
         self._return, self._length = 0.0, 0
-        self._obs = self._env.reset()[0]
+        self._obs = _kept(self._env.reset()[0])
         return episode
+
+
+def _kept(observation: NDArray[Any]) -> NDArray[Any]:
+    """A copy: some environments write the next observation over the last one, which n-step rows still need."""
+    return np.array(observation)
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:

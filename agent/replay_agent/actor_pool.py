@@ -13,16 +13,16 @@ from replay_agent.child_process import log_tail, start_module, stop
 
 log = logging.getLogger(__name__)
 
-# An actor that lived shorter than this did not get to work.
+# An actor that gave up sooner than this did not get to work.
 SHORT_LIFE_S = 10.0
-# After so many short lives in a row something is wrong that another start does not mend.
-MAX_SHORT_LIVES = 5
+# After so many of them in a row something is wrong that another start does not mend.
+MAX_FAILED_STARTS = 3
 FIRST_BACKOFF_S = 0.25
 STOP_TIMEOUT_S = 10.0
 
 
 class ActorsFailError(RuntimeError):
-    """Actors die as soon as they are started."""
+    """Actors give up as soon as they are started."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Slot:
     number: int
     process: subprocess.Popen[str] | None = None
     started_at: float = 0.0
-    short_lives: int = 0
+    failed_starts: int = 0
     start_at: float = 0.0
 
 
@@ -81,7 +81,7 @@ class ActorPool:
         """Start again whoever died; cheap, to be called now and then.
 
         Raises:
-            ActorsFailError: an actor died at once again and again; the message ends with its log.
+            ActorsFailError: an actor gave up at once again and again; the message ends with its log.
         """
         for slot in self._slots:
             if slot.process is not None and slot.process.poll() is not None:
@@ -107,16 +107,18 @@ class ActorPool:
 
     def _note_death(self, slot: _Slot, process: subprocess.Popen[str]) -> None:
         lived_s = self._clock() - slot.started_at
-        slot.short_lives = slot.short_lives + 1 if lived_s < SHORT_LIFE_S else 0
+        # Whoever was killed, by a signal, has nothing to do with whether a start is of use.
+        failed_to_start = process.returncode > 0 and lived_s < SHORT_LIFE_S
+        slot.failed_starts = slot.failed_starts + 1 if failed_to_start else 0
         log.warning("actor process %d ended with status %s after %.0f s", process.pid, process.returncode, lived_s)
         stop(process, STOP_TIMEOUT_S)
         slot.process = None
-        if slot.short_lives >= MAX_SHORT_LIVES:
+        if slot.failed_starts >= MAX_FAILED_STARTS:
             raise ActorsFailError(
-                f"an actor died {slot.short_lives} times within {SHORT_LIFE_S:.0f} s of its start; "
+                f"an actor gave up {slot.failed_starts} times within {SHORT_LIFE_S:.0f} s of its start; "
                 f"the end of {self._log_path(slot)}:\n{log_tail(self._log_path(slot))}"
             )
-        slot.start_at = self._clock() + (FIRST_BACKOFF_S * 2**slot.short_lives if slot.short_lives else 0.0)
+        slot.start_at = self._clock() + (FIRST_BACKOFF_S * 2**slot.failed_starts if failed_to_start else 0.0)
 
     def _log_path(self, slot: _Slot) -> Path:
         return self._log_dir / f"actor-{slot.number}.log"

@@ -33,8 +33,8 @@ class ActorSettings(BaseSettings):
         cli_avoid_json=True,
     )
 
-    server: str = option("localhost:50051", CONNECTIONS, "HOST:PORT of the replay server")
-    learner: str = option("localhost:50052", CONNECTIONS, "HOST:PORT of the learner, as replay-train shows it")
+    server: str = option("localhost:50051", CONNECTIONS, "the replay server", "HOST:PORT")
+    learner: str = option("localhost:50052", CONNECTIONS, "the learner, as replay-train shows it", "HOST:PORT")
     learner_timeout_s: float = option(60.0, CONNECTIONS, "seconds to wait for a learner that is not there", gt=0)
     reconnect_timeout_s: float = option(120.0, CONNECTIONS, "seconds to wait for a replay server that went away", gt=0)
     config: Path | None = option(None, PROCESS, "TOML file with these settings")

@@ -13,15 +13,23 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
 
 Settings = TypeVar("Settings", bound=BaseSettings)
-GROUP = "group"
+GROUP, METAVAR = "group", "metavar"
 MAX_PORT = 65535
 # What stands for a value in the help page, by the type's name; for others argparse's own choice is good.
 METAVARS: Mapping[str, str] = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "tuple[int,...]": "N,N"}
 
 
-def option(default: Any, group: str, description: str, **constraints: Any) -> Any:
-    """A documented field of a settings class, shown under a group's heading in the help page."""
-    return Field(default, description=description, json_schema_extra={GROUP: group}, **constraints)
+def option(default: Any, group: str, description: str, metavar: str | None = None, **constraints: Any) -> Any:
+    """A documented field of a settings class, shown under a group's heading in the help page.
+
+    Args:
+        default: value where none is given.
+        group: the heading.
+        description: what it does, with its unit.
+        metavar: what stands for a value in the help page; None: what suits the type.
+        **constraints: of pydantic, such as ``ge``.
+    """
+    return Field(default, description=description, json_schema_extra={GROUP: group, METAVAR: metavar}, **constraints)
 
 
 def load(settings_class: type[Settings], arguments: Sequence[str]) -> Settings:
@@ -99,7 +107,7 @@ def _grouped_source(settings_class: type[BaseSettings]) -> CliSettingsSource[Any
 
     def add_argument(_: Any, *flags: str, **details: Any) -> Any:
         field = fields[flags[0]]
-        group = _group_of(field)
+        group = _extra(field, GROUP) or "options"
         if group not in headings:
             headings[group] = parser.add_argument_group(group)
         return headings[group].add_argument(*flags, **_readable(field, details))
@@ -107,16 +115,18 @@ def _grouped_source(settings_class: type[BaseSettings]) -> CliSettingsSource[Any
     return CliSettingsSource(settings_class, root_parser=parser, add_argument_method=add_argument)
 
 
-def _group_of(field: FieldInfo) -> str:
+def _extra(field: FieldInfo, key: str) -> str | None:
+    """What `option` noted about a field."""
     extra = field.json_schema_extra
-    return str(extra[GROUP]) if isinstance(extra, dict) and GROUP in extra else "options"
+    value = extra.get(key) if isinstance(extra, dict) else None
+    return None if value is None else str(value)
 
 
 def _readable(field: FieldInfo, details: dict[str, Any]) -> dict[str, Any]:
     """Details for argparse with short stand-ins for values, and without defaults that say nothing."""
-    metavar = details.get("metavar")
-    if isinstance(metavar, str):
-        details["metavar"] = METAVARS.get(metavar, metavar)
+    given, of_type = _extra(field, METAVAR), details.get("metavar")
+    if isinstance(of_type, str):
+        details["metavar"] = given or METAVARS.get(of_type, of_type)
     description = field.description or ""
     default = "" if field.default is None else f" (default: {_shown(field.default)})"
     return {**details, "help": f"{description}{default}".replace("%", "%%")}

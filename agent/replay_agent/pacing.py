@@ -45,8 +45,8 @@ class Pacer:
 
     @property
     def owes_update(self) -> bool:
-        """Whether a gradient step is due."""
-        return self._credit >= 1.0
+        """Whether a gradient step is due, and there are rows to take it with."""
+        return self._credit >= 1.0 and self.may_learn
 
     @property
     def credit(self) -> float:

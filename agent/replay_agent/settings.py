@@ -74,7 +74,7 @@ class TrainSettings(BaseSettings):
         ge=1,
     )
 
-    server: str | None = option(None, REPLAY, "HOST:PORT of a running replay server; starts one of its own if absent")
+    server: str | None = option(None, REPLAY, "a running replay server; starts one of its own if absent", "HOST:PORT")
     table: str | None = option(None, REPLAY, "table to use; the run's name if absent", pattern=NAME_PATTERN)
     keep_table: bool | None = option(
         None, REPLAY, "leave the table on the server at the end; if absent, only a table named with --table is left"

@@ -104,6 +104,9 @@ def _train(
         progress = stack.enter_context(make_progress(console, settings.env, settings.steps, shown=settings.progress))
         try:
             return trainer.train(progress, pool)
+        except Exception:
+            log.info("what was learned so far is kept; go on: replay-train --resume %s", run.path)
+            raise
         finally:
             trainer.service.finish()
             trainer.save()
@@ -131,7 +134,7 @@ def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, endi
     report.save(run.result)
     if settings.drops_table and ending is not Ending.STOPPED:
         try:
-            trainer.drop_table()
+            trainer.table.drop()
         except TABLE_LOST:
             log.info("somebody else has dropped the table")
     return report

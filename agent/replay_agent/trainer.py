@@ -22,8 +22,9 @@ from replay_agent.metrics import MetricsLog
 from replay_agent.networks import NetworkSpec, QNetwork, default_hidden_sizes
 from replay_agent.pacing import Pacer
 from replay_agent.progress import ProgressView
-from replay_agent.replay_link import TABLE_LOST, DrawSettings, ReplayLink, TableSpec, link_factory
+from replay_agent.replay_link import TABLE_LOST, DrawSettings, ReplayLink, TableSpec
 from replay_agent.run_directory import RunDirectory
+from replay_agent.run_table import RunTable
 from replay_agent.schedules import LinearSchedule
 from replay_agent.seeds import SeedPurpose, episode_seeds, training_seed
 from replay_agent.selection import NetworkSelector
@@ -42,7 +43,6 @@ SUPERVISE_INTERVAL_S = 0.25
 SHOW_INTERVAL_S = 0.2
 # Silence of all actors that is worth a word.
 SILENCE_S = 30.0
-TABLE_RETRY_S = 0.2
 
 
 class Ending(StrEnum):
@@ -98,7 +98,6 @@ class Trainer:
         self._settings = settings
         self._run = run
         self._env = env
-        self._client = client
         self._stop = stop
         self._metrics = metrics
         self._device = device
@@ -115,21 +114,20 @@ class Trainer:
         self._next_validation = settings.validate_interval
         self._is_solved = False
         self._actor = self._make_actor() if settings.acts else None
-        self._table_spec = TableSpec(
-            settings.table or run.name, settings.capacity, settings.backend, settings.alpha, settings.seed
+        self.table = RunTable(
+            client,
+            env,
+            _table_spec(settings, run),
+            _draw_settings(settings, reconnect_timeout_s),
+            self.pacer,
+            lockstep=settings.lockstep,
         )
-        self._draws = _draw_settings(settings, reconnect_timeout_s)
-        self._link: ReplayLink | None = None
-        self._attach_table()
+        self.table.link()
         self._weights = PublishedWeights(self.learner.weights())
-        task = Task(env.env_id, self._table_spec.name, settings.n_step, settings.gamma, spec)
+        task = Task(env.env_id, self.table.spec.name, settings.n_step, settings.gamma, spec)
         self.service = LearnerService(task, settings.seed, self._weights, self._guide)
-        self._show_state = _ShowState()
-        self._due_show = Interval(SHOW_INTERVAL_S)
-        self._due_log = Interval(settings.log_interval_s)
-        self._due_checkpoint = Interval(settings.checkpoint_interval_s)
-        self._due_supervision = Interval(SUPERVISE_INTERVAL_S)
-        self._due_silence = Interval(SILENCE_S)
+        self._shown = _Shown()
+        self._due = _Due(settings)
 
     def resume(self) -> None:
         """Go on where the newest checkpoint of the run stands.
@@ -205,23 +203,16 @@ class Trainer:
         count = self._settings.evaluation_episodes
         return self._evaluate(network, episode_seeds(SeedPurpose.EVALUATION, self._settings.seed, count))
 
-    def drop_table(self) -> None:
-        """Remove the table from the server."""
-        if self._link is not None:
-            self._link.close()
-            self._link.table.drop()
-
     def close(self) -> None:
         """Tell actors that it is over, send what is left, and close the environment."""
         self.service.finish()
-        if self._link is not None:
-            self._link.close()
+        self.table.close()
         if self._actor is not None:
             self._actor.close()
 
     def status(self) -> Status:
         """How the run stands."""
-        step, shown = self.pacer.env_steps, self._show_state
+        step, shown = self.pacer.env_steps, self._shown
         return Status(
             env_steps=step,
             updates=self.learner.updates,
@@ -247,7 +238,7 @@ class Trainer:
     def _turn(self, progress: ProgressView, pool: ActorPool | None) -> None:
         """Take one step, of whatever kind is due."""
         try:
-            link = self._link or self._attach_table()
+            link = self.table.link()
             if self._actor is not None and not self.pacer.owes_update:
                 self._act(self._actor, link)
             if self.pacer.owes_update:
@@ -255,7 +246,7 @@ class Trainer:
             elif self._actor is None:
                 self._wait_for_rows(link)
         except TABLE_LOST as error:
-            self._lose_table(error)
+            self.table.lose(error)
         self._take_reports()
         self._do_what_is_due(progress, pool)
 
@@ -278,7 +269,7 @@ class Trainer:
         link.write_back(batch.keys, result.td_errors)
         if self.learner.updates % self._settings.publish_interval == 0:
             self._weights.publish(self.learner.weights())
-        shown = self._show_state
+        shown = self._shown
         shown.loss.add(result.loss)
         shown.grad_norm.add(result.grad_norm)
         shown.mean_value.add(result.mean_value)
@@ -289,33 +280,14 @@ class Trainer:
         before = self.pacer.env_steps
         self.pacer.observe_inserted(link.table.describe().inserted)
         if self.pacer.env_steps > before:
-            self._show_state.note = ""
-            self._due_silence.restart()
+            self._shown.note = ""
+            self._due.silence.restart()
         if not self.pacer.owes_update:
             self.service.reports.arrived.wait(ROWS_WAIT_S)
             self.service.reports.arrived.clear()
-        if self._due_silence.is_due():
-            self._show_state.note = "waiting for actors"
+        if self._due.silence.is_due():
+            self._shown.note = "waiting for actors"
             log.warning("no new rows for %.0f s: waiting for actors to join, or to come back", SILENCE_S)
-
-    def _attach_table(self) -> ReplayLink:
-        """Make the table, or find it, and count from where it stands."""
-        table = self._table_spec.make(self._client, self._env)
-        description = table.describe()
-        if description.size:
-            log.info("table %s has %d rows already", table.name, description.size)
-        self.pacer.attach(description.inserted, description.size)
-        self._link = link_factory(lockstep=self._settings.lockstep)(table, self._draws)
-        return self._link
-
-    def _lose_table(self, error: Exception) -> None:
-        """The table is gone: the next turn makes it anew."""
-        log.warning("the table is gone, making it anew: %s", error)
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-        else:
-            time.sleep(TABLE_RETRY_S)
 
     def _take_reports(self) -> None:
         for episode in self.service.reports.take_episodes():
@@ -328,13 +300,13 @@ class Trainer:
     def _do_what_is_due(self, progress: ProgressView, pool: ActorPool | None) -> None:
         if self.pacer.env_steps >= self._next_validation and self.learner.updates:
             self._validate()
-        if self._due_show.is_due():
+        if self._due.show.is_due():
             progress.show(self.status())
-        if self._due_log.is_due():
-            self._metrics.status(self.status(), self._show_state.batch)
-        if self._due_checkpoint.is_due():
+        if self._due.log.is_due():
+            self._metrics.status(self.status(), self._shown.batch)
+        if self._due.checkpoint.is_due():
             self.save()
-        if pool is not None and self._due_supervision.is_due():
+        if pool is not None and self._due.supervision.is_due():
             pool.supervise()
 
     def _validate(self) -> None:
@@ -385,7 +357,18 @@ class Trainer:
         )
 
 
-class _ShowState:
+class _Due:
+    """What is done every so many seconds."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.show = Interval(SHOW_INTERVAL_S)
+        self.log = Interval(settings.log_interval_s)
+        self.checkpoint = Interval(settings.checkpoint_interval_s)
+        self.supervision = Interval(SUPERVISE_INTERVAL_S)
+        self.silence = Interval(SILENCE_S)
+
+
+class _Shown:
     """What is only shown."""
 
     def __init__(self) -> None:
@@ -417,6 +400,16 @@ def _learner_config(settings: TrainSettings) -> LearnerConfig:
         double=settings.double,
         target_interval=settings.target_interval,
         target_tau=settings.target_tau,
+    )
+
+
+def _table_spec(settings: TrainSettings, run: RunDirectory) -> TableSpec:
+    return TableSpec(
+        name=settings.table or run.name,
+        capacity=settings.capacity,
+        backend=settings.backend,
+        alpha=settings.alpha,
+        seed=settings.seed,
     )
 
 

@@ -53,6 +53,7 @@ class Steps:
     """Learner steps under one setting of the dataset."""
 
     def __init__(self, client: reverb.Client, address: str, batch_size: int, workers: int, in_flight: int) -> None:
+        """Open the dataset."""
         self._client = client
         dataset = reverb.TrajectoryDataset.from_table_signature(
             address, "table", max_in_flight_samples_per_worker=in_flight * batch_size, num_workers_per_iterator=workers
@@ -60,6 +61,7 @@ class Steps:
         self._batches = iter(dataset.batch(batch_size).prefetch(2))
 
     def __call__(self) -> None:
+        """Take one step."""
         keys = next(self._batches).info.key.numpy()
         self._client.mutate_priorities("table", updates={int(key): 1.3 for key in keys})
 

@@ -20,6 +20,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client.errors import InternalServerError
 from replay_client.rows import SEPARATOR
+from replay_client.same_host import MappedRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +107,30 @@ class UpdateResult:
         return cls(updated=message.updated, stale=message.stale)
 
 
-def sampled_batch(schema: Schema, response: Framed[replay_pb2.SampleResponse]) -> Batch:
-    """The batch in an answer to Sample."""
-    return _batch(schema, response.head.batch, response.rows)
+def sampled_batch(
+    schema: Schema, response: Framed[replay_pb2.SampleResponse], mapped: MappedRows | None
+) -> Batch | None:
+    """The batch in an answer to Sample.
+
+    Args:
+        schema: the table's.
+        response: what came.
+        mapped: copies the rows if the answer has none.
+
+    Returns:
+        The batch; None if inserts overtook the copying of its rows.
+    """
+    return _batch(schema, response.head.batch, response.rows, mapped)
 
 
-def learned_batches(schema: Schema, response: Framed[replay_pb2.LearnResponse]) -> list[Batch]:
-    """The batches in an answer of a Learn stream, in order."""
+def learned_batches(
+    schema: Schema, response: Framed[replay_pb2.LearnResponse], mapped: MappedRows | None
+) -> list[Batch | None]:
+    """The batches in an answer of a Learn stream, in order; see `sampled_batch`."""
     batches, start = [], 0
     for message in response.head.batches:
         end = start + len(message.keys) // 8 * schema.row_bytes
-        batches.append(_batch(schema, message, response.rows[start:end]))
+        batches.append(_batch(schema, message, response.rows[start:end], mapped))
         start = end
     return batches
 
@@ -134,11 +148,14 @@ def read_rows(schema: Schema, response: Framed[replay_pb2.ReadResponse]) -> Rows
     )
 
 
-def _batch(schema: Schema, message: replay_pb2.Batch, rows: memoryview) -> Batch:
+def _batch(schema: Schema, message: replay_pb2.Batch, rows: memoryview, mapped: MappedRows | None) -> Batch | None:
     keys = _own(message.keys, "<i8")
+    columns = mapped.gather(keys) if mapped is not None and not rows else _own_columns(schema, rows, len(keys))
+    if columns is None:
+        return None
     return Batch(
         keys=keys,
-        columns=_own_columns(schema, rows, len(keys)),
+        columns=columns,
         probabilities=_own(message.probabilities, "<f8"),
         weights=_own(message.weights, "<f4"),
         beta=message.beta,

@@ -19,6 +19,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client.connection import Connection
 from replay_client.description import TableDescription, table_config
 from replay_client.errors import InvalidArgumentError
+from replay_client.same_host import MappedRows
 from replay_client.stats import Stats
 from replay_client.table import Table, drop_table
 
@@ -28,12 +29,14 @@ DEFAULT_TIMEOUT_S: Final = 30.0
 class ReplayClient:
     """See the module."""
 
-    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, same_host: bool = True) -> None:
         """Open a channel; the server need not be there yet.
 
         Args:
             address: ``host:port``.
             timeout_s: how long a call may take, in seconds, a wait for the server included.
+            same_host: copy the rows of large batches out of the server's files where that is possible, instead of
+                having them sent; `TableStats.sampled_same_host` tells whether it happens.
 
         Raises:
             InvalidArgumentError: for an empty address, or a time that is not positive.
@@ -43,6 +46,7 @@ class ReplayClient:
         if not timeout_s > 0:
             raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
         self._connection = Connection(address, timeout_s=timeout_s)
+        self._same_host = same_host
 
     @property
     def address(self) -> str:
@@ -142,4 +146,5 @@ class ReplayClient:
         self.close()
 
     def _table(self, message: replay_pb2.TableDescription) -> Table:
-        return Table(self._connection, TableDescription.from_proto(message))
+        description = TableDescription.from_proto(message)
+        return Table(self._connection, description, MappedRows.open(description) if self._same_host else None)

@@ -38,6 +38,8 @@ class TableDescription:
     """Length of the ring in rows, a little more than the capacity."""
     row_bytes: int
     """Bytes of one row, all columns together."""
+    directory: str = ""
+    """Path of its files on the server's host; empty if the server does not say."""
 
     @classmethod
     def from_proto(cls, message: replay_pb2.TableDescription) -> TableDescription:
@@ -65,6 +67,7 @@ class TableDescription:
             inserted=message.inserted,
             slots=message.slots,
             row_bytes=message.row_bytes,
+            directory=message.directory,
         )
 
 

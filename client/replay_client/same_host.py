@@ -29,6 +29,8 @@ _ORDERED_LOADS: Final = ("x86_64", "AMD64")
 """Machines, as Python names them, whose memory order the check of a copy relies on."""
 _ONLY_OURS: Final = 2
 """References to a buffer that only the pool has: its list, and the argument of `sys.getrefcount`."""
+WORTH_BYTES: Final = 1 << 16
+"""Smaller batches travel over the wire: copying them here costs more than it saves."""
 _LINE_BYTES: Final = 64
 _BUFFERS_KEPT: Final = 32
 """Buffers that are kept for later batches."""
@@ -105,6 +107,11 @@ class MappedRows:
             self._buffers.pop(0)
         self._buffers.append(buffer)
         return buffer
+
+
+def worth_mapping(mapped: MappedRows | None, batch_bytes: int) -> MappedRows | None:
+    """What is there to copy a batch with, if it is large enough to gain by it."""
+    return mapped if batch_bytes >= WORTH_BYTES else None
 
 
 def _whole_lines(size: int) -> int:

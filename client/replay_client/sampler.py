@@ -9,7 +9,8 @@
 Each `next()` sends one request, which carries the updates handed over before it, and returns the oldest batch on its
 way. With ``prefetch=p`` a batch was therefore asked for ``p - 1`` steps before it is returned, and does not know of the
 last ``p - 1`` updates: the learner never waits for the network, in exchange for priorities that are a few steps old.
-With ``prefetch=1`` nothing is asked for ahead, and every batch knows of every update before it.
+With ``prefetch=1`` nothing is asked for ahead, and every batch knows of every update before it. From 8 on, several
+batches are asked for in one message, whose updates wait for each other; the bound stays ``p - 1``.
 
 When the connection breaks it is opened again, and what was not answered is asked for again: updates set the same
 priorities once more, batches are drawn anew.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
@@ -33,18 +35,22 @@ from replay_client.description import TableDescription
 from replay_client.draws import DrawOptions
 from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, InvalidArgumentError
 from replay_client.rows import checked_keys, checked_priorities
+from replay_client.same_host import MappedRows
 from replay_client.streams import AnsweredStream, Request
 
+_MESSAGES_IN_FLIGHT: Final = 4
+"""A sampler that prefetches more batches than this asks for several in one message."""
 UPDATES_KEPT: Final = 1 << 16
 """Updates wait for the next batch to be asked for; so many rows of them are sent without one."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Exchange(Request):
     """One message of a learner and what is due for it."""
 
+    options: DrawOptions
     has_update: bool = False
-    has_draw: bool = False
+    batches: int = 0
 
 
 class Sampler:
@@ -55,6 +61,8 @@ class Sampler:
         connection: Connection,
         table: TableDescription,
         options: DrawOptions,
+        mapped: MappedRows | None,
+        draw_over_wire: Callable[[DrawOptions], Batch],
         *,
         prefetch: int = 3,
         reconnect_timeout_s: float = 60.0,
@@ -65,6 +73,8 @@ class Sampler:
             connection: to the server.
             table: the table; one that was dropped and made anew is another.
             options: what to draw.
+            mapped: copies the rows of batches, if they need not travel.
+            draw_over_wire: draws a batch in place of one whose rows were overwritten before they were copied.
             prefetch: how many batches are on their way while `next()` waits, at least 1.
             reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
 
@@ -80,6 +90,8 @@ class Sampler:
         self.stale = 0
         """Keys of updates that were not live any more, over all updates acknowledged so far."""
         self._options = options
+        self._mapped = mapped
+        self._draw_over_wire = draw_over_wire
         self._connection = connection
         self._process = os.getpid()
         self._table = table
@@ -104,7 +116,7 @@ class Sampler:
     @property
     def in_flight(self) -> int:
         """Batches that were asked for and not returned yet."""
-        return len(self._batches) + sum(exchange.has_draw for exchange in self._stream.pending)
+        return len(self._batches) + sum(exchange.batches for exchange in self._stream.pending)
 
     def __iter__(self) -> Sampler:
         """The sampler is its own iterator."""
@@ -121,10 +133,11 @@ class Sampler:
             ReplayError: the server refused for another reason.
         """
         self._check_usable()
-        while self.in_flight < self.prefetch:
-            self._send(draw=True)
-        if self._keys:  # left over only where an error kept earlier batches on their way
-            self._send(draw=False)
+        together = max(1, self.prefetch // _MESSAGES_IN_FLIGHT)
+        while (missing := self.prefetch - self.in_flight) >= together:
+            self._send(min(missing, together))
+        if self._keys and together == 1:  # left over only where an error kept earlier batches on their way
+            self._send(0)
         while not self._batches:
             self._receive(None)
         return self._batches.popleft()
@@ -145,7 +158,7 @@ class Sampler:
         self._keys.append(checked.tobytes())
         self._keys_kept += len(checked)
         if self._keys_kept >= UPDATES_KEPT:
-            self._send(draw=False)
+            self._send(0)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every update handed over so far is acknowledged. Batches that arrive meanwhile are kept.
@@ -160,7 +173,7 @@ class Sampler:
         self._check_usable()
         deadline = None if timeout_s is None else self._connection.clock() + timeout_s
         if self._keys:
-            self._send(draw=False)
+            self._send(0)
         while any(exchange.has_update for exchange in self._stream.pending):
             left_s = None if deadline is None else deadline - self._connection.clock()
             if left_s is not None and left_s <= 0:
@@ -198,8 +211,8 @@ class Sampler:
             self._is_closed = True
             self._stream.close()
 
-    def _send(self, *, draw: bool) -> None:
-        """Send what was handed over, and ask for a batch or not."""
+    def _send(self, batches: int) -> None:
+        """Send what was handed over, and ask for so many batches."""
         request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
         has_update = bool(self._keys)
         if has_update:
@@ -208,17 +221,23 @@ class Sampler:
             self._keys.clear()
             self._priorities.clear()
             self._keys_kept = 0
-        if draw:
+        if batches:
             request.draw.CopyFrom(self._options.to_proto())
-        self._stream.send(_Exchange(request.SerializeToString(), has_update=has_update, has_draw=draw))
+            request.batches = batches
+            if self._mapped is not None:
+                request.same_host.CopyFrom(self._mapped.request)
+        self._stream.send(
+            _Exchange(request.SerializeToString(), options=self._options, has_update=has_update, batches=batches)
+        )
 
     def _receive(self, timeout_s: float | None) -> None:
         """Take in the next answer."""
-        _, answer = self._stream.receive(timeout_s)
+        exchange, answer = self._stream.receive(timeout_s)
         response = split_message(replay_pb2.LearnResponse, answer)
         self.updated += response.head.update.updated
         self.stale += response.head.update.stale
-        self._batches.extend(learned_batches(self._table.schema, response))
+        batches = learned_batches(self._table.schema, response, self._mapped)
+        self._batches.extend(batch or self._draw_over_wire(exchange.options) for batch in batches)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._process:

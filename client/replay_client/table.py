@@ -29,6 +29,7 @@ from replay_client.description import TableDescription
 from replay_client.draws import DrawMode, DrawOptions, WeightNorm
 from replay_client.errors import ReplayError, WriterUnknownError
 from replay_client.rows import checked_keys, checked_priorities, checked_rows, packed_rows
+from replay_client.same_host import MappedRows, worth_mapping
 from replay_client.sampler import Sampler
 from replay_client.stats import Stats, TableStats
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, WRITER_ID_BYTES, Writer
@@ -42,10 +43,11 @@ _WAIT_MARGIN_S: Final = 5.0
 class Table:
     """See the module. Threads may share one."""
 
-    def __init__(self, connection: Connection, description: TableDescription) -> None:
+    def __init__(self, connection: Connection, description: TableDescription, mapped: MappedRows | None = None) -> None:
         """Known to `ReplayClient`, which makes these."""
         self._connection = connection
         self._description = description
+        self._mapped = mapped
         self._insert_lock = threading.Lock()
         self._writer_id = b""
         self._sequence = 0
@@ -154,10 +156,9 @@ class Table:
             ReplayError: another failure.
         """
         options = DrawOptions(batch_size, beta, weight_norm, draw_mode, timeout_s)
-        request = replay_pb2.SampleRequest(table=self.name, table_uid=self.uid, draw=options.to_proto())
-        deadline_s = None if timeout_s is None else timeout_s + _WAIT_MARGIN_S
-        answer = self._connection.call("Sample", request.SerializeToString(), timeout_s=deadline_s, repeat=True)
-        return sampled_batch(self.schema, split_message(replay_pb2.SampleResponse, answer))
+        mapped = worth_mapping(self._mapped, options.batch_size * self.schema.row_bytes)
+        batch = self._drawn(options, mapped, None if mapped is None else mapped.request)
+        return batch or self._drawn_over_wire(options)
 
     def update_priorities(self, keys: ArrayLike, priorities: ArrayLike) -> UpdateResult:
         """Set priorities.
@@ -264,6 +265,8 @@ class Table:
             self._connection,
             self._description,
             options,
+            worth_mapping(self._mapped, options.batch_size * self.schema.row_bytes),
+            self._drawn_over_wire,
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
         )
@@ -323,6 +326,23 @@ class Table:
             ReplayError: another failure.
         """
         drop_table(self._connection, self.name, self.uid)
+
+    def _drawn_over_wire(self, options: DrawOptions) -> Batch:
+        """A batch in place of one whose rows were overwritten before we had copied them."""
+        batch = self._drawn(options, None, replay_pb2.SameHost(overtaken=True))
+        assert batch is not None
+        return batch
+
+    def _drawn(
+        self, options: DrawOptions, mapped: MappedRows | None, same_host: replay_pb2.SameHost | None
+    ) -> Batch | None:
+        """A batch; None if inserts overtook the copying of its rows."""
+        request = replay_pb2.SampleRequest(
+            table=self.name, table_uid=self.uid, draw=options.to_proto(), same_host=same_host
+        )
+        deadline_s = None if options.timeout_s is None else options.timeout_s + _WAIT_MARGIN_S
+        answer = self._connection.call("Sample", request.SerializeToString(), timeout_s=deadline_s, repeat=True)
+        return sampled_batch(self.schema, split_message(replay_pb2.SampleResponse, answer), mapped)
 
     def _rows_per_insert(self) -> int:
         return max(1, min(INSERT_BYTES // self.schema.row_bytes, self.slots - self.capacity))

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -141,6 +142,7 @@ def load_settings(arguments: Sequence[str]) -> ServerSettings:
 
     Raises:
         pydantic.ValidationError: names each setting that cannot be used.
+        SettingsError: if the TOML file cannot be read.
         SystemExit: after ``--help``, or for an unknown flag.
     """
 
@@ -161,4 +163,8 @@ def _config_file(arguments: Sequence[str]) -> Path | None:
     path = Path(found)
     if not path.is_file():
         raise SettingsError(f"config: expected a TOML file, got {str(path)!r}, which is not there")
+    try:
+        tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"config: expected a TOML file, got {str(path)!r}: {error}") from error
     return path

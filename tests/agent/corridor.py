@@ -1,7 +1,7 @@
 """Environments of the tests, small enough that what is best is known.
 
 A corridor of five places: action 1 goes right, action 0 goes left, the right end brings reward 1 and terminates. Every
-step costs 0.1, and after twenty steps the episode is truncated. Best is to go right four times: 1 - 0.4.
+step costs 0.1, the one array of observations is written over in each, and after twenty steps the episode is truncated. Best is to go right four times: 1 - 0.4.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ STEP_REWARD = -0.1
 GOAL_REWARD = 1.0
 BEST_RETURN = GOAL_REWARD + (PLACES - 1) * STEP_REWARD
 TIME_LIMIT = 20
+PICTURE_WIDTH = 6
 CORRIDOR_ID = "tests.agent.corridor:Corridor-v0"
+PICTURED_ID = "tests.agent.corridor:Pictured-v0"
 CONTINUOUS_ID = "tests.agent.corridor:Continuous-v0"
 NUMBERED_ID = "tests.agent.corridor:Numbered-v0"
 
@@ -30,6 +32,7 @@ class Corridor(gymnasium.Env[NDArray[np.float32], np.int64]):
         self.observation_space = spaces.Box(0.0, 1.0, (PLACES,), np.float32)
         self.action_space = spaces.Discrete(2)
         self._place = 0
+        self._shared = np.zeros(PLACES, np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -44,9 +47,22 @@ class Corridor(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._observation(), STEP_REWARD + GOAL_REWARD * at_goal, at_goal, False, {}
 
     def _observation(self) -> NDArray[np.float32]:
-        observation = np.zeros(PLACES, np.float32)
-        observation[self._place] = 1.0
-        return observation
+        self._shared[:] = 0.0
+        self._shared[self._place] = 1.0
+        return self._shared
+
+
+class Pictured(Corridor):
+    """Its observations are pictures: a row of bytes for every place, white where one is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (PLACES, PICTURE_WIDTH, 1), np.uint8)  # type: ignore[assignment]
+
+    def _observation(self) -> NDArray[Any]:
+        picture = np.zeros((PLACES, PICTURE_WIDTH, 1), np.uint8)
+        picture[self._place] = 255
+        return picture
 
 
 class Continuous(Corridor):
@@ -65,6 +81,7 @@ class Numbered(Corridor):
         self.observation_space = spaces.Discrete(PLACES)  # type: ignore[assignment]
 
 
-gymnasium.register("Corridor-v0", Corridor, max_episode_steps=TIME_LIMIT)
-gymnasium.register("Continuous-v0", Continuous)
-gymnasium.register("Numbered-v0", Numbered)
+gymnasium.register("Corridor-v0", "tests.agent.corridor:Corridor", max_episode_steps=TIME_LIMIT)
+gymnasium.register("Pictured-v0", "tests.agent.corridor:Pictured", max_episode_steps=TIME_LIMIT)
+gymnasium.register("Continuous-v0", "tests.agent.corridor:Continuous")
+gymnasium.register("Numbered-v0", "tests.agent.corridor:Numbered")

@@ -15,8 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from replay_agent import actor_process, train
 from replay_agent.actor_pool import ActorPool, ActorsFailError
+from replay_agent.actor_process import run_actor
+from replay_agent.actor_settings import load_actor_settings
 from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
+from replay_agent.learner_client import LearnerUnavailableError
 from replay_agent.trainer import Ending, Trainer
 from replay_agent.weights_service import LearnerServer
 from replay_client import ReplayClient
@@ -56,19 +60,23 @@ def test_a_server_that_does_not_start_is_reported_with_its_log(tmp_path: Path, m
         EmbeddedServer(tmp_path / "server.log")
 
 
-def test_the_embedded_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+def test_the_embedded_server_and_actors_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from replay_agent.embedded_server import EmbeddedServer\n"
-        f"print(EmbeddedServer(Path({str(tmp_path / 'log')!r})).pid, flush=True)\n"
+        "import sys; from pathlib import Path; from replay_agent.actor_pool import ActorPool\n"
+        "from replay_agent.embedded_server import EmbeddedServer\n"
+        f"folder = Path({str(tmp_path)!r}); server = EmbeddedServer(folder / 'log')\n"
+        "pool = ActorPool(1, server.address, '127.0.0.1:1', folder, 60.0)\n"
+        "print(server.pid, *pool.pids, flush=True)\n"
         "sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        server = psutil.Process(int(parent.stdout.readline()))
+        children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         parent.kill()
-    server.wait(PATIENCE_S)
+    assert len(children) == 2
+    assert psutil.wait_procs(children, PATIENCE_S)[1] == []
 
 
 def test_a_killed_actor_is_started_again_and_training_goes_on(
@@ -118,20 +126,21 @@ def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
 
 
 def test_an_actor_without_a_learner_gives_up_and_says_so() -> None:
-    command = [sys.executable, "-m", "replay_agent.actor_process", "--learner", "127.0.0.1:1"]
-    ended = subprocess.run(
-        [*command, "--learner-timeout-s", "0.5"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert ended.returncode == 1
-    assert "no learner answered at 127.0.0.1:1" in ended.stderr
+    settings = load_actor_settings(["--learner", "127.0.0.1:1", "--learner-timeout-s", "0.3"])
+    with pytest.raises(LearnerUnavailableError, match=r"no learner answered at 127\.0\.0\.1:1"):
+        run_actor(settings, threading.Event())
 
 
-def test_actors_that_die_at_once_again_and_again_end_the_run_with_their_log(tmp_path: Path) -> None:
+def supervise_until_it_raises(pool: ActorPool) -> None:
+    """As the training loop does, for as long as the test may take."""
+    while True:
+        pool.supervise()
+
+
+def test_actors_that_give_up_at_once_again_and_again_end_the_run_with_their_log(tmp_path: Path) -> None:
     pool = ActorPool(1, "no address", "127.0.0.1:1", tmp_path, RECONNECT_TIMEOUT_S)
-    deadline = threading.Event()
-    with pytest.raises(ActorsFailError, match=r"(?s)died 5 times.*--server: expected HOST:PORT"):
-        while not deadline.wait(0.05):
-            pool.supervise()
+    with pytest.raises(ActorsFailError, match=r"(?s)gave up 3 times.*--server: expected HOST:PORT"):
+        supervise_until_it_raises(pool)
     pool.close()
 
 
@@ -170,7 +179,7 @@ def lines_of(process: subprocess.Popen[str]) -> queue.Queue[str]:
 
 def wait_for(lines: queue.Queue[str], part: str) -> None:
     """Read until a line has ``part``."""
-    seen = []
+    seen: list[str] = []
     while part not in (line := lines.get(timeout=PATIENCE_S)):
         assert line, "".join(seen)
         seen.append(line)
@@ -208,8 +217,8 @@ def test_ctrl_c_keeps_what_was_learned_and_a_resumed_run_comes_to_its_end(
     assert result["evaluation"]["episodes"] == SHORT_RUN["evaluation_episodes"]
 
 
-def test_settings_that_cannot_be_used_end_the_command_with_status_2() -> None:
-    command = [sys.executable, "-m", "replay_agent.train", "--batch-size", "0"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert ended.returncode == 2
-    assert "--batch-size" in ended.stderr
+def test_settings_that_cannot_be_used_end_a_command_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--batch-size", "0"]) == 2
+    assert "--batch-size" in capsys.readouterr().err
+    assert actor_process.main(["--server", "nowhere"]) == 2
+    assert "--server" in capsys.readouterr().err

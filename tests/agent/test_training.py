@@ -21,7 +21,7 @@ from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundE
 from rich.console import Console
 
 from tests.agent.conftest import Watcher
-from tests.agent.corridor import BEST_RETURN, CORRIDOR_ID
+from tests.agent.corridor import BEST_RETURN, CORRIDOR_ID, PICTURED_ID
 from tests.support.server_process import ServerProcess
 
 QUIET = Console(quiet=True)
@@ -43,6 +43,13 @@ def test_a_run_learns_what_is_best(
     settings = settings_of(server=server.address, backend=backend, dueling=True, n_step=2, **CORRIDOR_RUN)
     report = train(settings, StopRequest(), QUIET)
     assert report.ending == Ending.SOLVED
+    assert report.evaluation is not None
+    assert report.evaluation.mean == pytest.approx(BEST_RETURN)
+
+
+def test_a_run_learns_from_pictures(server: ServerProcess, settings_of: Callable[..., TrainSettings]) -> None:
+    settings = settings_of(server=server.address, **{**CORRIDOR_RUN, "env": PICTURED_ID})
+    report = train(settings, StopRequest(), QUIET)
     assert report.evaluation is not None
     assert report.evaluation.mean == pytest.approx(BEST_RETURN)
 
@@ -143,6 +150,7 @@ def test_a_stopped_run_is_resumed_where_it_was(
     first = make_trainer(stop, name="resumed", steps=5_000)
     assert first.train(Watcher(700, stop.set), None) is Ending.STOPPED
     first.save()
+    first.close()
     stopped_at = first.pacer.env_steps
 
     second = make_trainer(resume=tmp_path / "runs" / "resumed", steps=stopped_at + 300)

@@ -38,7 +38,7 @@ def telling(new_table: NewTable) -> Table:
     return table
 
 
-@pytest.mark.parametrize("prefetch", [1, 2, 3, 8])
+@pytest.mark.parametrize("prefetch", [1, 2, 3, 7])
 def test_a_batch_knows_of_all_updates_but_the_last_few(telling: Table, prefetch: int) -> None:
     with telling.sampler(4, beta=0.4, prefetch=prefetch) as sampler:
         seen = []
@@ -48,6 +48,19 @@ def test_a_batch_knows_of_all_updates_but_the_last_few(telling: Table, prefetch:
     assert seen == [1000.0] * prefetch + list(range(30 - prefetch))
     assert (sampler.updated, sampler.stale) == (30, 0)
     assert telling.read([0]).priorities.tolist() == [29.0]
+
+
+@pytest.mark.parametrize("prefetch", [8, 16])
+def test_batches_asked_for_together_know_of_as_many_updates_or_more(telling: Table, prefetch: int) -> None:
+    with telling.sampler(4, beta=0.4, prefetch=prefetch) as sampler:
+        seen = []
+        for step, batch in enumerate(itertools.islice(sampler, 50)):
+            assert sampler.in_flight < prefetch
+            seen.append(batch.total_mass)
+            sampler.update_priorities([0], [step])
+    assert seen[:prefetch] == [1000.0] * prefetch
+    assert all(index - prefetch <= known < index for index, known in enumerate(seen[prefetch:], start=prefetch))
+    assert telling.read([0]).priorities.tolist() == [49.0]
 
 
 def test_beta_holds_for_what_is_asked_from_then_on(telling: Table) -> None:

@@ -192,7 +192,7 @@ def test_a_setting_that_cannot_be_used_is_named(flags: list[str], complaint: str
     ("content", "complaint"),
     [
         ("prot = 5", "prot"),
-        ("port = 'high'", "port"),
+        ("drain_s = 'long'", "drain_s"),
         ("port = ", "server.toml"),
         (CARTPOLE + "colour = 'red'\n", "colour"),
         ("[[tables]]\nname = 'x'\n", "columns"),

@@ -63,6 +63,10 @@ class PriorityIndex(Protocol):
     def smallest_priority(self) -> float:
         """Smallest priority of a live row; 0.0 when there is none."""
 
+    @property
+    def nbytes(self) -> int:
+        """Memory this index reserves, in bytes, without the priority array."""
+
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Set the priorities of rows, whether they are new or already there.
 

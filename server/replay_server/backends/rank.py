@@ -157,7 +157,7 @@ class RankIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory this index keeps at most, in bytes, without the priority array."""
+        """Memory this index reserves, in bytes, without the priority array: enough for the emptiest tree."""
         return self._prefix.nbytes + sum(array.nbytes for array in self._order)
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:

@@ -325,9 +325,6 @@ def _share_children(ranking: Ranking, parent: int, at: int) -> None:
     left_size = ranking.node_size[left]
     right_size = ranking.node_size[right]
     together = left_size + right_size
-    # The boundary of a node's first child is not kept up to date; beside another child it is that of the node.
-    ranking.node_priority[right, 0] = ranking.node_priority[parent, at + 1]
-    ranking.node_key[right, 0] = ranking.node_key[parent, at + 1]
     if together <= NODE_CHILDREN - LEAST_CHILDREN // 2:
         rows = _move_children(ranking, right, 0, right_size, left, left_size)
         ranking.node_size[left] = together

@@ -224,7 +224,7 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
-        """Memory this index keeps, in bytes, without the priority array."""
+        """Memory this index reserves, in bytes, without the priority array."""
         return self._tree.nbytes + self._largest.nbytes + self._smallest.nbytes + self._least_mass.nbytes
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:

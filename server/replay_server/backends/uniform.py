@@ -95,7 +95,7 @@ class UniformIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory this index keeps, in bytes, without the priority array."""
+        """Memory this index reserves, in bytes, without the priority array."""
         return self._largest.nbytes + self._smallest.nbytes
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:

@@ -1,0 +1,191 @@
+"""How long the priority backends take to write, draw and insert, by number of rows.
+
+    python -m benchmarks.backends [--rows 100000 1048576 10000000] [--backends sum_tree rank] [--json FILE]
+
+Times are those of the Python calls, arrays in and arrays out, in one thread. Each call works on other rows than the
+ones before it, so the caches hold no more of them than they would in a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_server.backends import (
+    BACKENDS,
+    DEAD_PRIORITY,
+    LiveRows,
+    PriorityIndex,
+    make_index,
+    make_parameters,
+    warm_up,
+)
+from rich.console import Console
+from rich.table import Table
+
+DEFAULT_ROWS = (100_000, 2**20, 10_000_000)
+BATCH = 256
+MANY_ROWS = 1024
+DISTINCT_BATCHES = 400
+CALLS = 1000
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long one kind of call took."""
+
+    call: str
+    """What was called."""
+    median_us: float
+    """Median in microseconds."""
+    p10_us: float
+    """10th percentile in microseconds."""
+    p90_us: float
+    """90th percentile in microseconds."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one backend at one size."""
+
+    backend: str
+    """Name of the backend."""
+    rows: int
+    """Number of live rows."""
+    bytes_per_row: float
+    """Memory reserved by the index for each row, without the priority array."""
+    rebuild_s: float
+    """Seconds to build the index from the priority array."""
+    timings: list[Timing]
+    """One for each kind of call."""
+
+
+class Ring:
+    """A full ring of random priorities, under one backend."""
+
+    def __init__(self, backend: str, rows: int) -> None:
+        """Fill the ring and build the index."""
+        self.generator = np.random.default_rng(0)
+        self.rows = rows
+        self.slots = rows + max(64, rows // 64)
+        self.inserted = rows
+        priorities = np.full(self.slots, DEAD_PRIORITY)
+        priorities[:rows] = self.generator.exponential(size=rows)
+        self.index: PriorityIndex = make_index(backend, make_parameters(backend, {}), priorities, rows)
+        started = time.perf_counter()
+        self.index.rebuild(self.live)
+        self.rebuild_s = time.perf_counter() - started
+        slots = [self.generator.choice(rows, BATCH, replace=False) for _ in range(DISTINCT_BATCHES)]
+        self._slots = itertools.cycle(slots)
+        self._priorities = itertools.cycle(list(self.generator.exponential(size=(DISTINCT_BATCHES + 1, BATCH))))
+        self._fractions = itertools.cycle(list(self.generator.random((DISTINCT_BATCHES, BATCH))))
+
+    @property
+    def live(self) -> LiveRows:
+        """The live rows."""
+        return LiveRows(oldest=self.inserted - self.rows, size=self.rows, slots=self.slots)
+
+    def prepare_write(self) -> Callable[[], object]:
+        """Return a call that gives random rows random priorities."""
+        keys = next(self._slots) + self.inserted - self.rows
+        priorities = next(self._priorities)
+        return lambda: self.index.write(keys, priorities)
+
+    def prepare_draw(self) -> Callable[[], object]:
+        """Return a call that draws rows at random."""
+        fractions, live = next(self._fractions), self.live
+        return lambda: self.index.draw(fractions, live)
+
+    def prepare_write_and_draw(self) -> Callable[[], object]:
+        """Return a call that does both."""
+        write, draw = self.prepare_write(), self.prepare_draw()
+        return lambda: (write(), draw())
+
+    def prepare_insert(self, count: int) -> Callable[[], object]:
+        """Return a call that adds new rows at the largest priority and clears as many of the oldest."""
+        added: NDArray[np.int64] = np.arange(self.inserted, self.inserted + count)
+        priorities = np.full(count, self.index.largest_priority)
+        evicted = added - self.rows
+        self.inserted += count
+
+        def insert() -> None:
+            self.index.write(added, priorities)
+            self.index.clear(evicted)
+
+        return insert
+
+
+def timed(name: str, prepare: Callable[[], Callable[[], object]]) -> Timing:
+    """Time many calls, each prepared outside of the time measured."""
+    taken_us = np.empty(CALLS)
+    for i in range(CALLS):
+        call = prepare()
+        started = time.perf_counter_ns()
+        call()
+        taken_us[i] = (time.perf_counter_ns() - started) / 1000
+    p10, median, p90 = np.percentile(taken_us, [10, 50, 90])
+    return Timing(name, float(median), float(p10), float(p90))
+
+
+def measure(backend: str, rows: int) -> Measured:
+    """Measure one backend at one size."""
+    ring = Ring(backend, rows)
+    timings = [
+        timed(f"write {BATCH}", ring.prepare_write),
+        timed(f"draw {BATCH}", ring.prepare_draw),
+        timed(f"write {BATCH} + draw {BATCH}", ring.prepare_write_and_draw),
+        timed("insert 1", lambda: ring.prepare_insert(1)),
+        timed(f"insert {MANY_ROWS}", lambda: ring.prepare_insert(MANY_ROWS)),
+    ]
+    return Measured(backend, rows, ring.index.nbytes / rows, ring.rebuild_s, timings)
+
+
+def show(results: Sequence[Measured]) -> None:
+    """Print a table, a line per backend and size."""
+    table = Table(title="Priority backends: microseconds per call, median (10th to 90th percentile)")
+    table.add_column("backend")
+    table.add_column("rows", justify="right")
+    for timing in results[0].timings:
+        table.add_column(timing.call, justify="right")
+    table.add_column("bytes per row", justify="right")
+    table.add_column("rebuild, s", justify="right")
+    for result in results:
+        times = [f"{timing.median_us:.1f}\n({timing.p10_us:.1f} to {timing.p90_us:.1f})" for timing in result.timings]
+        table.add_row(
+            result.backend, f"{result.rows:,}", *times, f"{result.bytes_per_row:.1f}", f"{result.rebuild_s:.3f}"
+        )
+    Console(width=160).print(table)
+    print(f"An insert is write + clear of as many old rows. {machine()}")
+
+
+def machine() -> str:
+    """Say what this ran on."""
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=DEFAULT_ROWS, help="numbers of live rows")
+    parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=list(BACKENDS), help="which ones")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    warm_up()
+    results = [measure(backend, rows) for backend in arguments.backends for rows in arguments.rows]
+    show(results)
+    if arguments.json:
+        figures = {"machine": machine(), "results": [asdict(result) for result in results]}
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The counted B-tree by itself, as it grows and shrinks by whole levels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from replay_server.backends import ranking
+
+ROWS = 60_000
+PIECE = 6_000
+
+
+def order_of(kind: str, priorities: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the keys in the order in which they come or go."""
+    match kind:
+        case "by rank":
+            return np.argsort(-priorities)
+        case "by rank, last first":
+            return np.argsort(priorities)
+        case "by age":
+            return np.arange(len(priorities))
+        case _:
+            return np.random.default_rng(1).permutation(len(priorities))
+
+
+@pytest.mark.parametrize("distinct", [True, False])
+@pytest.mark.parametrize("coming", ["by rank", "by rank, last first", "by age", "at random"])
+@pytest.mark.parametrize("going", ["by rank", "by rank, last first", "by age", "at random"])
+def test_rows_are_in_order_as_the_tree_grows_from_nothing_and_shrinks_to_nothing(
+    coming: str, going: str, distinct: bool
+) -> None:
+    priorities = np.random.default_rng(0).random(ROWS)
+    if not distinct:
+        priorities = np.floor(priorities * 3)
+    tree = ranking.make_ranking(ROWS)
+    present = np.zeros(ROWS, dtype=bool)
+    for keys in np.split(order_of(coming, priorities), ROWS // PIECE):
+        ranking.insert(tree, priorities[keys], keys)
+        present[keys] = True
+        require_in_order(tree, priorities, present)
+    for keys in np.split(order_of(going, priorities), ROWS // PIECE):
+        ranking.remove(tree, priorities[keys], keys)
+        present[keys] = False
+        require_in_order(tree, priorities, present)
+
+
+def require_in_order(tree: ranking.Ranking, priorities: NDArray[np.float64], present: NDArray[np.bool_]) -> None:
+    expected = np.flatnonzero(present)
+    expected = expected[np.lexsort((-expected, -priorities[expected]))]
+    ranked_priorities, ranked_keys = ranking.rows_in_order(tree)
+    np.testing.assert_array_equal(ranked_keys, expected)
+    np.testing.assert_array_equal(ranked_priorities, priorities[expected])
+    if len(expected):
+        np.testing.assert_array_equal(ranking.keys_of_ranks(tree, np.arange(len(expected))), expected)
+        assert ranking.priority_at_end(tree, False) == priorities[expected[0]]
+        assert ranking.priority_at_end(tree, True) == priorities[expected[-1]]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 48, 49, 64, 65, 3_000, 200_000])
+def test_a_tree_filled_with_sorted_rows_is_as_one_that_grew(rows: int) -> None:
+    tree = ranking.make_ranking(max(rows, 1))
+    keys = np.arange(rows)
+    ranking.fill(tree, -keys.astype(np.float64), keys)
+    require_in_order(tree, -keys.astype(np.float64), np.ones(rows, dtype=bool))
