@@ -13,16 +13,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 TIMEOUT_S = 3.0
 
 
-def main(address: str) -> int:
-    """Ask the standard health service at ``address`` about the whole server; returns the exit status."""
+def serves(address: str) -> bool:
+    """Ask the standard health service at ``address``; a server that answers and has none, as the learner, serves."""
     with grpc.insecure_channel(address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            print(f"{address}: {error}", file=sys.stderr)
-            return 1
-    return 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1
+            print(f"{address}: {error.code().name}: {error.details()}", file=sys.stderr)
+            return error.code() is grpc.StatusCode.UNIMPLEMENTED
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(0 if serves(sys.argv[1]) else 1)

@@ -11,7 +11,7 @@ from replay_proto.errors import FieldError
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_server.backends import ParameterError, make_parameters
+from replay_server.backends import make_parameters
 
 DEFAULT_BACKEND = "sum_tree"
 MAX_CAPACITY = 1 << 40
@@ -55,10 +55,7 @@ class TableConfig:
             raise FieldError("capacity", f"1 to {MAX_CAPACITY} rows", str(self.capacity))
         if self.seed is not None and not 0 <= self.seed <= _MAX_SEED:
             raise FieldError("seed", f"0 to {_MAX_SEED}", str(self.seed))
-        try:
-            resolved = asdict(make_parameters(self.backend, self.parameters))
-        except ParameterError as error:
-            raise FieldError(error.field, error.expected, repr(error.got)) from error
+        resolved = asdict(make_parameters(self.backend, self.parameters))
         object.__setattr__(self, "parameters", {name: value for name, value in resolved.items() if value is not None})
 
     @property

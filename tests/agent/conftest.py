@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from replay_agent.environments import inspect_environment
-from replay_agent.metrics import NoLog
+from replay_agent.metrics import MetricsLog, NoLog
 from replay_agent.run_directory import open_run_directory
 from replay_agent.settings import TrainSettings
 from replay_agent.signals import StopRequest
@@ -52,7 +52,7 @@ def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings
     """Trainers over the shared server, or the one whose address is given, closed at the end."""
     with ExitStack() as stack:
 
-        def make(stop: StopRequest | None = None, **given: Any) -> Trainer:
+        def make(stop: StopRequest | None = None, metrics: MetricsLog | None = None, **given: Any) -> Trainer:
             settings = settings_of(**{"server": server.address, **given})
             client = stack.enter_context(ReplayClient(settings.server or ""))
             trainer = Trainer(
@@ -61,7 +61,7 @@ def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings
                 inspect_environment(settings.env),
                 client,
                 stop or StopRequest(),
-                NoLog(),
+                metrics or NoLog(),
                 torch.device("cpu"),
                 RECONNECT_TIMEOUT_S,
             )

@@ -1,7 +1,8 @@
 """Environments of the tests, small enough that what is best is known.
 
 A corridor of five places: action 1 goes right, action 0 goes left, the right end brings reward 1 and terminates. Every
-step costs 0.1, the one array of observations is written over in each, and after twenty steps the episode is truncated. Best is to go right four times: 1 - 0.4.
+step costs 0.1, and after twenty steps the episode is truncated. Best is to go right four times: 1 - 0.4. All
+observations are one array that is written over, as some environments have it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Pictured(Corridor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = spaces.Box(0, 255, (PLACES, PICTURE_WIDTH, 1), np.uint8)  # type: ignore[assignment]
+        self.observation_space = spaces.Box(0, 255, (PLACES, PICTURE_WIDTH, 1), np.uint8)  # type: ignore[arg-type]
 
     def _observation(self) -> NDArray[Any]:
         picture = np.zeros((PLACES, PICTURE_WIDTH, 1), np.uint8)

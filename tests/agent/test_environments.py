@@ -19,6 +19,8 @@ from tests.agent.corridor import (
     TIME_LIMIT,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
+
 
 def always(action: int) -> QNetwork:
     """A network that likes one action best wherever it is."""

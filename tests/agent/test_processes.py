@@ -16,11 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 from replay_agent import actor_process, train
+from replay_agent.acting import FinishedEpisode
 from replay_agent.actor_pool import ActorPool, ActorsFailError
 from replay_agent.actor_process import run_actor
 from replay_agent.actor_settings import load_actor_settings
 from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.learner_client import LearnerUnavailableError
+from replay_agent.metrics import NoLog
+from replay_agent.signals import StopRequest
 from replay_agent.trainer import Ending, Trainer
 from replay_agent.weights_service import LearnerServer
 from replay_client import ReplayClient
@@ -97,7 +100,7 @@ def test_a_killed_actor_is_started_again_and_training_goes_on(
 def test_the_learner_keeps_to_the_replay_ratio_when_actors_insert(
     make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
 ) -> None:
-    trainer = make_trainer(actors=1, steps=4_000, replay_ratio=0.5, lead_steps=200)
+    trainer = make_trainer(actors=1, steps=2_000, replay_ratio=0.5, lead_steps=200)
     with pool_of(trainer, server, tmp_path, count=1) as (pool, _):
         trainer.train(Watcher(10**9, lambda: None), pool)
     due = (trainer.pacer.env_steps - 100) * 0.5
@@ -105,10 +108,22 @@ def test_the_learner_keeps_to_the_replay_ratio_when_actors_insert(
     assert due - 1_000 < trainer.learner.updates <= due + 1
 
 
+class StopAtAnActorsEpisode(NoLog):
+    """Asks to stop once an episode of somebody else than the trainer has ended."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+
+    def episode(self, step: int, episode: FinishedEpisode) -> None:
+        if episode.actor_id:
+            self._stop.set()
+
+
 def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
     make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path
 ) -> None:
-    trainer = make_trainer(act=True, steps=20_000, validate_interval=100_000, learning_starts=300)
+    stop = StopRequest()
+    trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), steps=10_000_000, validate_interval=10_000_000)
     learner = LearnerServer(trainer.service, "127.0.0.1", 0)
     started: list[subprocess.Popen[bytes]] = []
 
@@ -118,7 +133,7 @@ def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
         with (tmp_path / "actor.log").open("w") as log:
             started.append(subprocess.Popen(command, stderr=log))
 
-    trainer.train(Watcher(400, join), None)
+    assert trainer.train(Watcher(400, join), None) is Ending.STOPPED
     trainer.service.finish()
     assert started[0].wait(PATIENCE_S) == 0, (tmp_path / "actor.log").read_text()
     learner.close()

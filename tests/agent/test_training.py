@@ -24,6 +24,8 @@ from tests.agent.conftest import Watcher
 from tests.agent.corridor import BEST_RETURN, CORRIDOR_ID, PICTURED_ID
 from tests.support.server_process import ServerProcess
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
+
 QUIET = Console(quiet=True)
 CORRIDOR_RUN = {
     "env": CORRIDOR_ID,

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from replay_server.backends import LiveRows, ParameterError, SumTree, SumTreeParameters
+from replay_proto.errors import FieldError
+from replay_server.backends import LiveRows, SumTree, SumTreeParameters
 from replay_server.backends.probability import LEAST_PROBABILITY
 from replay_server.backends.sum_tree import MASS_LIMIT
 
@@ -110,7 +111,7 @@ def test_rows_at_the_priority_limit_add_up_to_a_finite_total() -> None:
 
 
 def test_an_epsilon_that_alone_passes_the_limit_is_refused() -> None:
-    with pytest.raises(ParameterError, match="epsilon"):
+    with pytest.raises(FieldError, match="epsilon"):
         SumTreeParameters(alpha=10.0, epsilon=1e100)
 
 

@@ -53,7 +53,7 @@ def taken_port() -> Iterator[int]:
 def listening_ports(server: ServerProcess) -> set[tuple[str, int]]:
     """Where a server listens."""
     connections = psutil.Process(server.pid).net_connections("tcp")
-    return {(each.laddr.ip, each.laddr.port) for each in connections if each.status == psutil.CONN_LISTEN}
+    return {(each.laddr.ip.removeprefix("::ffff:"), each.laddr.port) for each in connections if each.status == psutil.CONN_LISTEN}
 
 
 def started_in(folder: Path) -> list[Path]:

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.errors import FieldError
 
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows, PriorityIndex
-from replay_server.backends.parameters import ParameterError
 from replay_server.backends.rank import RankIndex, RankParameters
 from replay_server.backends.sum_tree import SumTree, SumTreeParameters
 from replay_server.backends.uniform import UniformIndex, UniformParameters
@@ -28,7 +28,6 @@ __all__ = [
     "Backend",
     "Drawn",
     "LiveRows",
-    "ParameterError",
     "Parameters",
     "PriorityIndex",
     "RankIndex",
@@ -76,13 +75,15 @@ def make_parameters(name: str, given: Mapping[str, float]) -> Parameters:
         given: parameters by name.
 
     Raises:
-        ParameterError: if there is no such backend, it has no such parameter, or one is out of range.
+        FieldError: if there is no such backend, it has no such parameter, or one is out of range.
     """
     known = _backend(name).Parameters
     accepted = [field.name for field in fields(known)]
     for field in given:
         if field not in accepted:
-            raise ParameterError(field, f"a parameter of {name} ({', '.join(accepted) or 'it has none'})", given[field])
+            raise FieldError(
+                field, f"a parameter of {name} ({', '.join(accepted) or 'it has none'})", repr(given[field])
+            )
     made: Parameters = known(**given)
     return made
 
@@ -97,7 +98,7 @@ def make_index(name: str, parameters: Parameters, priorities: NDArray[np.float64
         capacity: the most rows that are live at once, at most ``slots``.
 
     Raises:
-        ParameterError: if there is no such backend.
+        FieldError: if there is no such backend.
     """
     return _backend(name)(parameters, priorities, capacity)
 
@@ -123,5 +124,5 @@ def warm_up() -> None:
 
 def _backend(name: str) -> Backend:
     if name not in BACKENDS:
-        raise ParameterError("backend", f"one of {', '.join(BACKENDS)}", name)
+        raise FieldError("backend", f"one of {', '.join(BACKENDS)}", repr(name))
     return BACKENDS[name]

@@ -29,7 +29,7 @@ class RankParameters:
     """How ranks are turned into masses.
 
     Raises:
-        ParameterError: if one is out of range.
+        FieldError: if one is out of range.
     """
 
     alpha: float = 0.6

@@ -12,12 +12,13 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.errors import FieldError
 
 from replay_server.backends import extremes, sums
 from replay_server.backends.check import require
 from replay_server.backends.compile import aligned_full, as_kernel_input, kernel
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
-from replay_server.backends.parameters import ParameterError, require_not_negative, require_positive
+from replay_server.backends.parameters import require_not_negative, require_positive
 from replay_server.backends.probability import LEAST_PROBABILITY
 from replay_server.backends.ring import bury_all_but, draw_evenly, key_in_slot
 
@@ -30,7 +31,7 @@ class SumTreeParameters:
     """How priorities are turned into masses.
 
     Raises:
-        ParameterError: if one is out of range, or the mass of priority 0 would pass `MASS_LIMIT`.
+        FieldError: if one is out of range, or the mass of priority 0 would pass `MASS_LIMIT`.
     """
 
     alpha: float = 0.6
@@ -47,7 +48,7 @@ class SumTreeParameters:
         if self.max_priority is not None:
             require_positive("max_priority", self.max_priority)
         if self.mass(0.0) > MASS_LIMIT:
-            raise ParameterError("epsilon", "epsilon ** alpha of at most 2 ** 900", self.epsilon)
+            raise FieldError("epsilon", "epsilon ** alpha of at most 2 ** 900", repr(self.epsilon))
 
     @property
     def cap(self) -> float:
