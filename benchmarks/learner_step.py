@@ -1,6 +1,8 @@
-"""Time per learner step, through `table.sampler()` and through single calls.
+"""Time per learner step, beside that of peers: get a batch drawn by priority, write new priorities for it.
 
-python -m benchmarks.learner_step atari --prefetch 3
+    python -m benchmarks.learner_step atari [--peers FOLDER]
+
+Server and client are separate processes, the table is full, and every row of every batch is looked at.
 """
 
 from __future__ import annotations
@@ -9,82 +11,109 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 from replay_client import Batch, ReplayClient, Table
+from rich.console import Console
 
+from benchmarks.contestants import ROUNDS, WINDOW_S, Window, start_peers, take_turns
+from benchmarks.report import Section, spread
 from benchmarks.service import full_table, running_server
 from benchmarks.workloads import WORKLOADS, Workload
 
-WINDOW_S = 5.0
-WINDOWS = 5
+PREFETCHES = (1, 3, 16)
+BETA = 0.4
 _US_PER_S = 1e6
 
 
 def touch(batch: Batch) -> int:
-    """Read a byte of every row of every column: a batch that nobody looked at has not arrived."""
+    """Read an element of every row of every column: a batch that nobody looked at has not arrived."""
     return sum(int(column.reshape(len(column), -1)[:, 0].sum()) for column in batch.columns.values())
 
 
-def windows_us(step: Callable[[], None], windows: int = WINDOWS, window_s: float = WINDOW_S) -> list[float]:
-    """Wall time over steps, in microseconds, in each of some windows."""
-    times = []
-    for _ in range(100):
-        step()
-    for _ in range(windows):
+def window_of(step: Callable[[], None]) -> Window:
+    """A window of so many seconds of steps."""
+
+    def window(window_s: float) -> float:
         steps, began = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - began) < window_s:
             step()
             steps += 1
-        times.append(elapsed / steps * _US_PER_S)
-    return times
+        return elapsed / steps * _US_PER_S
+
+    return window
 
 
-def sampler_step(table: Table, workload: Workload, prefetch: int, windows: int = WINDOWS) -> list[float]:
-    """Microseconds per step with so many batches in flight."""
+def sampler_steps(stack: ExitStack, table: Table, workload: Workload, prefetch: int) -> Window:
+    """Steps through a sampler with so many batches in flight."""
     rng = np.random.default_rng(1)
-    with table.sampler(workload.batch_size, beta=0.4, prefetch=prefetch) as sampler:
+    sampler = stack.enter_context(table.sampler(workload.batch_size, BETA, prefetch=prefetch))
 
-        def step() -> None:
-            batch = next(sampler)
-            touch(batch)
-            sampler.update_priorities(batch.keys, rng.random(workload.batch_size) + 0.1)
+    def step() -> None:
+        batch = next(sampler)
+        touch(batch)
+        sampler.update_priorities(batch.keys, rng.random(workload.batch_size) + 0.1)
 
-        return windows_us(step, windows)
+    return window_of(step)
 
 
-def single_calls(table: Table, workload: Workload, windows: int = WINDOWS) -> list[float]:
-    """Microseconds per step of `sample` and `update_priorities`, one call each."""
+def single_call_steps(table: Table, workload: Workload) -> Window:
+    """Steps of `sample` and `update_priorities`, one call each."""
     rng = np.random.default_rng(1)
 
     def step() -> None:
-        batch = table.sample(workload.batch_size, beta=0.4)
+        batch = table.sample(workload.batch_size, BETA)
         touch(batch)
         table.update_priorities(batch.keys, rng.random(workload.batch_size) + 0.1)
 
-    return windows_us(step, windows)
+    return window_of(step)
+
+
+def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
+    """Measure the service and its peers on a workload."""
+    with ExitStack() as stack:
+        address, _ = stack.enter_context(running_server())
+        near = stack.enter_context(ReplayClient(address))
+        far = stack.enter_context(ReplayClient(address, same_host=False))
+        full_table(near, workload)
+        contestants: dict[str, Window] = {
+            f"sampler, prefetch {prefetch}": sampler_steps(stack, near.table(workload.name), workload, prefetch)
+            for prefetch in PREFETCHES
+        }
+        contestants["sampler, prefetch 3, rows over the wire"] = sampler_steps(
+            stack, far.table(workload.name), workload, 3
+        )
+        contestants["sample and update_priorities, single calls"] = single_call_steps(
+            near.table(workload.name), workload
+        )
+        contestants |= start_peers(stack, workload.name, peers)
+        times = take_turns(contestants, rounds, window_s)
+    others = [name for name in times if name not in contestants or not name.startswith("sampl")]
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    rows = [
+        [name, spread(values), *(f"{medians[name] / medians[other]:.3f}" for other in others)]
+        for name, values in times.items()
+    ]
+    return Section(
+        title=f"Learner step, {workload.name}: batches of {workload.batch_size}, capacity {workload.capacity}",
+        command=f"python -m benchmarks.learner_step {workload.name}",
+        header=["contestant", "us per step", *(f"over {other}" for other in others)],
+        rows=rows,
+        notes=[f"Windows of {window_s:g} s, {rounds} rounds, the contestants in turn."],
+    )
 
 
 def main() -> None:
     """Measure one workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--backend", default="sum_tree")
-    parser.add_argument("--prefetch", type=int, nargs="+", default=[1, 3, 16])
-    parser.add_argument("--same-host", choices=["on", "off"], default="on")
-    parser.add_argument("--windows", type=int, default=WINDOWS)
+    parser.add_argument("--peers", type=Path, default=Path(".peers"), help="where benchmarks/peers/install.sh put them")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--window-s", type=float, default=WINDOW_S)
     options = parser.parse_args()
-    workload = WORKLOADS[options.workload]
-    with (
-        running_server() as (address, _),
-        ReplayClient(address, same_host=options.same_host == "on") as client,
-    ):
-        table = full_table(client, workload, options.backend)
-        for prefetch in options.prefetch:
-            times = sampler_step(table, workload, prefetch, options.windows)
-            print(f"sampler, prefetch {prefetch:2d}: {statistics.median(times):7.1f} us", [round(t) for t in times])
-        times = single_calls(table, workload, options.windows)
-        print(f"single calls:         {statistics.median(times):7.1f} us", [round(t) for t in times])
+    measure(WORKLOADS[options.workload], options.peers, options.rounds, options.window_s).show(Console())
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from replay_client import Column
 
 
@@ -37,7 +39,12 @@ class Workload:
             "terminated": Column("bool"),
         }
 
-    def rows(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a transition."""
+        return sum(column.row_bytes for column in self.columns.values())
+
+    def rows(self, count: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
         """Random rows, by column."""
         shape = (count, *self.obs.shape)
         return {

@@ -14,27 +14,11 @@ from replay_agent.metrics import MetricsLog, NoLog
 from replay_agent.run_directory import open_run_directory
 from replay_agent.settings import TrainSettings
 from replay_agent.signals import StopRequest
-from replay_agent.status import Status
 from replay_agent.trainer import Trainer
 from replay_client import ReplayClient
 
+from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN
 from tests.support.server_process import ServerProcess
-
-RECONNECT_TIMEOUT_S = 30.0
-SHORT_RUN = {
-    "steps": 900,
-    "learning_starts": 100,
-    "replay_ratio": 0.25,
-    "batch_size": 16,
-    "hidden_sizes": (16,),
-    "validate_interval": 400,
-    "validation_episodes": 2,
-    "confirm_episodes": 4,
-    "evaluation_episodes": 4,
-    "solved_return": None,
-    "tensorboard": False,
-}
-"""Settings of a run that takes a second or two."""
 
 
 @pytest.fixture
@@ -69,25 +53,3 @@ def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings
             return trainer
 
         yield make
-
-
-class Watcher:
-    """A view of a run that does something once, when it has come to a step."""
-
-    def __init__(self, step: int, action: Callable[[], object]) -> None:
-        self.statuses: list[Status] = []
-        self.acted_at: int | None = None
-        self._step = step
-        self._action = action
-
-    def show(self, status: Status) -> None:
-        self.statuses.append(status)
-        if self.acted_at is None and status.env_steps >= self._step:
-            self.acted_at = status.env_steps
-            self._action()
-
-    def __enter__(self) -> Watcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None

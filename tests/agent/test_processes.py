@@ -28,7 +28,7 @@ from replay_agent.trainer import Ending, Trainer
 from replay_agent.weights_service import LearnerServer
 from replay_client import ReplayClient
 
-from tests.agent.conftest import RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher
+from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher
 from tests.support.server_process import ServerProcess
 
 PATIENCE_S = 60.0

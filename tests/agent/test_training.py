@@ -20,8 +20,8 @@ from replay_agent.trainer import Ending, Trainer
 from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundError
 from rich.console import Console
 
-from tests.agent.conftest import Watcher
 from tests.agent.corridor import BEST_RETURN, CORRIDOR_ID, PICTURED_ID
+from tests.agent.short_runs import Watcher
 from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")

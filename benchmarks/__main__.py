@@ -1,0 +1,67 @@
+"""Measures every figure of docs/benchmarks.md and writes that page: `make bench`.
+
+python -m benchmarks [--quick] [--peers FOLDER] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from replay_server.backends import BACKENDS, warm_up
+from rich.console import Console
+
+from benchmarks import backends, inserts, learner_step
+from benchmarks.contestants import ROUNDS, WINDOW_S
+from benchmarks.report import Section, write_document
+from benchmarks.workloads import WORKLOADS
+
+_QUICK_ROUNDS = 3
+_QUICK_WINDOW_S = 1.0
+
+
+def backend_section(rows: tuple[int, ...]) -> Section:
+    """What the priority backends cost by themselves."""
+    warm_up()
+    results = [backends.measure(backend, count) for backend in BACKENDS for count in rows]
+    return Section(
+        title="Priority backends: calls in process",
+        command="python -m benchmarks.backends",
+        header=["backend", "rows", *(f"{timing.call}, us" for timing in results[0].timings), "bytes per row"],
+        rows=[
+            [
+                result.backend,
+                f"{result.rows:,}",
+                *(f"{timing.median_us:.1f} ({timing.p10_us:.1f} to {timing.p90_us:.1f})" for timing in result.timings),
+                f"{result.bytes_per_row:.1f}",
+            ]
+            for result in results
+        ],
+        notes=["Medians with the 10th and 90th percentile. An insert writes new rows and clears as many old ones."],
+    )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="short windows, for a look")
+    parser.add_argument("--peers", type=Path, default=Path(".peers"), help="where benchmarks/peers/install.sh put them")
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"))
+    options = parser.parse_args()
+    rounds, window_s = (_QUICK_ROUNDS, _QUICK_WINDOW_S) if options.quick else (ROUNDS, WINDOW_S)
+    console = Console(width=160)
+    sections = [backend_section(backends.DEFAULT_ROWS)]
+    sections[-1].show(console)
+    for workload in WORKLOADS.values():
+        for section in (
+            learner_step.measure(workload, options.peers, rounds, window_s),
+            inserts.measure(workload, rounds, window_s),
+        ):
+            section.show(console)
+            sections.append(section)
+    write_document(options.output, sections)
+    console.print(f"written to {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Contestants that take turns: one window each, round after round, so that all see the same machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+WINDOW_S = 5.0
+ROUNDS = 5
+WARM_UP_S = 1.0
+
+Window = Callable[[float], float]
+"""Measures for so many seconds; microseconds per step."""
+
+_SCRIPTS = Path(__file__).parent / "peers"
+
+
+def take_turns(
+    contestants: Mapping[str, Window], rounds: int = ROUNDS, window_s: float = WINDOW_S
+) -> dict[str, list[float]]:
+    """Measure all contestants in turn.
+
+    Returns:
+        By name, microseconds per step in each round.
+    """
+    for window in contestants.values():
+        window(WARM_UP_S)
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, window in contestants.items():
+            times[name].append(window(window_s))
+    return times
+
+
+class Peer:
+    """A peer in a process and an environment of its own."""
+
+    def __init__(self, stack: ExitStack, python: Path, script: str, *arguments: str) -> None:
+        """Start it and wait until it is ready; it ends with the stack.
+
+        Raises:
+            RuntimeError: if it does not come up.
+        """
+        command = [str(python), str(_SCRIPTS / script), *arguments]
+        self._process = stack.enter_context(
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        )
+        stack.callback(self._process.terminate)
+        self.facts: dict[str, float] = self._answer()
+
+    def __call__(self, window_s: float) -> float:
+        """Microseconds per step in a window of so many seconds."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{window_s}\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def _answer(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args!r} ended")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+
+def start_peers(stack: ExitStack, workload: str, folder: Path) -> dict[str, Peer]:
+    """Start the peers that are installed in ``folder``, and a bare TCP round trip."""
+    peers = {"bare TCP round trip": Peer(stack, Path(sys.executable), "tcp_peer.py", workload)}
+    if (python := folder / "cpprb" / "bin" / "python").exists():
+        peers["cpprb 11, in process"] = Peer(stack, python, "cpprb_peer.py", workload)
+    if (python := folder / "reverb" / "bin" / "python").exists():
+        peers["Reverb 0.14"] = Peer(stack, python, "reverb_peer.py", workload, str(_free_port()))
+    return peers
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

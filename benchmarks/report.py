@@ -1,0 +1,85 @@
+"""Figures as a person reads them: tables in the terminal and in docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+_PACKAGES = ("grpcio", "protobuf", "numpy", "numba", "uvloop")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of figures."""
+
+    title: str
+    """What was measured."""
+    command: str
+    """What measures it alone."""
+    header: Sequence[str]
+    """Names and units of the columns."""
+    rows: Sequence[Sequence[str]]
+    """The figures."""
+    notes: Sequence[str] = field(default_factory=list)
+    """What has to be known to read them."""
+
+    def to_markdown(self) -> str:
+        """The section as it stands in the document."""
+        lines = [f"## {self.title}", "", *self.notes, *([""] if self.notes else [])]
+        lines += ["| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
+        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
+        return "\n".join([*lines, "", f"`{self.command}`", ""])
+
+    def show(self, console: Console) -> None:
+        """Print the section."""
+        table = Table(*self.header, title=self.title, title_justify="left")
+        for row in self.rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def spread(values: Sequence[float]) -> str:
+    """``median (smallest to largest)``."""
+    return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
+
+
+def machine() -> str:
+    """What the figures were measured on, in a sentence."""
+    versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return (
+        f"Measured on {datetime.date.today():%d %B %Y}: {_processor()}, {os.cpu_count()} cores, {memory_gb:.0f} GB, "
+        f"Linux {platform.release().split('-')[0]}, Python {platform.python_version()}, {versions}."
+    )
+
+
+def write_document(path: Path, sections: Sequence[Section]) -> None:
+    """Write docs/benchmarks.md."""
+    intro = [
+        "# Benchmarks",
+        "",
+        machine(),
+        "The machine is shared, and its speed drifts by half from hour to hour: ratios within a table hold, absolute times "
+        "less so. Figures are medians, with the smallest and the largest in brackets.",
+        "",
+        "`make bench` measures all of it again and writes this page.",
+        "",
+        "",
+    ]
+    path.write_text("\n".join(intro) + "\n".join(section.to_markdown() for section in sections), "utf-8")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

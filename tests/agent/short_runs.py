@@ -1,0 +1,45 @@
+"""What tests of whole runs share: settings that keep them short, and a view that acts in the middle of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from replay_agent.status import Status
+
+RECONNECT_TIMEOUT_S = 30.0
+SHORT_RUN = {
+    "steps": 900,
+    "learning_starts": 100,
+    "replay_ratio": 0.25,
+    "batch_size": 16,
+    "hidden_sizes": (16,),
+    "validate_interval": 400,
+    "validation_episodes": 2,
+    "confirm_episodes": 4,
+    "evaluation_episodes": 4,
+    "solved_return": None,
+    "tensorboard": False,
+}
+"""Settings of a run that takes a second or two."""
+
+
+class Watcher:
+    """A view of a run that does something once, when it has come to a step."""
+
+    def __init__(self, step: int, action: Callable[[], object]) -> None:
+        self.statuses: list[Status] = []
+        self.acted_at: int | None = None
+        self._step = step
+        self._action = action
+
+    def show(self, status: Status) -> None:
+        self.statuses.append(status)
+        if self.acted_at is None and status.env_steps >= self._step:
+            self.acted_at = status.env_steps
+            self._action()
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None

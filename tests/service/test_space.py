@@ -1,0 +1,131 @@
+"""A disk that is full: inserts are refused, everything else goes on, and so do inserts once there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_proto.schema import Column, Schema
+from replay_proto.v1 import replay_pb2
+
+from tests.support.caller import CalledTable, Caller, new_name, table_config
+from tests.support.refusals import refused
+from tests.support.server_process import ServerProcess
+from tests.support.small_disk import with_small_disk
+
+StartServer = Callable[..., ServerProcess]
+Call = Callable[[ServerProcess], Caller]
+LARGE = Schema({"value": Column("int64"), "frame": Column("uint8", (1 << 16,))})
+DISK_MB = 24
+
+
+@pytest.fixture(params=["--memory-dir", "--data-dir"])
+def caller(request: pytest.FixtureRequest, start_server: StartServer, call: Call, tmp_path: Path) -> Caller:
+    """A caller of a server whose tables have 24 MB, in memory or on a disk."""
+    folder = tmp_path / "small"
+    return call(start_server(request.param, str(folder), within=with_small_disk(folder, DISK_MB)))
+
+
+def insert(table: CalledTable, value: int, count: int = 8, **insertion: int) -> replay_pb2.InsertResponse:
+    """Insert rows of 64 KB each that all hold one value."""
+    rows = np.full(count, value, np.int64).tobytes() + bytes([value % 256]) * (count << 16)
+    return table.stub.Insert(
+        replay_pb2.InsertRequest(
+            table=table.name,
+            writer_id=b"w" * 16 if insertion else b"",
+            insertion=replay_pb2.Insertion(row_count=count, **insertion),  # type: ignore[arg-type]
+            rows=rows,
+        )
+    )
+
+
+def fill(table: CalledTable, **insertion: int) -> int:
+    """Insert until there is no room; how many inserts were answered."""
+    for number in range(1, 10 * DISK_MB):
+        try:
+            insert(table, number, **({"sequence": number} if insertion else {}))
+        except Exception:
+            return number - 1
+    raise AssertionError("the disk has no end")
+
+
+def test_an_insert_without_room_is_refused_and_the_table_goes_on(caller: Caller) -> None:
+    table = caller.create(schema=LARGE, capacity=1000)
+    answered = fill(table)
+    assert answered > 10
+    before = table.stats()
+    for _ in range(3):
+        with refused("NO_SPACE", table=table.name):
+            insert(table, 77)
+    assert table.stats().table == before.table
+    assert table.stats().total_mass == before.total_mass
+    keys = table.live_keys()
+    assert len(keys) == 8 * answered
+    read = caller.stub.Read(replay_pb2.ReadRequest(table=table.name, keys=keys[-1:].tobytes()))
+    assert read.rows == np.int64(answered).tobytes() + bytes([answered]) * (1 << 16)
+    assert table.update(keys, np.full(len(keys), 2.0)).updated == len(keys)
+    drawn = caller.stub.Sample(replay_pb2.SampleRequest(table=table.name, draw=replay_pb2.Draw(batch_size=20)))
+    assert len(drawn.rows) == 20 * LARGE.row_bytes
+
+
+def test_inserts_are_taken_again_once_there_is_room(caller: Caller) -> None:
+    other = caller.create(schema=LARGE, capacity=1000)
+    for number in range(8):
+        insert(other, number)
+    table = caller.create(schema=LARGE, capacity=1000)
+    answered = fill(table)
+    with refused("NO_SPACE"):
+        insert(table, 77)
+    other.drop()
+    assert insert(table, 78).keys[0].first == 8 * answered
+    read = caller.stub.Read(replay_pb2.ReadRequest(table=table.name, keys=np.int64(8 * answered).tobytes()))
+    assert read.rows == np.int64(78).tobytes() + bytes([78]) * (1 << 16)
+
+
+def test_a_writer_repeats_what_found_no_room(caller: Caller) -> None:
+    other = caller.create(schema=LARGE, capacity=1000)
+    insert(other, 1, count=64)
+    table = caller.create(schema=LARGE, capacity=1000)
+    answered = fill(table, sequence=1)
+    for _ in range(2):
+        with refused("NO_SPACE"):
+            insert(table, 77, sequence=answered + 1)
+    other.drop()
+    assert insert(table, 77, sequence=answered + 1).keys[0].first == 8 * answered
+    assert table.stats().repeated_inserts == 0
+
+
+def test_a_ring_that_is_reserved_needs_no_more_room(caller: Caller) -> None:
+    """Once every slot has been written to, a full disk is nobody's business."""
+    table = caller.create(schema=LARGE, capacity=32)
+    slots = table.describe().slots
+    for number in range(slots // 8 + 1):
+        insert(table, number)
+    other = caller.create(schema=LARGE, capacity=1000)
+    fill(other)
+    for number in range(40):
+        insert(table, number)
+    assert table.describe().size == 32
+
+
+def test_a_table_without_room_is_not_made(caller: Caller) -> None:
+    table = caller.create(schema=LARGE, capacity=1000)
+    fill(table)
+    for capacity in (10, 10**6, 10**9):
+        config = table_config(new_name(), capacity=capacity)
+        with refused("NO_SPACE", table=config.name):
+            caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=config))
+    assert caller.table_names() == [table.name]
+    table.drop()
+    caller.create(capacity=10).insert(range(5))
+
+
+def test_a_table_that_no_disk_can_hold_is_not_made(caller: Caller) -> None:
+    for schema, capacity in ((LARGE, 2**40), (Schema({"x": Column("int8", (2**50,))}), 10), (LARGE, 10**7)):
+        config = table_config(new_name(), capacity=capacity, schema=schema)
+        with refused("NO_SPACE", table=config.name):
+            caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=config))
+    assert caller.table_names() == []
+    caller.create(capacity=10).insert(range(5))
