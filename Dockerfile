@@ -60,5 +60,4 @@ COPY docker/healthcheck.py /opt/replay/
 USER replay
 WORKDIR /home/replay
 ENV REPLAY_TRAIN_RUNS_DIR=/runs
-VOLUME /runs
 CMD ["replay-train"]

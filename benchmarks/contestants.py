@@ -53,7 +53,7 @@ class Peer:
             )
         )
         stack.callback(self._process.terminate)
-        self.facts: dict[str, float] = self._answer()
+        self.facts: dict[str, float] = json.loads(self._answer())
 
     def __call__(self, window_s: float) -> float:
         """Microseconds per step in a window of so many seconds."""
@@ -62,13 +62,12 @@ class Peer:
         self._process.stdin.flush()
         return float(self._answer())
 
-    def _answer(self) -> dict[str, float]:
+    def _answer(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self._process.args!r} ended")
-        answer: dict[str, float] = json.loads(line)
-        return answer
+        return line
 
 
 def start_peers(stack: ExitStack, workload: str, folder: Path) -> dict[str, Peer]:

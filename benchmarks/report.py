@@ -68,8 +68,8 @@ def write_document(path: Path, sections: Sequence[Section]) -> None:
         "# Benchmarks",
         "",
         machine(),
-        "The machine is shared, and its speed drifts by half from hour to hour: ratios within a table hold, absolute times "
-        "less so. Figures are medians, with the smallest and the largest in brackets.",
+        "The machine is shared, and its speed drifts by half from hour to hour: ratios within a table hold, absolute "
+        "times less so. Figures are medians, with the smallest and the largest in brackets.",
         "",
         "`make bench` measures all of it again and writes this page.",
         "",

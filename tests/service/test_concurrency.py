@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from threading import Event, Thread
 
 import numpy as np
 import pytest
+from replay_proto.v1 import replay_pb2
 
 from tests.support.actors import INSERT_ROWS, VALUES_PER_WRITER, insert_for, learn_for
-from tests.support.caller import CalledTable, Caller
+from tests.support.caller import CalledTable, Caller, new_name, table_config
 from tests.support.server_process import ServerProcess
 
-DURATION_S = 3.0
+DURATION_S = 2.5
 
 
 @pytest.mark.parametrize(("backend", "capacity"), [("sum_tree", 3000), ("rank", 3000), ("uniform", 300)])
@@ -59,12 +61,6 @@ def test_two_processes_insert_and_two_learn_at_once(
 
 
 def test_of_callers_who_race_to_make_a_table_one_makes_it(server: ServerProcess, caller: Caller) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from replay_proto.v1 import replay_pb2
-
-    from tests.support.caller import new_name, table_config
-
     request = replay_pb2.CreateTableRequest(config=table_config(new_name()))
     callers = [Caller(server.address) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -80,8 +76,6 @@ def test_inserts_without_pause_do_not_tear_rows_that_are_read(
     new_table: Callable[..., CalledTable], server: ServerProcess
 ) -> None:
     """Large replies are gathered beside the event loop, while inserts overwrite the ring."""
-    from threading import Event, Thread
-
     table = new_table(capacity=50_000)
     table.insert(np.arange(50_000))
     stop = Event()

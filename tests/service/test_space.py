@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import CalledTable, Caller, new_name, table_config
-from tests.support.refusals import refused
+from tests.support.refusals import refusal_in, refused
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import with_small_disk
 
@@ -46,7 +47,8 @@ def fill(table: CalledTable, **insertion: int) -> int:
     for number in range(1, 10 * DISK_MB):
         try:
             insert(table, number, **({"sequence": number} if insertion else {}))
-        except Exception:
+        except grpc.RpcError as error:
+            assert refusal_in(error).reason == "NO_SPACE"
             return number - 1
     raise AssertionError("the disk has no end")
 
@@ -119,6 +121,24 @@ def test_a_table_without_room_is_not_made(caller: Caller) -> None:
             caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=config))
     assert caller.table_names() == [table.name]
     table.drop()
+    caller.create(capacity=10).insert(range(5))
+
+
+def test_a_table_is_not_made_on_a_disk_that_is_full_to_the_last_page(caller: Caller) -> None:
+    schema = Schema({"page": Column("uint8", (4096,))})
+    large, small = caller.create(schema=LARGE, capacity=1000), caller.create(schema=schema, capacity=100_000)
+    fill(large)
+    insert_page = replay_pb2.InsertRequest(
+        table=small.name, insertion=replay_pb2.Insertion(row_count=1), rows=bytes(4096)
+    )
+    with refused("NO_SPACE", table=small.name):
+        while True:
+            small.stub.Insert(insert_page)
+    config = table_config(new_name(), capacity=1)
+    with refused("NO_SPACE", table=config.name):
+        caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=config))
+    assert len(caller.table_names()) == 2
+    large.drop()
     caller.create(capacity=10).insert(range(5))
 
 

@@ -133,16 +133,14 @@ def test_times_sampled_add_up_to_the_rows(new_table: NewTable, backend: str) -> 
 
 def test_rates_count_what_just_happened(new_table: NewTable) -> None:
     table = new_table(capacity=1000)
-    began = time.monotonic()
     table.insert(range(500))
     table.sample(300)
     table.update(range(100), np.ones(100))
     rates = table.stats().rates
-    if time.monotonic() - began < 5:
-        assert rates.window_s == 10
-        assert rates.inserted_per_s >= 500 / 10
-        assert rates.sampled_per_s == pytest.approx(rates.inserted_per_s * 3 / 5, rel=0.2)
-        assert rates.updated_per_s == pytest.approx(rates.inserted_per_s / 5, rel=0.2)
+    assert rates.window_s == 10
+    assert rates.inserted_per_s >= 500 / 10
+    assert rates.sampled_per_s == pytest.approx(rates.inserted_per_s * 3 / 5, rel=0.2)
+    assert rates.updated_per_s == pytest.approx(rates.inserted_per_s / 5, rel=0.2)
 
 
 def test_all_tables_come_in_the_order_of_their_names(caller: Caller, new_table: NewTable) -> None:

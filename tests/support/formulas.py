@@ -18,7 +18,7 @@ def probabilities(backend: str, parameters: Mapping[str, float], priorities: Flo
         parameters: all of its parameters.
         priorities: float64[size], of the live rows, oldest first.
     """
-    mass = _mass(backend, parameters, priorities)
+    mass = masses(backend, parameters, priorities)
     total = mass.sum()
     result: Floats = mass / total if total > 0 else np.full(len(mass), 1 / len(mass))
     return result
@@ -30,7 +30,8 @@ def weights(chosen: Floats, reference: float, size: int, beta: float) -> Floats:
     return result
 
 
-def _mass(backend: str, parameters: Mapping[str, float], priorities: Floats) -> Floats:
+def masses(backend: str, parameters: Mapping[str, float], priorities: Floats) -> Floats:
+    """Mass of each live row; arguments as of `probabilities`."""
     if backend == "uniform":
         return np.ones(len(priorities))
     if backend == "rank":

@@ -21,6 +21,11 @@ class NoSpaceError(OSError):
     """The file system that holds the tables is full."""
 
 
+def tells_full(error: BaseException) -> bool:
+    """Whether an error says that the file system, or the address space, has no room."""
+    return isinstance(error, OverflowError) or (isinstance(error, OSError) and error.errno in _FULL)
+
+
 class MappedFile:
     """A file of fixed size, mapped; sparse at first, reserved from its beginning on as it is used.
 
@@ -51,7 +56,7 @@ class MappedFile:
             self._map = mmap.mmap(self._file, size)
         except BaseException as error:
             os.close(self._file)
-            if isinstance(error, OverflowError) or (isinstance(error, OSError) and error.errno in _FULL):
+            if tells_full(error):
                 raise NoSpaceError(errno.ENOSPC, f"no room for {size} bytes", str(path)) from error
             raise
         # A table that was dropped may still be read from; its files are closed when the last reader is gone.
@@ -99,7 +104,7 @@ class MappedFile:
         try:
             os.posix_fallocate(self._file, self._reserved, size - self._reserved)
         except OSError as error:
-            if error.errno in _FULL:
+            if tells_full(error):
                 raise NoSpaceError(*error.args) from error
             raise
         self._reserved = size

@@ -14,6 +14,7 @@ A directory gets its name last when it is made, and loses it first when it is re
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import shutil
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
 from replay_server.storage.header import Header
-from replay_server.storage.mapped_file import MappedFile
+from replay_server.storage.mapped_file import MappedFile, NoSpaceError, tells_full
 from replay_server.storage.row_store import RowStore
 from replay_server.storage.writer_records import WriterRecords
 from replay_server.table_config import TableConfig
@@ -59,7 +60,7 @@ class TableDirectory:
         self.priorities: NDArray[np.float64] = self._priorities_file.view(  # type: ignore[assignment]
             np.dtype("<f8"), (config.slots,)
         )
-        self.nonce = (folder / NONCE_FILE).read_bytes()
+        self.nonce = _read_nonce(folder / NONCE_FILE)
         self.writers = WriterRecords(folder, inserted=self.header.inserted, create=create)
 
     @classmethod
@@ -72,15 +73,17 @@ class TableDirectory:
         """
         uid = secrets.token_bytes(UID_BYTES)
         unfinished = parent / f"{_UNFINISHED}{uid.hex()}"
-        unfinished.mkdir(mode=0o700)
         try:
+            unfinished.mkdir(mode=0o700)
             manifest = {"format_version": FORMAT_VERSION, "uid": uid.hex(), "config": config.to_json()}
             (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
             (unfinished / NONCE_FILE).write_bytes(secrets.token_bytes(NONCE_BYTES))
             directory = cls(unfinished, config, uid, create=True)
             directory.folder = unfinished.rename(parent / config.name)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
+            if tells_full(error):
+                raise NoSpaceError(errno.ENOSPC, "no room for a table", str(parent)) from error
             raise
         return directory
 
@@ -134,6 +137,13 @@ class TableDirectory:
             Its new path, to be removed.
         """
         return self.folder.rename(self.folder.with_name(f"{_REMOVED}{self.uid.hex()}"))
+
+
+def _read_nonce(path: Path) -> bytes:
+    nonce = path.read_bytes()
+    if len(nonce) != NONCE_BYTES:
+        raise ValueError(f"{path}: expected {NONCE_BYTES} bytes, found {len(nonce)}; the file is damaged")
+    return nonce
 
 
 def finished_tables(parent: Path) -> Iterator[Path]:
