@@ -100,6 +100,8 @@ class ActingRun:
             if not guidance.granted_steps:
                 stop.wait(guidance.pause_ms / 1_000)
             for _ in range(guidance.granted_steps):
+                if stop.is_set():  # One step may take long.
+                    break
                 self._step(writer, guidance.epsilon)
         return False
 

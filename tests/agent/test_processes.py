@@ -23,6 +23,7 @@ from replay_agent.actor_settings import load_actor_settings
 from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.learner_client import LearnerUnavailableError
 from replay_agent.metrics import NoLog
+from replay_agent.progress import NoProgress
 from replay_agent.signals import StopRequest
 from replay_agent.trainer import Ending, Trainer
 from replay_agent.weights_service import LearnerServer
@@ -138,6 +139,29 @@ def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
     assert started[0].wait(PATIENCE_S) == 0, (tmp_path / "actor.log").read_text()
     learner.close()
     assert trainer.service.actors_joined == 1
+
+
+def test_an_actor_joins_the_next_run_of_a_restarted_learner(
+    make_trainer: Callable[..., Trainer], server: ServerProcess
+) -> None:
+    port, told_to_stop = 0, threading.Event()
+    actor: threading.Thread | None = None
+    for _ in range(2):
+        stop = StopRequest()
+        trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), act=False, steps=10_000_000)
+        learner = LearnerServer(trainer.service, "127.0.0.1", port)
+        port = learner.port
+        if actor is None:
+            settings = load_actor_settings(["--server", server.address, "--learner", learner.address])
+            actor = threading.Thread(target=run_actor, args=(settings, told_to_stop))
+            actor.start()
+        assert trainer.train(NoProgress(), None) is Ending.STOPPED
+        learner.close()
+        assert trainer.service.actors_joined == 1
+    told_to_stop.set()
+    assert actor is not None
+    actor.join(PATIENCE_S)
+    assert not actor.is_alive()
 
 
 def test_an_actor_without_a_learner_gives_up_and_says_so() -> None:

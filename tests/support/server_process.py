@@ -124,9 +124,9 @@ def server_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_to_its_end(*flags: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a server that is expected to refuse to start."""
+    """Run a server that is expected to refuse to start; without a port among the flags it picks one."""
     return subprocess.run(
-        server_command(*flags),
+        server_command(*flags, *(() if "--port" in flags else ("--port", "0"))),
         env=server_environment(environment or {}),
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -10,6 +10,10 @@ from replay_proto.layout import HEADER_FILE, HEADER_WORDS, INSERTED, RESET_FLOOR
 from replay_server.storage.mapped_file import MappedFile
 
 
+MAX_KEY = (1 << 48) - 1
+"""The top 16 bits of a key are reserved."""
+
+
 class Header:
     """``write_horizon``, ``inserted`` and ``reset_floor`` of a table, each stored in one aligned word.
 
@@ -18,13 +22,22 @@ class Header:
     """
 
     def __init__(self, folder: Path, *, create: bool) -> None:
-        """Map the header of the table in ``folder``."""
+        """Map the header of the table in ``folder``.
+
+        Raises:
+            ValueError: if an existing one cannot be true.
+        """
         self._file = MappedFile(folder / HEADER_FILE, HEADER_WORDS * 8, create=create)
         self._file.reserve(self._file.size)
         self._words = self._file.view(np.dtype("<i8"), (HEADER_WORDS,))
         # Loads from the mapping are slow in Python, and only this process stores to it.
         self._inserted = int(self._words[INSERTED])
         self._reset_floor = int(self._words[RESET_FLOOR])
+        if not 0 <= self._reset_floor <= self._inserted <= MAX_KEY:
+            self.close()
+            raise ValueError(
+                f"{folder / HEADER_FILE}: {self._inserted} rows inserted, reset at {self._reset_floor}; the file is damaged"
+            )
         self.write_horizon = self._inserted
 
     @property

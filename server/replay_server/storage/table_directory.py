@@ -101,6 +101,8 @@ class TableDirectory:
                 raise ValueError(f"expected format version {FORMAT_VERSION}, found {manifest['format_version']}")
             config = TableConfig.from_json(manifest["config"])
             uid = bytes.fromhex(manifest["uid"])
+            if len(uid) != UID_BYTES:
+                raise ValueError(f"expected a uid of {UID_BYTES} bytes, found {len(uid)}")
             if config.name != folder.name:
                 raise ValueError(f"it belongs to a table called {config.name!r}")
         except (OSError, KeyError, TypeError, ValueError) as error:

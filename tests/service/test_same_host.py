@@ -1,0 +1,142 @@
+"""Callers on the server's host that copy rows out of a table's files themselves, as the contract says how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from replay_proto.v1 import replay_pb2
+
+from tests.support.caller import CalledTable, Caller, LearnStream, make_draw
+from tests.support.refusals import refused
+from tests.support.rows import WHOLE, values_in
+from tests.support.server_process import ServerProcess
+
+NewTable = Callable[..., CalledTable]
+
+
+def nonce_of(table: CalledTable) -> bytes:
+    """What whoever can read the directory knows."""
+    return (Path(table.describe().directory) / "nonce").read_bytes()
+
+
+def copied(table: CalledTable, keys: NDArray[np.int64]) -> bytes:
+    """Rows of keys, out of the files, as they would have travelled."""
+    description = table.describe()
+    columns = [
+        np.fromfile(Path(description.directory) / f"column-{index:03d}.bin", np.uint8).reshape(description.slots, -1)
+        for index in range(len(WHOLE))
+    ]
+    return b"".join(column[keys % description.slots].tobytes() for column in columns)
+
+
+def sample(table: CalledTable, **same_host: object) -> replay_pb2.SampleResponse:
+    """Draw 20 rows."""
+    return table.stub.Sample(
+        replay_pb2.SampleRequest(
+            table=table.name,
+            draw=make_draw(20),
+            same_host=replay_pb2.SameHost(**same_host),  # type: ignore[arg-type]
+        )
+    )
+
+
+def test_who_echoes_the_nonce_copies_the_rows(new_table: NewTable) -> None:
+    table = new_table(capacity=50)
+    for first in range(0, 300, 60):
+        table.insert(np.arange(first, first + 60) * 3)
+    answer = sample(table, nonce=nonce_of(table))
+    keys = np.frombuffer(answer.batch.keys, np.int64)
+    assert len(keys) == 20
+    assert answer.rows == b""
+    assert values_in(copied(table, keys)).tolist() == (keys * 3).tolist()
+    stats = table.stats()
+    assert (stats.sampled, stats.sampled_same_host, stats.overtaken) == (20, 20, 0)
+
+
+@pytest.mark.parametrize("nonce", [b"", b"0" * 16, b"short", b"x" * 100_000])
+def test_who_does_not_is_sent_them(table: CalledTable, nonce: bytes) -> None:
+    table.insert(np.arange(60) * 3)
+    answer = sample(table, nonce=nonce)
+    assert values_in(answer.rows).tolist() == (np.frombuffer(answer.batch.keys, np.int64) * 3).tolist()
+    assert table.stats().sampled_same_host == 0
+
+
+def test_the_nonce_of_another_table_is_wrong(new_table: NewTable) -> None:
+    table, other = new_table(), new_table()
+    table.insert(range(5))
+    assert len(sample(table, nonce=nonce_of(other)).rows) == 20 * WHOLE.row_bytes
+
+
+def test_a_table_made_anew_has_another_nonce(new_table: NewTable) -> None:
+    table = new_table()
+    nonce = nonce_of(table)
+    table.drop()
+    assert nonce_of(new_table(table.name)) != nonce
+
+
+def test_a_learner_copies_rows_too(table: CalledTable) -> None:
+    table.insert(np.arange(60) * 3)
+    stream = LearnStream(table)
+    stream.send_message(
+        replay_pb2.LearnRequest(
+            table=table.name,
+            draw=make_draw(10),
+            batches=3,
+            same_host=replay_pb2.SameHost(nonce=nonce_of(table)),
+        )
+    )
+    answer = stream.receive()
+    assert answer.rows == b""
+    for batch in answer.batches:
+        keys = np.frombuffer(batch.keys, np.int64)
+        assert values_in(copied(table, keys)).tolist() == (keys * 3).tolist()
+    assert table.stats().sampled_same_host == 30
+    stream.close()
+
+
+def test_a_request_that_stands_in_for_one_that_was_overtaken_is_counted(table: CalledTable) -> None:
+    table.insert(range(5))
+    assert len(sample(table, overtaken=True).rows) == 20 * WHOLE.row_bytes
+    assert (table.stats().overtaken, table.stats().sampled_same_host) == (1, 0)
+
+
+def test_a_refusal_of_an_empty_table_counts_nothing(table: CalledTable) -> None:
+    nonce = nonce_of(table)
+    before = table.state()
+    with refused("TABLE_EMPTY"):
+        sample(table, nonce=nonce, overtaken=True)
+    assert table.state() == before
+
+
+def test_the_header_says_which_rows_may_be_being_written(new_table: NewTable) -> None:
+    table = new_table(capacity=50)
+    for first in range(0, 300, 60):
+        table.insert(range(first, first + 60))
+    words = np.fromfile(Path(table.describe().directory) / "header.bin", "<i8")
+    assert words[:2].tolist() == [300, 300]
+    slots = table.describe().slots
+    assert all(key + slots >= words[0] for key in table.live_keys())
+    table.reset()
+    assert np.fromfile(Path(table.describe().directory) / "header.bin", "<i8")[2] == 300
+
+
+def test_files_keep_their_place_while_the_table_lives_and_go_with_it(new_table: NewTable) -> None:
+    table = new_table()
+    folder = Path(table.describe().directory)
+    assert {path.name for path in folder.iterdir()} >= {"nonce", "header.bin", "column-000.bin", "column-002.bin"}
+    table.drop()
+    assert not folder.exists()
+
+
+def test_a_server_can_be_told_not_to_offer_it(
+    start_server: Callable[..., ServerProcess], call: Callable[[ServerProcess], Caller], tmp_path: Path
+) -> None:
+    table = call(start_server("--no-same-host", "--data-dir", str(tmp_path / "data"))).create()
+    table.insert(range(5))
+    assert table.describe().directory == ""
+    nonce = (tmp_path / "data" / "tables" / table.name / "nonce").read_bytes()
+    assert len(sample(table, nonce=nonce).rows) == 20 * WHOLE.row_bytes

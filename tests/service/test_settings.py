@@ -1,0 +1,138 @@
+"""Settings, read as the server reads them: which are refused, and what each source says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from replay_proto.errors import FieldError
+from replay_server.settings import load_settings
+
+TABLE = """
+[[tables]]
+name = "acrobot"
+capacity = 10
+[tables.columns]
+done = { dtype = "bool" }
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a TOML file may be written; no variable is set."""
+    for name in ("PORT", "CONFIG", "DATA_DIR", "HOST"):
+        monkeypatch.delenv(f"REPLAY_SERVER_{name}", raising=False)
+    return tmp_path / "server.toml"
+
+
+def test_without_anything_the_defaults_hold(file: Path) -> None:
+    settings = load_settings([])
+    assert (settings.host, settings.port, settings.data_dir, settings.tables) == ("127.0.0.1", 50051, None, [])
+    assert settings.reflection
+    assert not settings.exit_with_parent
+
+
+def test_every_source_has_its_say(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("port = 1\nhost = 'a'\nmax_message_mb = 1\ndrain_s = 1.5\n")
+    monkeypatch.setenv("REPLAY_SERVER_HOST", "b")
+    monkeypatch.setenv("REPLAY_SERVER_MAX_MESSAGE_MB", "2")
+    settings = load_settings(["--config", str(file), "--max-message-mb", "3"])
+    assert (settings.port, settings.host, settings.max_message_mb, settings.drain_s) == (1, "b", 3, 1.5)
+
+
+@pytest.mark.parametrize("form", [["--config={}"], ["--config", "{}"]])
+def test_the_file_can_be_named_in_both_forms(file: Path, form: list[str]) -> None:
+    file.write_text("port = 7")
+    assert load_settings([part.format(file) for part in form]).port == 7
+
+
+def test_a_flag_names_the_file_before_a_variable(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("port = 7")
+    other = file.with_name("other.toml")
+    other.write_text("port = 8")
+    monkeypatch.setenv("REPLAY_SERVER_CONFIG", str(other))
+    assert load_settings([]).port == 8
+    assert load_settings(["--config", str(file)]).port == 7
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting"),
+    [
+        (["--port", "65536"], "port"),
+        (["--port", "-1"], "port"),
+        (["--port", "many"], "port"),
+        (["--max-message-mb", "0"], "max_message_mb"),
+        (["--max-message-mb", "2048"], "max_message_mb"),
+        (["--log-level", "loud"], "log_level"),
+        (["--drain-s", "-1"], "drain_s"),
+    ],
+)
+def test_a_flag_out_of_range_is_named(file: Path, flags: list[str], setting: str) -> None:
+    with pytest.raises(ValidationError, match=setting):
+        load_settings(flags)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("prot = 5", "prot"),
+        ("port = 'high'", "port"),
+        (TABLE + "colour = 'red'\n", "colour"),
+        (TABLE.replace("capacity = 10", "capactiy = 10"), "capactiy"),
+        ("[[tables]]\nname = 'x'\n", "columns"),
+        ("tables = 5", "tables"),
+    ],
+)
+def test_a_setting_of_the_file_that_cannot_be_used_is_named(file: Path, content: str, complaint: str) -> None:
+    file.write_text(content)
+    with pytest.raises(ValidationError, match=complaint):
+        load_settings(["--config", str(file)])
+
+
+def test_a_file_that_cannot_be_read_is_named(file: Path) -> None:
+    with pytest.raises(SettingsError, match=r"server\.toml"):
+        load_settings(["--config", str(file)])
+    for content in (b"port = ", b"\xff\xfe\x00"):
+        file.write_bytes(content)
+        with pytest.raises(SettingsError, match=r"server\.toml"):
+            load_settings(["--config", str(file)])
+
+
+def test_a_variable_that_cannot_be_used_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLAY_SERVER_PORT", "high")
+    with pytest.raises(ValidationError, match="port"):
+        load_settings([])
+
+
+def test_a_table_of_the_file_becomes_a_config(file: Path) -> None:
+    file.write_text(TABLE.replace("capacity = 10", "capacity = 1_000\nparameters = { alpha = 1 }\nseed = 5"))
+    (table,) = load_settings(["--config", str(file)]).tables
+    config = table.to_config()
+    assert (config.name, config.capacity, config.backend, config.seed) == ("acrobot", 1000, "sum_tree", 5)
+    assert config.parameters["alpha"] == 1.0
+    assert {name: str(column) for name, column in config.schema.items()} == {"done": "bool"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("capacity = 10", "capacity = 0", "capacity"),
+        ('"bool"', '"text"', "dtype"),
+        ('"bool"', '"bool", shape = [0]', "shape"),
+        ('"acrobot"', '"../up"', "name"),
+        ("done =", "_done =", "columns"),
+        ("capacity = 10\n", "capacity = 10\nbackend = 'heap'\n", "backend"),
+        ("capacity = 10\n", "capacity = 10\nparameters = { beta = 1 }\n", "beta"),
+        ("capacity = 10\n", "capacity = 10\nparameters = { alpha = -1 }\n", "alpha"),
+        ("capacity = 10\n", "capacity = 10\nseed = -1\n", "seed"),
+    ],
+)
+def test_a_table_of_the_file_that_cannot_be_made_is_named(file: Path, old: str, new: str, field: str) -> None:
+    assert old in TABLE
+    file.write_text(TABLE.replace(old, new))
+    (table,) = load_settings(["--config", str(file)]).tables
+    with pytest.raises(FieldError) as error:
+        table.to_config()
+    assert error.value.field == field

@@ -1,0 +1,79 @@
+"""The directory of a server: locked while it lives, swept when it is gone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from replay_server.storage.root import Root, RootInUseError, sweep
+
+
+def abandoned(parent: Path) -> Path:
+    """A directory in memory whose server was killed."""
+    root = Root.in_memory(parent)
+    (root.tables / "table").mkdir()
+    (root.tables / "table" / "column-000.bin").write_bytes(b"rows")
+    root.temporary = False
+    root.close()
+    return root.path
+
+
+def test_a_root_in_memory_goes_with_its_server(tmp_path: Path) -> None:
+    root = Root.in_memory(tmp_path)
+    assert root.tables.is_dir()
+    (root.tables / "table").mkdir()
+    root.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_durable_root_stays(tmp_path: Path) -> None:
+    root = Root.durable(tmp_path / "a" / "b")
+    (root.tables / "table").mkdir()
+    root.close()
+    again = Root.durable(tmp_path / "a" / "b")
+    assert [path.name for path in again.tables.iterdir()] == ["table"]
+    again.close()
+
+
+def test_a_root_has_one_server_at_a_time(tmp_path: Path) -> None:
+    first = Root.durable(tmp_path)
+    with pytest.raises(RootInUseError, match=str(tmp_path)):
+        Root.durable(tmp_path)
+    first.close()
+    Root.durable(tmp_path).close()
+
+
+def test_a_root_that_was_refused_leaks_no_descriptor(tmp_path: Path) -> None:
+    first = Root.durable(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        with pytest.raises(RootInUseError):
+            Root.durable(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
+    first.close()
+
+
+def test_nobody_else_can_look_into_a_root(tmp_path: Path) -> None:
+    root = Root.durable(tmp_path / "data")
+    for path in (root.path, root.tables):
+        assert path.stat().st_mode & 0o077 == 0
+    root.close()
+
+
+def test_what_is_abandoned_is_swept_and_what_lives_is_not(tmp_path: Path) -> None:
+    dead = {abandoned(tmp_path) for _ in range(1)}
+    living = Root.in_memory(tmp_path)
+    assert not any(path.exists() for path in dead), "a new server sweeps"
+    dead = {abandoned(tmp_path)}
+    assert set(sweep(tmp_path)) == dead
+    assert living.path.exists()
+    assert sweep(tmp_path) == []
+    living.close()
+
+
+def test_what_is_not_a_root_is_not_swept(tmp_path: Path) -> None:
+    (tmp_path / "replay-server-being-made").mkdir()
+    (tmp_path / "somebody-elses").mkdir()
+    assert sweep(tmp_path) == []
+    assert len(list(tmp_path.iterdir())) == 2

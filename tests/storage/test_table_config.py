@@ -1,0 +1,125 @@
+"""Configs of tables: checked, compared, written and read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from replay_proto.errors import FieldError
+from replay_proto.schema import DTYPES, Column, Schema
+from replay_server.table_config import TableConfig
+
+from tests.support.rows import WHOLE
+
+COLUMNS = st.builds(Column, st.sampled_from(list(DTYPES)), st.lists(st.integers(1, 9), max_size=3))
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
+BACKENDS = st.one_of(
+    st.tuples(
+        st.just("sum_tree"),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "alpha": st.floats(0, 3),
+                "epsilon": st.floats(0, 10),
+                "max_priority": st.floats(1e-6, 1e6),
+            },
+        ),
+    ),
+    st.tuples(st.just("rank"), st.fixed_dictionaries({}, optional={"alpha": st.floats(0, 3)})),
+    st.tuples(st.just("uniform"), st.just({})),
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> TableConfig:
+    """Any config that there can be."""
+    backend, parameters = draw(BACKENDS)
+    return TableConfig(
+        draw(NAMES),
+        Schema(draw(st.dictionaries(NAMES, COLUMNS, min_size=1, max_size=5))),
+        draw(st.integers(1, 1 << 40)),
+        backend,
+        parameters,
+        draw(st.none() | st.integers(0, 2**64 - 1)),
+    )
+
+
+@given(configs())
+def test_a_config_survives_the_contract_and_the_manifest(config: TableConfig) -> None:
+    assert TableConfig.from_proto(config.to_proto()) == config
+    assert TableConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert config.difference(TableConfig.from_proto(config.to_proto())) is None
+
+
+@given(configs(), configs())
+def test_a_difference_is_found_from_either_side(first: TableConfig, second: TableConfig) -> None:
+    one, other = first.difference(second), second.difference(first)
+    assert (one is None) == (other is None)
+    # Names are compared by whoever looks a table up.
+    same = all(
+        getattr(first, name) == getattr(second, name) for name in ("schema", "capacity", "backend", "parameters", "seed")
+    ) and list(first.schema) == list(second.schema)
+    assert (one is None) == same
+
+
+@given(configs())
+def test_the_ring_is_longer_than_the_capacity(config: TableConfig) -> None:
+    assert config.slack == max(64, config.capacity // 64)
+    assert config.slots == config.capacity + config.slack
+
+
+def table(**changes: object) -> TableConfig:
+    """A config, with something changed."""
+    return TableConfig(**{"name": "table", "schema": WHOLE, "capacity": 100, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "expected", "got"),
+    [
+        ({"capacity": 7}, "capacity", "100", "7"),
+        ({"seed": 7}, "seed", "None", "7"),
+        ({"backend": "uniform"}, "backend", "sum_tree", "uniform"),
+        ({"parameters": {"alpha": 0.5}}, "alpha", "0.6", "0.5"),
+        ({"parameters": {"max_priority": 0.5}}, "max_priority", "absent", "0.5"),
+        ({"schema": Schema({**WHOLE, "value": Column("bool")})}, "columns.value", "int64", "bool"),
+        ({"schema": Schema({**WHOLE, "x": Column("bool", (2, 3))})}, "columns.x", "absent", "bool[2,3]"),
+    ],
+)
+def test_a_difference_names_both_sides(change: dict[str, object], field: str, expected: str, got: str) -> None:
+    difference = table().difference(table(**change))
+    assert difference is not None
+    assert (difference.field, difference.expected, difference.got) == (field, expected, got)
+
+
+def test_another_order_of_columns_is_a_difference() -> None:
+    other = table(schema=Schema({name: WHOLE[name] for name in reversed(list(WHOLE))}))
+    difference = table().difference(other)
+    assert difference is not None
+    assert difference.field == "columns"
+
+
+def test_defaults_that_are_given_are_no_difference() -> None:
+    assert table().difference(table(parameters={"alpha": 0.6, "epsilon": 1e-6})) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "a/b"}, "name"),
+        ({"name": "a" * 129}, "name"),
+        ({"capacity": 0}, "capacity"),
+        ({"capacity": (1 << 40) + 1}, "capacity"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"backend": "heap"}, "backend"),
+        ({"parameters": {"beta": 1.0}}, "beta"),
+        ({"parameters": {"alpha": -1.0}}, "alpha"),
+    ],
+)
+def test_a_field_that_cannot_be_used_is_named(change: dict[str, object], field: str) -> None:
+    with pytest.raises(FieldError) as error:
+        table(**change)
+    assert error.value.field == field
