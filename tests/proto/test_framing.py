@@ -16,7 +16,8 @@ from tests.support.wire import bytes_field, tag, varint
 WITH_ROWS = [
     message
     for message in replay_pb2.DESCRIPTOR.message_types_by_name.values()
-    if "rows" in message.fields_by_name and message.fields_by_name["rows"].type == message.fields_by_name["rows"].TYPE_BYTES
+    if "rows" in message.fields_by_name
+    and message.fields_by_name["rows"].type == message.fields_by_name["rows"].TYPE_BYTES
 ]
 HEADS = st.builds(
     replay_pb2.InsertRequest,
@@ -34,7 +35,9 @@ HEADS = st.builds(
 )
 ROWS = st.one_of(st.binary(max_size=300), st.sampled_from([0, 1, 127, 128, 129, 16383, 16384, 2**21]).map(bytes))
 UNKNOWN = st.one_of(
-    st.builds(lambda number, value: tag(number, 0) + varint(value), st.integers(16, 2**29 - 1), st.integers(0, 2**64 - 1)),
+    st.builds(
+        lambda number, value: tag(number, 0) + varint(value), st.integers(16, 2**29 - 1), st.integers(0, 2**64 - 1)
+    ),
     st.builds(lambda number: tag(number, 1) + bytes(8), st.integers(16, 2**29 - 1)),
     st.builds(lambda number: tag(number, 5) + bytes(4), st.integers(16, 2**29 - 1)),
     st.builds(bytes_field, st.integers(16, 2**29 - 1), st.binary(max_size=20)),
@@ -102,7 +105,9 @@ def _fields_of(message: replay_pb2.InsertRequest) -> list[replay_pb2.InsertReque
 @given(
     st.one_of(
         st.binary(max_size=60),
-        st.builds(lambda head, rows, cut: with_rows(head, rows).SerializeToString()[:cut], HEADS, ROWS, st.integers(0, 90)),
+        st.builds(
+            lambda head, rows, cut: with_rows(head, rows).SerializeToString()[:cut], HEADS, ROWS, st.integers(0, 90)
+        ),
     )
 )
 def test_bytes_that_protobuf_takes_are_read_alike_and_others_are_refused(message: bytes) -> None:
@@ -129,7 +134,17 @@ def _has_group_or_long_number(message: bytes) -> bool:
 
 @pytest.mark.parametrize(
     "message",
-    [b"\x80", b"\x80" * 11, tag(15, 2) + b"\x05abcd", tag(1, 6), tag(1, 7), tag(1, 3), tag(1, 4), tag(2, 1) + b"1234567", b"\x0a"],
+    [
+        b"\x80",
+        b"\x80" * 11,
+        tag(15, 2) + b"\x05abcd",
+        tag(1, 6),
+        tag(1, 7),
+        tag(1, 3),
+        tag(1, 4),
+        tag(2, 1) + b"1234567",
+        b"\x0a",
+    ],
 )
 def test_what_is_cut_or_not_of_this_contract_is_refused(message: bytes) -> None:
     with pytest.raises(DecodeError):

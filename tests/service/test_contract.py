@@ -71,7 +71,7 @@ def _reason(error: RequestError) -> str:
 def test_every_reason_of_the_contract_is_given_by_one_refusal() -> None:
     reasons = [_reason(error) for error in ERRORS]
     assert sorted(["UNSPECIFIED", *reasons]) == sorted(
-        name.removeprefix("ERROR_REASON_") for name in replay_pb2.ErrorReason.keys()
+        name.removeprefix("ERROR_REASON_") for name in replay_pb2.ErrorReason.DESCRIPTOR.values_by_name
     )
     made = [name for name, each in inspect.getmembers(errors, inspect.isfunction) if each.__module__ == errors.__name__]
     assert len([name for name in made if not name.startswith("_")]) == len(ERRORS)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import grpc
 import numpy as np
@@ -14,7 +15,7 @@ from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import CalledTable, Caller, float64, int64, make_draw, make_update, new_name, table_config
-from tests.support.refusals import Refusal, refusal_in, refused
+from tests.support.refusals import Refusal, code_of, refusal_in, refused
 from tests.support.rows import WHOLE, rows_of
 from tests.support.server_process import ServerProcess
 
@@ -36,7 +37,7 @@ class Case:
     """The request, for a table with rows."""
     field: str
     """The field that the refusal names."""
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What else the refusal says."""
     reason: str = "INVALID_FIELD"
 
@@ -58,9 +59,9 @@ def insertion(
     return request
 
 
-def sampling(**draw: object) -> Callable[[CalledTable], replay_pb2.SampleRequest]:
+def sampling(batch_size: int = 4, **draw: object) -> Callable[[CalledTable], replay_pb2.SampleRequest]:
     """A sample, one thing of which is wrong."""
-    return lambda table: replay_pb2.SampleRequest(table=table.name, draw=make_draw(**{"batch_size": 4, **draw}))
+    return lambda table: replay_pb2.SampleRequest(table=table.name, draw=make_draw(batch_size, **draw))
 
 
 def learning(**fields: object) -> Callable[[CalledTable], replay_pb2.LearnRequest]:
@@ -102,11 +103,19 @@ def at(place: int, bad: float) -> list[float]:
 
 INSERTS = [
     *(
-        Case(f"{name} priority", "Insert", insertion(priorities=float64([0.5, bad])), "priorities", {"got": f"{bad} at position 1"})
+        Case(
+            f"{name} priority",
+            "Insert",
+            insertion(priorities=float64([0.5, bad])),
+            "priorities",
+            {"got": f"{bad} at position 1"},
+        )
         for name, bad in NOT_PRIORITIES.items()
     ),
     Case("one priority too few", "Insert", insertion(priorities=float64([1.0])), "priorities", {"got": "8 bytes"}),
-    Case("one priority too many", "Insert", insertion(priorities=float64([1.0] * 3)), "priorities", {"got": "24 bytes"}),
+    Case(
+        "one priority too many", "Insert", insertion(priorities=float64([1.0] * 3)), "priorities", {"got": "24 bytes"}
+    ),
     Case("half a priority", "Insert", insertion(priorities=b"1234"), "priorities", {"got": "4 bytes"}),
     Case("no rows", "Insert", insertion(count=0, rows=b""), "row_count", {"got": "0"}),
     Case("a negative row count", "Insert", insertion(count=-1), "row_count", {"got": "-1"}),
@@ -130,7 +139,12 @@ WRITES = [
     Case("no sequence", "Write", writing(insertion=replay_pb2.Insertion(row_count=2)), "sequence", {"got": "0"}),
     Case("rows missing", "Write", writing(rows=b""), "rows"),
     Case("a short uid", "Write", writing(table_uid=b"short"), "table_uid"),
-    Case("NaN priority", "Write", writing(insertion=replay_pb2.Insertion(row_count=2, sequence=1, priorities=float64([1, math.nan]))), "priorities"),
+    Case(
+        "NaN priority",
+        "Write",
+        writing(insertion=replay_pb2.Insertion(row_count=2, sequence=1, priorities=float64([1, math.nan]))),
+        "priorities",
+    ),
 ]
 SAMPLES = [
     Case("batch_size 0", "Sample", sampling(batch_size=0), "batch_size", {"expected": "at least 1", "got": "0"}),
@@ -152,11 +166,23 @@ UPDATES = [
     for method, make in (("UpdatePriorities", updating), ("Learn", learning_update))
     for case in (
         *(
-            Case(f"{name} priority", method, make(int64([0, 1, 2]), float64(at(2, bad))), "priorities", {"got": f"{bad} at position 2"})
+            Case(
+                f"{name} priority",
+                method,
+                make(int64([0, 1, 2]), float64(at(2, bad))),
+                "priorities",
+                {"got": f"{bad} at position 2"},
+            )
             for name, bad in NOT_PRIORITIES.items()
         ),
         Case("NaN for a stale key", method, make(int64([0, 1, -1]), float64(at(2, math.nan))), "priorities"),
-        Case("more keys than priorities", method, make(int64([0, 1]), float64([1.0])), "priorities", {"expected": "float64[2]: 16 bytes"}),
+        Case(
+            "more keys than priorities",
+            method,
+            make(int64([0, 1]), float64([1.0])),
+            "priorities",
+            {"expected": "float64[2]: 16 bytes"},
+        ),
         Case("more priorities than keys", method, make(int64([0]), float64([1.0, 2.0])), "priorities"),
         Case("float32 priorities", method, make(int64([0, 1]), np.ones(2, np.float32).tobytes()), "priorities"),
         Case("int32 keys", method, make(np.zeros(3, np.int32).tobytes(), float64([1.0])), "keys", {"got": "12 bytes"}),
@@ -173,20 +199,80 @@ LEARNING = [
     Case("an unknown weight norm", "Learn", learning(draw=make_draw(1, weight_norm=9)), "weight_norm"),
     Case("a negative wait", "Learn", learning(draw=make_draw(1, wait_s=-1.0)), "wait_s"),
     Case("a negative number of batches", "Learn", learning(draw=make_draw(1), batches=-1), "batches", {"got": "-1"}),
-    Case("an update and a draw of no rows", "Learn", learning(update=make_update([0], [9.0]), draw=make_draw(0)), "batch_size"),
-    Case("an update and an unknown draw mode", "Learn", learning(update=make_update([0], [9.0]), draw=make_draw(1, draw_mode=9)), "draw_mode"),
-    Case("an update and a negative number of batches", "Learn", learning(update=make_update([0], [9.0]), draw=make_draw(1), batches=-1), "batches"),
-    Case("an update without a uid", "Learn", learning(update=make_update([0], [9.0]), table_uid=b""), "table_uid", {"got": "0 bytes"}),
+    Case(
+        "an update and a draw of no rows",
+        "Learn",
+        learning(update=make_update([0], [9.0]), draw=make_draw(0)),
+        "batch_size",
+    ),
+    Case(
+        "an update and an unknown draw mode",
+        "Learn",
+        learning(update=make_update([0], [9.0]), draw=make_draw(1, draw_mode=9)),
+        "draw_mode",
+    ),
+    Case(
+        "an update and a negative number of batches",
+        "Learn",
+        learning(update=make_update([0], [9.0]), draw=make_draw(1), batches=-1),
+        "batches",
+    ),
+    Case(
+        "an update without a uid",
+        "Learn",
+        learning(update=make_update([0], [9.0]), table_uid=b""),
+        "table_uid",
+        {"got": "0 bytes"},
+    ),
     Case("a short uid", "Learn", learning(draw=make_draw(1), table_uid=b"short"), "table_uid"),
 ]
 UIDS = [
-    Case("a short uid", "Insert", lambda table: replay_pb2.InsertRequest(table=table.name, table_uid=b"short"), "table_uid", {"got": "5 bytes"}),
-    Case("a short uid", "Sample", lambda table: replay_pb2.SampleRequest(table=table.name, table_uid=bytes(15), draw=make_draw(1)), "table_uid", {"got": "15 bytes"}),
-    Case("a long uid", "Read", lambda table: replay_pb2.ReadRequest(table=table.name, table_uid=bytes(17)), "table_uid", {"got": "17 bytes"}),
-    Case("a short uid", "UpdatePriorities", lambda table: replay_pb2.UpdatePrioritiesRequest(table=table.name, table_uid=b"1"), "table_uid"),
-    Case("no uid", "UpdatePriorities", lambda table: replay_pb2.UpdatePrioritiesRequest(table=table.name), "table_uid", {"expected": "16 bytes", "got": "0 bytes"}),
-    Case("a short uid", "ResetTable", lambda table: replay_pb2.ResetTableRequest(table=table.name, table_uid=b"1"), "table_uid"),
-    Case("a short uid", "DropTable", lambda table: replay_pb2.DropTableRequest(table=table.name, table_uid=b"1"), "table_uid"),
+    Case(
+        "a short uid",
+        "Insert",
+        lambda table: replay_pb2.InsertRequest(table=table.name, table_uid=b"short"),
+        "table_uid",
+        {"got": "5 bytes"},
+    ),
+    Case(
+        "a short uid",
+        "Sample",
+        lambda table: replay_pb2.SampleRequest(table=table.name, table_uid=bytes(15), draw=make_draw(1)),
+        "table_uid",
+        {"got": "15 bytes"},
+    ),
+    Case(
+        "a long uid",
+        "Read",
+        lambda table: replay_pb2.ReadRequest(table=table.name, table_uid=bytes(17)),
+        "table_uid",
+        {"got": "17 bytes"},
+    ),
+    Case(
+        "a short uid",
+        "UpdatePriorities",
+        lambda table: replay_pb2.UpdatePrioritiesRequest(table=table.name, table_uid=b"1"),
+        "table_uid",
+    ),
+    Case(
+        "no uid",
+        "UpdatePriorities",
+        lambda table: replay_pb2.UpdatePrioritiesRequest(table=table.name),
+        "table_uid",
+        {"expected": "16 bytes", "got": "0 bytes"},
+    ),
+    Case(
+        "a short uid",
+        "ResetTable",
+        lambda table: replay_pb2.ResetTableRequest(table=table.name, table_uid=b"1"),
+        "table_uid",
+    ),
+    Case(
+        "a short uid",
+        "DropTable",
+        lambda table: replay_pb2.DropTableRequest(table=table.name, table_uid=b"1"),
+        "table_uid",
+    ),
 ]
 
 
@@ -229,7 +315,12 @@ NAMED = [
     ("DescribeTable", replay_pb2.DescribeTableRequest()),
     ("ResetTable", replay_pb2.ResetTableRequest()),
     ("Insert", replay_pb2.InsertRequest(insertion=replay_pb2.Insertion(row_count=1), rows=rows_of(np.arange(1)))),
-    ("Write", replay_pb2.WriteRequest(writer_id=WRITER, insertion=replay_pb2.Insertion(row_count=1, sequence=1), rows=rows_of(np.arange(1)))),
+    (
+        "Write",
+        replay_pb2.WriteRequest(
+            writer_id=WRITER, insertion=replay_pb2.Insertion(row_count=1, sequence=1), rows=rows_of(np.arange(1))
+        ),
+    ),
     ("Sample", replay_pb2.SampleRequest(draw=make_draw(1, wait_s=60.0))),
     ("Read", replay_pb2.ReadRequest()),
     ("UpdatePriorities", replay_pb2.UpdatePrioritiesRequest(table_uid=OTHER_UID)),
@@ -249,16 +340,24 @@ def named(request: Message, name: str, uid: bytes = b"") -> Message:
     return copy
 
 
-@pytest.mark.parametrize(("method", "request_without_name"), NAMED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("method", "request_without_name"), NAMED, ids=lambda value: value if isinstance(value, str) else ""
+)
 @pytest.mark.parametrize("name", ["no-such-table", "../../etc/passwd", "\0", "Tische über Tische", "."])
-def test_a_table_that_is_not_there_is_named(caller: Caller, method: str, request_without_name: Message, name: str) -> None:
+def test_a_table_that_is_not_there_is_named(
+    caller: Caller, method: str, request_without_name: Message, name: str
+) -> None:
     with refused("TABLE_NOT_FOUND", table=name):
         ask(CalledTable(caller, name, b""), method, named(request_without_name, name))
 
 
-@pytest.mark.parametrize(("method", "request_without_name"), NAMED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("method", "request_without_name"), NAMED, ids=lambda value: value if isinstance(value, str) else ""
+)
 @pytest.mark.parametrize("letter", ["x", "ß", "\0"])
-def test_a_long_name_is_not_sent_back_at_length(caller: Caller, method: str, request_without_name: Message, letter: str) -> None:
+def test_a_long_name_is_not_sent_back_at_length(
+    caller: Caller, method: str, request_without_name: Message, letter: str
+) -> None:
     """gRPC would drop a status of more than a few kilobytes, and its reason with it."""
     with refused("TABLE_NOT_FOUND") as refusal:
         ask(CalledTable(caller, "", b""), method, named(request_without_name, letter * 100_000))
@@ -271,7 +370,9 @@ def test_a_long_name_is_not_sent_back_at_length(caller: Caller, method: str, req
     [case for case in NAMED if case[0] not in ("DescribeTable", "Stats")],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_table_that_was_replaced_is_told_from_the_new_one(new_table: NewTable, method: str, request_without_name: Message) -> None:
+def test_a_table_that_was_replaced_is_told_from_the_new_one(
+    new_table: NewTable, method: str, request_without_name: Message
+) -> None:
     old = new_table()
     old.drop()
     new = table_with_rows(lambda **config: new_table(old.name, **config))
@@ -295,6 +396,19 @@ class TestAnEmptyTable:
         before = table.state()
         with refused("TABLE_EMPTY", table=table.name):
             ask(table, method, self.request(table, method, 0.0))
+        assert table.state() == before
+
+    def test_counts_no_stale_keys_of_a_request_that_is_refused(
+        self, table: CalledTable, method: str, history: str
+    ) -> None:
+        _live_through(table, history)
+        before = table.state()
+        request = self.request(table, method, 0.0)
+        if isinstance(request, replay_pb2.LearnRequest):
+            request.table_uid = table.uid
+            request.update.CopyFrom(make_update([0, 1], [1.0, 2.0]))
+        with refused("TABLE_EMPTY", table=table.name):
+            ask(table, method, request)
         assert table.state() == before
 
     @pytest.mark.parametrize("wait_s", [1e-9, 0.05])
@@ -490,8 +604,7 @@ def test_a_request_that_is_too_large_is_refused_and_the_next_one_answered(new_ta
     with pytest.raises(grpc.RpcError) as error:
         table.stub.Insert(request)
     # gRPC refuses it before the service sees it: there is no ErrorInfo.
-    assert isinstance(error.value, grpc.Call)
-    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert code_of(error.value) is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert table.state() == before
 
 

@@ -94,7 +94,12 @@ REORDERED = Schema({name: WHOLE[name] for name in ("check", "payload", "value")}
         ({"parameters": {"alpha": 0.5}}, "alpha", "0.6", "0.5"),
         ({"parameters": {"max_priority": 4.0}}, "max_priority", "absent", "4.0"),
         ({"schema": Schema({**WHOLE, "value": Column("int32")})}, "columns.value", "int64", "int32"),
-        ({"schema": Schema({**WHOLE, "payload": Column("float32", (4,))})}, "columns.payload", "float32[3]", "float32[4]"),
+        (
+            {"schema": Schema({**WHOLE, "payload": Column("float32", (4,))})},
+            "columns.payload",
+            "float32[3]",
+            "float32[4]",
+        ),
         ({"schema": Schema({**WHOLE, "more": Column("bool")})}, "columns.more", "absent", "bool"),
         ({"schema": Schema({"value": WHOLE["value"]})}, "columns.payload", "float32[3]", "absent"),
         ({"schema": REORDERED}, "columns", None, None),

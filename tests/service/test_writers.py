@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -228,7 +229,11 @@ def test_every_stream_but_the_last_of_many_is_superseded(table: CalledTable) -> 
 
 def test_streams_of_several_writers_or_tables_live_side_by_side(new_table: NewTable) -> None:
     writer = new_writer()
-    streams = [WriteStream(new_table(), writer), WriteStream(new_table(), writer), WriteStream(new_table(), new_writer())]
+    streams = [
+        WriteStream(new_table(), writer),
+        WriteStream(new_table(), writer),
+        WriteStream(new_table(), new_writer()),
+    ]
     for sequence in (1, 2, 3):
         for stream in streams:
             assert stream.write([sequence], sequence).tolist() == [sequence - 1]
@@ -299,7 +304,9 @@ def test_repeats_are_known_after_a_restart(start_server: StartServer, call: Call
     table = call(server).create()
     writers = [new_writer(), new_writer()]
     keys = {
-        (writer, n): table.insert([n] * n, writer_id=writer, sequence=n).tolist() for n in range(1, 6) for writer in writers
+        (writer, n): table.insert([n] * n, writer_id=writer, sequence=n).tolist()
+        for n in range(1, 6)
+        for writer in writers
     }
     getattr(server, end)()
     server.restart()
@@ -325,9 +332,9 @@ def test_a_stream_that_is_cut_by_a_kill_goes_on_where_it_was(
         if sequence == 100:
             acknowledged = stream.receive().sequence
             server.kill()
-    with pytest.raises(grpc.RpcError):
-        while True:
-            acknowledged = stream.receive().sequence
+    with contextlib.suppress(grpc.RpcError):
+        for answer in stream.call:
+            acknowledged = answer.sequence
     server.restart()
     table = table.through(call(server))
     stream = WriteStream(table, writer)

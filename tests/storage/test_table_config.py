@@ -15,7 +15,7 @@ from tests.support.rows import WHOLE
 
 COLUMNS = st.builds(Column, st.sampled_from(list(DTYPES)), st.lists(st.integers(1, 9), max_size=3))
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
-BACKENDS = st.one_of(
+BACKENDS: st.SearchStrategy[tuple[str, dict[str, float]]] = st.one_of(
     st.tuples(
         st.just("sum_tree"),
         st.fixed_dictionaries(
@@ -59,7 +59,8 @@ def test_a_difference_is_found_from_either_side(first: TableConfig, second: Tabl
     assert (one is None) == (other is None)
     # Names are compared by whoever looks a table up.
     same = all(
-        getattr(first, name) == getattr(second, name) for name in ("schema", "capacity", "backend", "parameters", "seed")
+        getattr(first, name) == getattr(second, name)
+        for name in ("schema", "capacity", "backend", "parameters", "seed")
     ) and list(first.schema) == list(second.schema)
     assert (one is None) == same
 

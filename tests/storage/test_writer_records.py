@@ -51,9 +51,7 @@ class Oracle:
                     assert refusal(records, writer, sequence) == replay_pb2.ERROR_REASON_SEQUENCE_TOO_OLD
             assert records.find(writer, last + 1) is None
             for sequence in (last + 2, last + 100):
-                expected = (
-                    replay_pb2.ERROR_REASON_SEQUENCE_GAP if mine else replay_pb2.ERROR_REASON_WRITER_UNKNOWN
-                )
+                expected = replay_pb2.ERROR_REASON_SEQUENCE_GAP if mine else replay_pb2.ERROR_REASON_WRITER_UNKNOWN
                 assert refusal(records, writer, sequence) == expected
 
 

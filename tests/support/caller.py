@@ -119,9 +119,7 @@ class Caller:
 
     def table(self, name: str) -> CalledTable:
         """A table that is there."""
-        description = self.stub.DescribeTable(
-            replay_pb2.DescribeTableRequest(table=name), timeout=CALL_TIMEOUT_S
-        ).table
+        description = self.stub.DescribeTable(replay_pb2.DescribeTableRequest(table=name), timeout=CALL_TIMEOUT_S).table
         return CalledTable(self, name, description.uid)
 
     def table_names(self) -> list[str]:
@@ -246,9 +244,7 @@ class CalledTable:
 
     def describe(self) -> replay_pb2.TableDescription:
         """Describe it."""
-        return self.stub.DescribeTable(
-            replay_pb2.DescribeTableRequest(table=self.name), timeout=CALL_TIMEOUT_S
-        ).table
+        return self.stub.DescribeTable(replay_pb2.DescribeTableRequest(table=self.name), timeout=CALL_TIMEOUT_S).table
 
     def stats(self) -> replay_pb2.TableStats:
         """Its figures."""
@@ -263,9 +259,7 @@ class CalledTable:
 
     def drop(self) -> None:
         """Remove it."""
-        self.stub.DropTable(
-            replay_pb2.DropTableRequest(table=self.name, table_uid=self.uid), timeout=CALL_TIMEOUT_S
-        )
+        self.stub.DropTable(replay_pb2.DropTableRequest(table=self.name, table_uid=self.uid), timeout=CALL_TIMEOUT_S)
 
     def live_keys(self) -> NDArray[np.int64]:
         """int64[size]: the keys of its live rows, oldest first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2
@@ -57,20 +58,27 @@ class Refusal:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
+def code_of(error: grpc.RpcError) -> grpc.StatusCode:
+    """The status code of a call that failed: gRPC's errors are calls as well, which its types do not say."""
+    call: Any = error
+    code: grpc.StatusCode = call.code()
+    return code
+
+
 def refusal_in(error: grpc.RpcError) -> Refusal:
     """Decode a refusal, which has to be as the contract says."""
-    assert isinstance(error, grpc.Call)
     status = rpc_status.from_call(error)
     assert status is not None, f"a refusal without details: {error}"
     assert len(status.details) == 1
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info), "the detail is no ErrorInfo"
     assert info.domain == ERROR_DOMAIN
-    assert f"ERROR_REASON_{info.reason}" in replay_pb2.ErrorReason.keys()
+    assert f"ERROR_REASON_{info.reason}" in replay_pb2.ErrorReason.DESCRIPTOR.values_by_name
     assert info.reason in CODES, f"the server says that it is at fault: {error}"
-    assert error.code() is CODES[info.reason], f"{info.reason} came with {error.code()}"
+    code = code_of(error)
+    assert code is CODES[info.reason], f"{info.reason} came with {code}"
     assert set(info.metadata) == METADATA[info.reason]
-    return Refusal(error.code(), info.reason, error.details() or "", dict(info.metadata))
+    return Refusal(code, info.reason, status.message, dict(info.metadata))
 
 
 @contextmanager
@@ -86,7 +94,9 @@ def refused(reason: str, **metadata: object) -> Iterator[Refusal]:
     except grpc.RpcError as error:
         found = refusal_in(error)
         assert found.reason == reason, f"{found.reason} instead of {reason}: {found.message}"
-        differing = {name: found.metadata.get(name) for name in metadata if found.metadata.get(name) != str(metadata[name])}
+        differing = {
+            name: found.metadata.get(name) for name in metadata if found.metadata.get(name) != str(metadata[name])
+        }
         assert not differing, f"metadata {differing} instead of {metadata}"
         refusal.__dict__.update(found.__dict__)
     else:

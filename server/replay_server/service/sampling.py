@@ -12,6 +12,7 @@ from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
+from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.draws import DrawnBatch
 from replay_server.service import fields
@@ -101,6 +102,8 @@ class SamplingHandlers:
         table = self._catalog.find(name, uid)
         if draw is not None:
             check_reply_size(table, batches * draw.batch_size, self._reply_limit_bytes, batches)
+            if wait_s == 0 and table.size == 0:
+                raise errors.table_empty(name)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
@@ -125,12 +128,14 @@ class SamplingHandlers:
         return self._same_host and hmac.compare_digest(same_host.nonce, table.directory.nonce)
 
     async def _table_with_rows(self, name: str, uid: bytes, wait_s: float) -> Table:
-        """The table, once it has rows; without ``wait_s``, as it is."""
+        """The table, once it has rows; without ``wait_s``, if it has."""
         table = self._catalog.find(name, uid)
         deadline = time.monotonic() + wait_s
         while wait_s > 0 and table.size == 0:
             await self._catalog.waiters.wait(table, wait_s, deadline)
             table = self._catalog.find(name, uid or table.uid)
+        if table.size == 0:
+            raise errors.table_empty(name)
         return table
 
 

@@ -9,7 +9,6 @@ from replay_proto.layout import HEADER_FILE, HEADER_WORDS, INSERTED, RESET_FLOOR
 
 from replay_server.storage.mapped_file import MappedFile
 
-
 MAX_KEY = (1 << 48) - 1
 """The top 16 bits of a key are reserved."""
 
@@ -36,7 +35,8 @@ class Header:
         if not 0 <= self._reset_floor <= self._inserted <= MAX_KEY:
             self.close()
             raise ValueError(
-                f"{folder / HEADER_FILE}: {self._inserted} rows inserted, reset at {self._reset_floor}; the file is damaged"
+                f"{folder / HEADER_FILE}: {self._inserted} rows inserted, reset at {self._reset_floor}; "
+                "the file is damaged"
             )
         self.write_horizon = self._inserted
 
