@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import threading
@@ -101,7 +102,8 @@ def _stop_with_parent(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
 
     def watch(told: Callable[[], object]) -> None:
-        while sys.stdin.buffer.read(1):
+        # Not through sys.stdin: its lock, held by a thread that never ends, would break the interpreter's own end.
+        while os.read(sys.stdin.fileno(), 1):
             pass
         told()
 

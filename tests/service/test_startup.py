@@ -385,3 +385,9 @@ def test_a_server_whose_input_ends_at_once_ends_in_order(tmp_path: Path) -> None
     assert ended.returncode == 0
     assert time.monotonic() - began < PATIENCE_S
     assert started_in(tmp_path) == []
+
+
+def test_a_server_that_watches_its_input_ends_in_order_when_it_is_told_to(start_server: StartServer) -> None:
+    server = start_server("--exit-with-parent", stdin=subprocess.PIPE)
+    assert server.terminate() == 0
+    assert "Fatal" not in server.log()
