@@ -8,7 +8,7 @@ ARG PYTHON_IMAGE=python:3.11-slim
 
 # What both images share: a user, an environment, and what the service depends on.
 FROM ${PYTHON_IMAGE} AS service-dependencies
-ARG PIP_EXTRA_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL=
 ENV PATH=/opt/replay/application/bin:/opt/replay/environment/bin:$PATH \
     PYTHONPATH=/opt/replay/application \
     PYTHONUNBUFFERED=1 \

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: run test lint format proto bench images clean help
+.PHONY: run test lint format proto bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -30,10 +30,6 @@ proto: $(PROTO_VENV)/.installed  ## Regenerate proto/replay_proto/v1 from proto/
 
 bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
 	$(BIN)/python -m benchmarks $(ARGS)
-
-images:  ## Build the container images that docker-compose.yml starts.
-	docker build $(ARGS) --target server --tag replay-service:server .
-	docker build $(ARGS) --tag replay-service .
 
 # An environment is made in one go: a stamp is written only once everything is in it.
 $(VENV)/.installed: pyproject.toml constraints.txt

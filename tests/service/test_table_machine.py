@@ -25,7 +25,9 @@ from replay_server.table_config import TableConfig
 from tests.support import formulas
 from tests.support.rows import WHOLE, columns_of, rows_of, values_in
 
-PRIORITIES = st.one_of(st.sampled_from([0.0, 1.0, 1.0, 2.5, 1e-9, 1e-30]), st.floats(0, 1e6).map(lambda x: x if x > 1e-30 else 0.0))
+PRIORITIES = st.one_of(
+    st.sampled_from([0.0, 1.0, 1.0, 2.5, 1e-9, 1e-30]), st.floats(0, 1e6).map(lambda x: x if x > 1e-30 else 0.0)
+)
 WRITERS = [bytes([number]) * 16 for number in range(3)]
 
 
@@ -146,7 +148,9 @@ class TableMachine(RuleBasedStateMachine):
         assert (chosen > 0).all(), "a row of no mass was drawn"
         np.testing.assert_allclose(batch.probabilities, chosen, rtol=1e-12)
         reference = chosen.min() if norm is WeightNorm.BATCH else exact[exact > 0].min()
-        np.testing.assert_allclose(batch.weights, formulas.weights(chosen, reference, len(self.rows), beta), 1e-5, atol=1e-37)
+        np.testing.assert_allclose(
+            batch.weights, formulas.weights(chosen, reference, len(self.rows), beta), 1e-5, atol=1e-37
+        )
         assert (batch.size, batch.inserted, batch.beta) == (len(self.rows), self.inserted, beta)
 
     @rule()

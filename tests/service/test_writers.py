@@ -227,6 +227,21 @@ def test_every_stream_but_the_last_of_many_is_superseded(table: CalledTable) -> 
     streams[-1].close()
 
 
+def test_streams_of_a_writer_that_race_all_end(table: CalledTable) -> None:
+    """A stream may be superseded while its answer is being sent: it must not be left without an end."""
+    for _ in range(40):
+        writer = new_writer()
+        streams = [WriteStream(table, writer) for _ in range(6)]
+        for stream in streams:
+            stream.send([1], 1)
+            stream.close()
+        for stream in streams:
+            try:
+                assert [answer.sequence for answer in stream.call] in ([], [1])
+            except grpc.RpcError as error:
+                assert refusal_in(error).reason == "WRITER_SUPERSEDED"  # noqa: PT017 (either end will do)
+
+
 def test_streams_of_several_writers_or_tables_live_side_by_side(new_table: NewTable) -> None:
     writer = new_writer()
     streams = [

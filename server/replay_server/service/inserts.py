@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,6 +12,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.service import fields
+from replay_server.service.rpc import OpenStream
 from replay_server.table import NewRows, Table, WriterStamp
 
 InsertMessage = replay_pb2.InsertRequest | replay_pb2.WriteRequest
@@ -24,7 +24,7 @@ class InsertHandlers:
     def __init__(self, catalog: Catalog) -> None:
         """Serve these tables."""
         self._catalog = catalog
-        self._streams: dict[tuple[bytes, bytes], asyncio.Task[object]] = {}
+        self._streams: dict[tuple[bytes, bytes], OpenStream] = {}
 
     async def insert(self, request: Framed[replay_pb2.InsertRequest]) -> bytes:
         """Add rows."""
@@ -33,9 +33,11 @@ class InsertHandlers:
         return replay_pb2.InsertResponse(keys=[_key_range(keys)], table_uid=table.uid).SerializeToString()
 
     @contextmanager
-    def write_stream(self) -> Iterator[Callable[[Framed[replay_pb2.WriteRequest]], Awaitable[bytes]]]:
+    def write_stream(
+        self, opened: OpenStream
+    ) -> Iterator[Callable[[Framed[replay_pb2.WriteRequest]], Awaitable[bytes]]]:
         """A writer's stream: each message adds rows."""
-        stream = _WriteStream(self._streams)
+        stream = _WriteStream(opened, self._streams)
 
         async def write(request: Framed[replay_pb2.WriteRequest]) -> bytes:
             name, uid, writer_id = stream.identify(request.head)
@@ -65,11 +67,11 @@ class InsertHandlers:
 class _WriteStream:
     """What a writer's stream has said in its first message, and its claim to be the writer's only one."""
 
-    def __init__(self, streams: dict[tuple[bytes, bytes], asyncio.Task[object]]) -> None:
+    def __init__(self, opened: OpenStream, streams: dict[tuple[bytes, bytes], OpenStream]) -> None:
+        self._opened = opened
         self._streams = streams
         self._first: replay_pb2.WriteRequest | None = None
         self._claim: tuple[bytes, bytes] | None = None
-        self._superseded = False
 
     def identify(self, message: replay_pb2.WriteRequest) -> tuple[str, bytes, bytes]:
         """Name of the table, its uid and the writer, of the first message or repeated from it."""
@@ -91,27 +93,18 @@ class _WriteStream:
             return
         self._claim = (table.uid, writer_id)
         earlier = self._streams.get(self._claim)
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams[self._claim] = task
+        self._streams[self._claim] = self._opened
         if earlier is not None:
-            earlier.cancel(msg=_SUPERSEDED)
+            earlier.end(errors.writer_superseded())
 
     @contextmanager
     def alive(self) -> Iterator[None]:
         """Hold the claim while the stream is open."""
         try:
             yield
-        except asyncio.CancelledError as error:
-            if _SUPERSEDED in error.args:
-                raise errors.writer_superseded() from None
-            raise
         finally:
-            if self._claim is not None and self._streams.get(self._claim) is asyncio.current_task():
+            if self._claim is not None and self._streams.get(self._claim) is self._opened:
                 del self._streams[self._claim]
-
-
-_SUPERSEDED = "superseded"
 
 
 def _new_rows(table: Table, insertion: replay_pb2.Insertion, rows: memoryview) -> NewRows:

@@ -46,22 +46,57 @@ def unary(
     return grpc.unary_unary_rpc_method_handler(call)
 
 
+class OpenStream:
+    """A stream while it is open. Others may end it, but never amid an answer: its status could not be sent any more."""
+
+    def __init__(self) -> None:
+        """Belong to the task that serves the stream."""
+        self._task = asyncio.current_task()
+        self._reading = False
+        self._refusal: RequestError | None = None
+
+    def end(self, refusal: RequestError) -> None:
+        """Let the stream end with this refusal instead of its next message."""
+        self._refusal = refusal
+        if self._reading and self._task is not None:
+            self._task.cancel()
+
+    async def read(self, context: Context) -> object:
+        """The next message, or something else than bytes at the end of the stream.
+
+        Raises:
+            RequestError: the refusal that somebody ended the stream with.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        self._reading = True
+        try:
+            return await context.read()
+        except asyncio.CancelledError:
+            if self._refusal is not None:
+                raise self._refusal from None
+            raise
+        finally:
+            self._reading = False
+
+
 def streaming(
-    message_type: type[M], open_stream: Callable[[], Any], figures: MethodFigures
+    message_type: type[M], open_stream: Callable[[OpenStream], Any], figures: MethodFigures
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
     """An RPC in which each message of a stream is answered by one message, in order.
 
     Args:
         message_type: type of the requests.
-        open_stream: makes a context manager for each stream; inside, it is the stream's `MessageHandler`.
+        open_stream: makes a context manager for each stream; what it yields is the stream's `MessageHandler`.
         figures: where to count.
     """
 
     async def call(context: Context) -> None:
         with figures.at_work():
             try:
-                with open_stream() as handler:
-                    while isinstance(data := await context.read(), bytes):
+                stream = OpenStream()
+                with open_stream(stream) as handler:
+                    while isinstance(data := await stream.read(context), bytes):
                         began = time.perf_counter()
                         answer = await handler(parse(message_type, data))
                         figures.answered(time.perf_counter() - began)
@@ -69,10 +104,10 @@ def streaming(
             except Exception as error:
                 await refuse(context, error, figures)
 
-    async def stream(_requests: object, context: Context) -> None:
+    async def call_with_context(_requests: object, context: Context) -> None:
         await call(context)
 
-    return grpc.stream_stream_rpc_method_handler(stream)
+    return grpc.stream_stream_rpc_method_handler(call_with_context)
 
 
 def parse(message_type: type[M], data: bytes) -> Framed[M]:

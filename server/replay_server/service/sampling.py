@@ -17,6 +17,7 @@ from replay_server.catalog import Catalog
 from replay_server.draws import DrawnBatch
 from replay_server.service import fields
 from replay_server.service.gathering import Choice, check_reply_size, reply_with_rows
+from replay_server.service.rpc import OpenStream
 from replay_server.table import Table
 
 T = TypeVar("T", str, bytes)
@@ -82,7 +83,9 @@ class SamplingHandlers:
         return replay_pb2.UpdatePrioritiesResponse(result=result).SerializeToString()
 
     @contextmanager
-    def learn_stream(self) -> Iterator[Callable[[Framed[replay_pb2.LearnRequest]], Awaitable[bytes]]]:
+    def learn_stream(
+        self, _stream: OpenStream
+    ) -> Iterator[Callable[[Framed[replay_pb2.LearnRequest]], Awaitable[bytes]]]:
         """A learner's stream: each message may set priorities and draw batches."""
         name, uid = "", b""
 
