@@ -41,7 +41,7 @@ class Peer:
     """A peer in a process and an environment of its own."""
 
     def __init__(self, stack: ExitStack, python: Path, script: str, *arguments: str) -> None:
-        """Start it and wait until it is ready; it ends with the stack.
+        """Start it and wait until it is ready; at the end of the stack its input ends, and so does it.
 
         Raises:
             RuntimeError: if it does not come up.
@@ -52,7 +52,6 @@ class Peer:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )
         )
-        stack.callback(self._process.terminate)
         self.facts: dict[str, float] = json.loads(self._answer())
 
     def __call__(self, window_s: float) -> float:
