@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from tests.support.server_process import ServerProcess
 # The same examples every time: what fails here fails again.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=False)
 settings.load_profile("repeatable")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and so would all programs that tests start here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
