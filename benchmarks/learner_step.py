@@ -33,30 +33,30 @@ def touch(batch: Batch) -> int:
     return sum(int(column.reshape(len(column), -1)[:, 0].sum()) for column in batch.columns.values())
 
 
-def window_of(step: Callable[[], None]) -> Window:
-    """A window of so many seconds of steps."""
-
-    def window(window_s: float) -> float:
-        steps, began = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - began) < window_s:
-            step()
-            steps += 1
-        return elapsed / steps * _US_PER_S
-
-    return window
+def us_per_step(step: Callable[[], None], window_s: float) -> float:
+    """Wall time over steps, in microseconds, over a window of so many seconds."""
+    steps, began = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < window_s:
+        step()
+        steps += 1
+    return elapsed / steps * _US_PER_S
 
 
-def sampler_steps(stack: ExitStack, table: Table, workload: Workload, prefetch: int) -> Window:
+def sampler_steps(table: Table, workload: Workload, prefetch: int) -> Window:
     """Steps through a sampler with so many batches in flight."""
     rng = np.random.default_rng(1)
-    sampler = stack.enter_context(table.sampler(workload.batch_size, BETA, prefetch=prefetch))
 
-    def step() -> None:
-        batch = next(sampler)
-        touch(batch)
-        sampler.update_priorities(batch.keys, rng.random(workload.batch_size) + 0.1)
+    def window(window_s: float) -> float:
+        with table.sampler(workload.batch_size, BETA, prefetch=prefetch) as sampler:
 
-    return window_of(step)
+            def step() -> None:
+                batch = next(sampler)
+                touch(batch)
+                sampler.update_priorities(batch.keys, rng.random(workload.batch_size) + 0.1)
+
+            return us_per_step(step, window_s)
+
+    return window
 
 
 def single_call_steps(table: Table, workload: Workload) -> Window:
@@ -68,7 +68,7 @@ def single_call_steps(table: Table, workload: Workload) -> Window:
         touch(batch)
         table.update_priorities(batch.keys, rng.random(workload.batch_size) + 0.1)
 
-    return window_of(step)
+    return lambda window_s: us_per_step(step, window_s)
 
 
 def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
@@ -79,12 +79,10 @@ def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: flo
         far = stack.enter_context(ReplayClient(address, same_host=False))
         full_table(near, workload)
         contestants: dict[str, Window] = {
-            f"sampler, prefetch {prefetch}": sampler_steps(stack, near.table(workload.name), workload, prefetch)
+            f"sampler, prefetch {prefetch}": sampler_steps(near.table(workload.name), workload, prefetch)
             for prefetch in PREFETCHES
         }
-        contestants["sampler, prefetch 3, rows over the wire"] = sampler_steps(
-            stack, far.table(workload.name), workload, 3
-        )
+        contestants["sampler, prefetch 3, rows over the wire"] = sampler_steps(far.table(workload.name), workload, 3)
         contestants["sample and update_priorities, single calls"] = single_call_steps(
             near.table(workload.name), workload
         )

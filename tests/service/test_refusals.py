@@ -291,11 +291,17 @@ def table_with_rows(new_table: NewTable, **config: object) -> CalledTable:
     return table
 
 
-@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
+ALL_CASES = INSERTS + WRITES + SAMPLES + UPDATES + READS + LEARNING + UIDS
+CASES_OF_PRIORITIES = [case for case in ALL_CASES if case.field == "priorities"]
+
+
 @pytest.mark.parametrize(
-    "case",
-    INSERTS + WRITES + SAMPLES + UPDATES + READS + LEARNING + UIDS,
-    ids=lambda case: f"{case.method}: {case.what}",
+    ("case", "backend"),
+    [
+        *((case, "sum_tree") for case in ALL_CASES),
+        *((case, backend) for case in CASES_OF_PRIORITIES for backend in ("rank", "uniform")),
+    ],
+    ids=lambda value: f"{value.method}: {value.what}" if isinstance(value, Case) else value,
 )
 def test_a_field_that_is_wrong_is_named_and_nothing_changes(new_table: NewTable, case: Case, backend: str) -> None:
     table = table_with_rows(new_table, backend=backend)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from tests.support.caller import CalledTable, Caller, new_name, table_config
+from tests.support.caller import CalledTable, Caller, LearnStream, make_draw, new_name, table_config
 from tests.support.refusals import refused
 from tests.support.rows import WHOLE
+from tests.support.server_process import ServerProcess
 
 NewTable = Callable[..., CalledTable]
 
@@ -140,6 +143,43 @@ def test_a_dropped_table_is_gone_and_its_name_is_free(new_table: NewTable, calle
     anew = new_table(table.name, capacity=7)
     assert anew.uid != table.uid
     assert (anew.describe().size, anew.describe().inserted) == (0, 0)
+
+
+def test_a_dropped_table_gives_its_files_back_whatever_was_refused_before(
+    new_table: NewTable, server: ServerProcess
+) -> None:
+    """Space is free once its last descriptor is closed; a refusal must not keep one."""
+    table = new_table()
+    table.insert(range(5))
+    stream = LearnStream(table)
+    for _ in range(3):
+        table.insert([1])
+        with refused("INVALID_FIELD"):
+            table.insert(range(5), [-1.0] * 5)
+        table.insert([1], writer_id=b"0123456789abcdef", sequence=1)
+        with refused("SEQUENCE_GAP"):
+            table.insert([1], writer_id=b"0123456789abcdef", sequence=9)
+        with refused("TOO_LARGE"):
+            table.sample(2**40)
+        table.reset()
+        with refused("TABLE_EMPTY"):
+            table.sample(1)
+    stream.send(draw=make_draw(1))
+    with refused("TABLE_EMPTY"):
+        stream.receive()
+    folder = table.describe().directory
+    assert any(target.startswith(folder) for target in open_files(server))
+    table.drop()
+    assert [target for target in open_files(server) if table.uid.hex() in target] == []
+
+
+def open_files(server: ServerProcess) -> list[str]:
+    """Where the descriptors of a server lead to."""
+    targets = []
+    for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            targets.append(str(descriptor.readlink()))
+    return targets
 
 
 def test_a_table_that_was_replaced_is_not_dropped_or_reset_by_its_old_uid(new_table: NewTable) -> None:

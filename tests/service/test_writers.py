@@ -337,16 +337,17 @@ def test_repeats_are_known_after_a_restart(start_server: StartServer, call: Call
 def test_a_stream_that_is_cut_by_a_kill_goes_on_where_it_was(
     start_server: StartServer, call: Call, tmp_path: Path
 ) -> None:
+    """It has as many inserts in flight as can be repeated."""
     server = start_server("--data-dir", str(tmp_path / "data"))
     table = call(server).create(capacity=1000)
     writer = new_writer()
     stream = WriteStream(table, writer)
     acknowledged = 0
-    for sequence in range(1, 200):
+    for sequence in range(1, 101):
         stream.send([sequence, sequence], sequence)
-        if sequence == 100:
+        if sequence >= KEPT:
             acknowledged = stream.receive().sequence
-            server.kill()
+    server.kill()
     with contextlib.suppress(grpc.RpcError):
         for answer in stream.call:
             acknowledged = answer.sequence

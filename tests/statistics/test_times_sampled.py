@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from replay_server.statistics.times_sampled import TimesSampled
 
 CAPACITY = 10
-SLOTS = CAPACITY + 64
+SLOTS = CAPACITY + 5
 
 
 @settings(max_examples=100)

@@ -124,14 +124,30 @@ def parse(message_type: type[M], data: bytes) -> Framed[M]:
         ) from error
 
 
+def _as_request_error(error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, FieldError):
+        return errors.invalid_field(error)
+    log.error("a request failed", exc_info=error)
+    return errors.internal()
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of the frames that an error passed through.
+
+    gRPC keeps the exception that ended a call in a cycle, and with it what this one refers to. A table that is dropped
+    would live on in there, and so would its files.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
 async def refuse(context: Context, error: Exception, figures: MethodFigures) -> NoReturn:
     """End a call with the status that fits the error; an unexpected one is logged."""
     figures.errors += 1
-    if isinstance(error, FieldError):
-        error = errors.invalid_field(error)
-    if not isinstance(error, RequestError):
-        log.error("a request failed", exc_info=error)
-        error = errors.internal()
-    status = rpc_status.to_status(error.to_status())
+    status = rpc_status.to_status(_as_request_error(error).to_status())
+    _forget_frames(error)
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise asyncio.CancelledError  # abort() never returns; its type does not say so
