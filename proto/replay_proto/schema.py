@@ -148,6 +148,8 @@ def _with_field(where: str, dtype: str, shape: Iterable[int]) -> Column:
 
 def _checked_dtype(given: DTypeLike) -> np.dtype[np.generic]:
     try:
+        if given is None:  # which NumPy takes for float64
+            raise TypeError
         dtype = np.dtype(given)
     except TypeError:
         raise FieldError("dtype", f"one of {', '.join(DTYPES)}", repr(given)) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -39,6 +40,7 @@ def main() -> None:
         print(f"replay-server: {error}", file=sys.stderr)
         sys.exit(2)
     _set_up_logging(settings.log_level)
+    _allow_many_files()
     try:
         uvloop.run(serve(settings))
     except (StartError, BindError, RootInUseError, DamagedTableError, OSError) as error:
@@ -111,6 +113,12 @@ def _stop_with_parent(stop: asyncio.Event) -> None:
     threading.Thread(
         target=watch, args=(lambda: loop.call_soon_threadsafe(stop.set),), name="parent-watch", daemon=True
     ).start()
+
+
+def _allow_many_files() -> None:
+    """Take as many file descriptors as we may have: a table needs two for each of its files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _set_up_logging(level: str) -> None:

@@ -41,6 +41,11 @@ def test_a_dtype_is_anything_that_numpy_takes_for_one(given_dtype: str | type | 
     assert Column(given_dtype).dtype.str == "<f4"
 
 
+def test_no_dtype_at_all_is_not_taken_for_one() -> None:
+    with pytest.raises(FieldError, match="dtype"):
+        Column(None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("given_dtype", ["complex64", "object", "U3", "datetime64[s]", "V4", "text", "i4,i4"])
 def test_another_dtype_is_refused(given_dtype: str) -> None:
     with pytest.raises(FieldError) as error:

@@ -962,7 +962,7 @@ class LearnRequest(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid; required with an update, and the same throughout the stream."""
     batches: builtins.int
-    """How many batches of this kind to draw, answered in one message; 0 counts as 1."""
+    """How many batches of this kind to draw, answered in one message, at most 1024; 0 counts as 1."""
     @property
     def update(self) -> global___PriorityUpdate:
         """Priorities to set first."""

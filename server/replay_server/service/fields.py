@@ -27,6 +27,9 @@ _WEIGHT_NORMS = {
     replay_pb2.WEIGHT_NORM_TABLE: WeightNorm.TABLE,
 }
 
+MAX_BATCHES = 1024
+"""Batches of one message: all are drawn in one go, while other callers wait."""
+
 
 def table_uid(value: bytes, *, required: bool = False) -> bytes:
     """A table's uid, or empty where it may be left out."""
@@ -120,6 +123,6 @@ def wait_s(value: float) -> float:
 
 def batch_count(value: int) -> int:
     """How many batches to answer in one message."""
-    if value < 0:
-        raise FieldError("batches", "at least 0 (which counts as 1)", str(value))
+    if not 0 <= value <= MAX_BATCHES:
+        raise FieldError("batches", f"0 (which counts as 1) to {MAX_BATCHES}", str(value))
     return value or 1
