@@ -19,8 +19,8 @@ from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client.errors import InternalServerError
+from replay_client.mapped_rows import MappedRows
 from replay_client.rows import SEPARATOR
-from replay_client.same_host import MappedRows
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client.connection import Connection
 from replay_client.description import TableDescription, table_config
 from replay_client.errors import InvalidArgumentError
-from replay_client.same_host import MappedRows
+from replay_client.same_host import SameHost
 from replay_client.stats import Stats
 from replay_client.table import Table, drop_table
 
@@ -35,8 +35,9 @@ class ReplayClient:
         Args:
             address: ``host:port``.
             timeout_s: how long a call may take, in seconds, a wait for the server included.
-            same_host: copy the rows of large batches out of the server's files where that is possible, instead of
-                having them sent; `TableStats.sampled_same_host` tells whether it happens.
+            same_host: where the server is on this host, copy rows of batches out of its files instead of having them
+                sent, and make a learner's calls over a unix-domain socket; `TableStats.sampled_same_host` tells
+                whether rows are copied.
 
         Raises:
             InvalidArgumentError: for an empty address, or a time that is not positive.
@@ -147,4 +148,4 @@ class ReplayClient:
 
     def _table(self, message: replay_pb2.TableDescription) -> Table:
         description = TableDescription.from_proto(message)
-        return Table(self._connection, description, MappedRows.open(description) if self._same_host else None)
+        return Table(self._connection, description, SameHost.find(description) if self._same_host else SameHost())

@@ -40,6 +40,8 @@ class TableDescription:
     """Bytes of one row, all columns together."""
     directory: str = ""
     """Path of its files on the server's host; empty if the server does not say."""
+    socket: str = ""
+    """Path of a socket on the server's host for calls without gRPC; empty if there is none."""
 
     @classmethod
     def from_proto(cls, message: replay_pb2.TableDescription) -> TableDescription:
@@ -68,6 +70,7 @@ class TableDescription:
             slots=message.slots,
             row_bytes=message.row_bytes,
             directory=message.directory,
+            socket=message.socket,
         )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 
 import grpc
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from replay_proto.errors import ERROR_DOMAIN, FieldError
 
@@ -187,6 +187,8 @@ _BY_CODE: Final[Mapping[grpc.StatusCode, type[ReplayError]]] = {
     grpc.StatusCode.UNKNOWN: InternalServerError,
 }
 
+_CODES: Final[Mapping[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
+
 
 def from_rpc_error(error: grpc.RpcError) -> ReplayError:
     """The typed exception for a call that failed.
@@ -194,8 +196,19 @@ def from_rpc_error(error: grpc.RpcError) -> ReplayError:
     Args:
         error: as the synchronous gRPC API raises it: it is the call, too.
     """
-    code, message = error.code(), error.details() or ""
-    info = _error_info(error)
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # The details do not belong to this status: somebody between us put them there.
+        status = None
+    return _typed(error.code(), error.details() or "", _error_info(status))
+
+
+def from_status(status: status_pb2.Status) -> ReplayError:
+    """The typed exception for a call that was refused with this status."""
+    return _typed(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, _error_info(status))
+
+
+def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo | None) -> ReplayError:
     if info is None:
         kind = _BY_CODE.get(code, ReplayError)
         return kind(f"{message} ({code.name})", code=code)
@@ -203,12 +216,8 @@ def from_rpc_error(error: grpc.RpcError) -> ReplayError:
     return kind(message, code=code, reason=info.reason, metadata=info.metadata)
 
 
-def _error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
+def _error_info(status: status_pb2.Status | None) -> error_details_pb2.ErrorInfo | None:
     """What the service says about the failure; None if it was not the service that failed the call."""
-    try:
-        status = rpc_status.from_call(error)
-    except ValueError:  # The details do not belong to this status: somebody between us put them there.
-        return None
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == ERROR_DOMAIN:

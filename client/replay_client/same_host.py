@@ -1,129 +1,47 @@
-"""Rows copied straight out of the server's files, when client and server share a host.
+"""What a client gains when it shares a host with the server: rows copied out of the server's files, calls without gRPC.
 
-    mapped = MappedRows.open(description)       # None where that is not possible
-    columns = mapped.gather(batch_keys)         # None if inserts overtook the copy
-
-The server names the directory of a table; a client that can read the nonce there echoes it with its requests, gets
-keys and weights only, and copies the rows itself. Rows are overwritten by later inserts without asking, so a copy
-counts only if it is found to be whole afterwards. That relies on loads being done in order, as x86-64 does them.
+The server names a table's directory and a socket. Whoever can read the nonce in that directory is on the same host and
+may use both.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import platform
-import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-from replay_proto.framing import Array, flat_rows
-from replay_proto.layout import HEADER_FILE, HEADER_WORDS, NONCE_BYTES, NONCE_FILE, WRITE_HORIZON, column_file
-from replay_proto.v1 import replay_pb2
+from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
 from replay_client.description import TableDescription
+from replay_client.local import LocalSocket, LocalStream
+from replay_client.mapped_rows import MappedRows
 
 _ORDERED_LOADS: Final = ("x86_64", "AMD64")
-"""Machines, as Python names them, whose memory order the check of a copy relies on."""
-_ONLY_OURS: Final = 2
-"""References to a buffer that only the pool has: its list, and the argument of `sys.getrefcount`."""
-WORTH_BYTES: Final = 1 << 16
-"""Smaller batches travel over the wire: copying them here costs more than it saves."""
-_LINE_BYTES: Final = 64
-_BUFFERS_KEPT: Final = 32
-"""Buffers that are kept for later batches."""
+"""Machines, as Python names them, whose memory order the check of a copy of rows relies on."""
 
 
-class MappedRows:
-    """The rows of one table, mapped read-only."""
+@dataclass(frozen=True)
+class SameHost:
+    """The short ways to one table; without any of them, everything goes over gRPC."""
 
-    def __init__(self, table: TableDescription, nonce: bytes) -> None:
-        """Map the files; `open` is the way to do it.
-
-        Raises:
-            OSError: if one cannot be mapped.
-        """
-        folder = Path(table.directory)
-        self.request = replay_pb2.SameHost(nonce=nonce)
-        """What a request says so that rows are left out of its answer."""
-        self._schema = table.schema
-        self._slots = table.slots
-        self._header = _mapped(folder / HEADER_FILE, 8 * HEADER_WORDS).view("<i8")
-        self._columns: dict[str, Array] = {}
-        for index, (name, column) in enumerate(table.schema.items()):
-            data = _mapped(folder / column_file(index), table.slots * column.row_bytes)
-            self._columns[name] = flat_rows(data.view(column.dtype).reshape(table.slots, *column.shape))
-        self._buffers: list[NDArray[np.uint8]] = []
+    rows: MappedRows | None = None
+    """Copies the rows of batches."""
+    socket: LocalSocket | None = None
+    """Makes the calls of a learner."""
 
     @classmethod
-    def open(cls, table: TableDescription) -> MappedRows | None:
-        """Map a table's files, if the server offers it, this is its host, and we may read them."""
-        if not table.directory or platform.machine() not in _ORDERED_LOADS:
-            return None
+    def find(cls, table: TableDescription) -> SameHost:
+        """What there is, if the server offers it, this is its host, and we may read the table's directory."""
         try:
-            nonce = (Path(table.directory) / NONCE_FILE).read_bytes()
-            return cls(table, nonce) if len(nonce) == NONCE_BYTES else None
+            nonce = (Path(table.directory) / NONCE_FILE).read_bytes() if table.directory else b""
+            if len(nonce) != NONCE_BYTES:
+                return cls()
+            rows = MappedRows(table, nonce) if platform.machine() in _ORDERED_LOADS else None
         except OSError:
-            return None
+            return cls()
+        return cls(rows, LocalSocket(table, nonce) if table.socket else None)
 
-    def gather(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]] | None:
-        """Copy rows.
-
-        Args:
-            keys: int64[n], of rows that were live when the server named them.
-
-        Returns:
-            By column, ``dtype[n, *shape]``, the caller's own; None if a row was overwritten meanwhile.
-        """
-        slots = keys % self._slots
-        columns = self._blank_columns(len(keys))
-        for name, values in columns.items():
-            # Any mode but "raise" lets take() write straight to its output; the slots are in range.
-            np.take(self._columns[name], slots, axis=0, out=flat_rows(values), mode="clip")
-        if int(keys.min()) + self._slots < int(self._header[WRITE_HORIZON]):
-            return None
-        return columns
-
-    def _blank_columns(self, row_count: int) -> dict[str, NDArray[Any]]:
-        """Columns to be written, each at the beginning of a cache line of one buffer."""
-        sizes = {name: column.row_bytes * row_count for name, column in self._schema.items()}
-        buffer = self._buffer(sum(map(_whole_lines, sizes.values())))
-        columns, start = {}, 0
-        for name, column in self._schema.items():
-            data = buffer[start : start + sizes[name]]
-            columns[name] = data.view(column.dtype).reshape(row_count, *column.shape)
-            start += _whole_lines(sizes[name])
-        return columns
-
-    def _buffer(self, size: int) -> NDArray[np.uint8]:
-        """Memory that nothing refers to any more, or new memory: fresh pages cost as much as the copy."""
-        for buffer in self._buffers:
-            if len(buffer) == size and sys.getrefcount(buffer) <= _ONLY_OURS + 1:
-                return buffer
-        buffer = np.empty(size, np.uint8)
-        if len(self._buffers) == _BUFFERS_KEPT:
-            self._buffers.pop(0)
-        self._buffers.append(buffer)
-        return buffer
-
-
-def worth_mapping(mapped: MappedRows | None, batch_bytes: int) -> MappedRows | None:
-    """What is there to copy a batch with, if it is large enough to gain by it."""
-    return mapped if batch_bytes >= WORTH_BYTES else None
-
-
-def _whole_lines(size: int) -> int:
-    return -(-size // _LINE_BYTES) * _LINE_BYTES
-
-
-def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
-    """uint8[size]: a file, read-only."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
-    except ValueError as error:  # how mmap says that the file is shorter
-        raise OSError(f"{path} is not of {size} bytes") from error
-    finally:
-        os.close(descriptor)
+    def open_learn_stream(self) -> LocalStream | None:
+        """A learner's stream over the socket, if there is one and somebody answers."""
+        return None if self.socket is None else self.socket.open_stream("Learn")

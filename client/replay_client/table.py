@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,8 +28,9 @@ from replay_client.connection import Connection
 from replay_client.description import TableDescription
 from replay_client.draws import DrawMode, DrawOptions, WeightNorm
 from replay_client.errors import ReplayError, WriterUnknownError
+from replay_client.mapped_rows import MappedRows
 from replay_client.rows import checked_keys, checked_priorities, checked_rows, packed_rows
-from replay_client.same_host import MappedRows, worth_mapping
+from replay_client.same_host import SameHost
 from replay_client.sampler import Sampler
 from replay_client.stats import Stats, TableStats
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, WRITER_ID_BYTES, Writer
@@ -43,11 +44,11 @@ _WAIT_MARGIN_S: Final = 5.0
 class Table:
     """See the module. Threads may share one."""
 
-    def __init__(self, connection: Connection, description: TableDescription, mapped: MappedRows | None = None) -> None:
+    def __init__(self, connection: Connection, description: TableDescription, same_host: SameHost) -> None:
         """Known to `ReplayClient`, which makes these."""
         self._connection = connection
         self._description = description
-        self._mapped = mapped
+        self._same_host = same_host
         self._insert_lock = threading.Lock()
         self._writer_id = b""
         self._sequence = 0
@@ -156,7 +157,7 @@ class Table:
             ReplayError: another failure.
         """
         options = DrawOptions(batch_size, beta, weight_norm, draw_mode, timeout_s)
-        mapped = worth_mapping(self._mapped, options.batch_size * self.schema.row_bytes)
+        mapped = self._same_host.rows
         batch = self._drawn(options, mapped, None if mapped is None else mapped.request)
         return batch or self._drawn_over_wire(options)
 
@@ -180,10 +181,8 @@ class Table:
             keys=checked.tobytes(), priorities=checked_priorities(priorities, len(checked)).tobytes()
         )
         request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
-        response = self._connection.call_message(
-            "UpdatePriorities", request, replay_pb2.UpdatePrioritiesResponse, repeat=True
-        )
-        return UpdateResult.from_proto(response.result)
+        answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s)
+        return UpdateResult.from_proto(replay_pb2.UpdatePrioritiesResponse.FromString(answer).result)
 
     def read(self, keys: ArrayLike) -> Rows:
         """Return rows by key, as far as they are live.
@@ -265,7 +264,7 @@ class Table:
             self._connection,
             self._description,
             options,
-            worth_mapping(self._mapped, options.batch_size * self.schema.row_bytes),
+            self._same_host,
             self._drawn_over_wire,
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -340,9 +339,17 @@ class Table:
         request = replay_pb2.SampleRequest(
             table=self.name, table_uid=self.uid, draw=options.to_proto(), same_host=same_host
         )
-        deadline_s = None if options.timeout_s is None else options.timeout_s + _WAIT_MARGIN_S
-        answer = self._connection.call("Sample", request.SerializeToString(), timeout_s=deadline_s, repeat=True)
+        deadline_s = self._connection.timeout_s if options.timeout_s is None else options.timeout_s + _WAIT_MARGIN_S
+        answer = self._call("Sample", request.SerializeToString(), deadline_s)
         return sampled_batch(self.schema, split_message(replay_pb2.SampleResponse, answer), mapped)
+
+    def _call(self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float) -> bytes:
+        """A call that may be repeated, the short way if there is one."""
+        self._connection.check_usable()
+        answer = None
+        if self._same_host.socket is not None:
+            answer = self._same_host.socket.call(method, request, timeout_s)
+        return self._connection.call(method, request, timeout_s=timeout_s, repeat=True) if answer is None else answer
 
     def _rows_per_insert(self) -> int:
         return max(1, min(INSERT_BYTES // self.schema.row_bytes, self.slots - self.capacity))

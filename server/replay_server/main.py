@@ -20,6 +20,7 @@ from replay_server import __version__
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.server import BindError, ReplayServer
+from replay_server.service.local import SOCKET_NAME
 from replay_server.settings import ServerSettings, load_settings
 from replay_server.storage.root import Root, RootInUseError
 from replay_server.storage.table_directory import DamagedTableError
@@ -71,7 +72,7 @@ async def serve(settings: ServerSettings) -> None:
             catalog,
             max_message_mb=settings.max_message_mb,
             offer_reflection=settings.reflection,
-            same_host=settings.same_host,
+            socket=root.path / SOCKET_NAME if settings.same_host else None,
         )
         port = await server.start(settings.host, settings.port)
         log.info("version %s, tables in %s", __version__, root.path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -11,7 +13,8 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from replay_server.catalog import Catalog
-from replay_server.service.handlers import SERVICE, replay_handlers
+from replay_server.service.handlers import SERVICE, replay_methods
+from replay_server.service.local import LocalServer
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +30,15 @@ class BindError(Exception):
 class ReplayServer:
     """Serves the tables of a catalog at one address."""
 
-    def __init__(self, catalog: Catalog, *, max_message_mb: int, offer_reflection: bool, same_host: bool) -> None:
+    def __init__(self, catalog: Catalog, *, max_message_mb: int, offer_reflection: bool, socket: Path | None) -> None:
         """Prepare; nothing listens yet.
 
         Args:
             catalog: the tables.
             max_message_mb: largest message taken or sent, in MiB.
             offer_reflection: whether to describe the contract to whoever asks.
-            same_host: whether clients on this host may copy rows out of the tables' files.
+            socket: where to listen for clients on this host; None: nowhere, and they may not copy rows out of the
+                tables' files either.
         """
         limit = max_message_mb * _BYTES_PER_MB
         self._catalog = catalog
@@ -50,7 +54,10 @@ class ReplayServer:
                 ("grpc.http2.max_ping_strikes", 0),
             ]
         )
-        self._server.add_generic_rpc_handlers([replay_handlers(catalog, limit - _HEAD_BYTES, same_host=same_host)])
+        methods = replay_methods(catalog, limit - _HEAD_BYTES, socket=socket)
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
+        self._socket = socket
+        self._local = LocalServer(catalog, methods, limit)
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if offer_reflection:
@@ -73,6 +80,8 @@ class ReplayServer:
             raise BindError(
                 f"cannot listen on {address}: is the port taken, or the address not this machine's?"
             ) from error
+        if self._socket is not None:
+            await self._local.start(self._socket)
         await self._server.start()
         for service in ("", SERVICE):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -82,4 +91,4 @@ class ReplayServer:
         """Refuse new calls, send away those that wait, and let the others end for so many seconds."""
         await self._health.enter_graceful_shutdown()
         self._catalog.waiters.close()
-        await self._server.stop(drain_s)
+        await asyncio.gather(self._server.stop(drain_s), self._local.stop(drain_s))

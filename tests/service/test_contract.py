@@ -7,7 +7,6 @@ import inspect
 import re
 from pathlib import Path
 
-import grpc
 import pytest
 from google.rpc import error_details_pb2
 from replay_proto.errors import ERROR_DOMAIN, FieldError
@@ -15,7 +14,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
-from replay_server.service.handlers import replay_handlers
+from replay_server.service.handlers import replay_methods
 from replay_server.storage.root import Root
 
 from tests.support.refusals import CODES, METADATA
@@ -40,21 +39,12 @@ ERRORS: list[RequestError] = [
 ]
 
 
-class _CallDetails(grpc.HandlerCallDetails):
-    """What a server tells its handlers of a call."""
-
-    def __init__(self, method: str) -> None:
-        self.method = method
-        self.invocation_metadata = ()
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_rpc_has_a_handler_of_its_shape(tmp_path: Path, method: str) -> None:
     root = Root.durable(tmp_path)
-    handlers = replay_handlers(Catalog(root), 1000, same_host=True)
-    handler = handlers.service(_CallDetails(f"/replay.v1.ReplayService/{method}"))
+    handlers = replay_methods(Catalog(root), 1000, socket=None)
+    handler = handlers[method]
     root.close()
-    assert handler is not None
     described = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].methods_by_name[method]
     assert (handler.request_streaming, handler.response_streaming) == (
         described.client_streaming,

@@ -381,6 +381,7 @@ class TableDescription(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     ROW_BYTES_FIELD_NUMBER: builtins.int
     DIRECTORY_FIELD_NUMBER: builtins.int
+    SOCKET_FIELD_NUMBER: builtins.int
     uid: builtins.bytes
     """16 random bytes that tell this table from an earlier one of the same name."""
     size: builtins.int
@@ -394,6 +395,10 @@ class TableDescription(google.protobuf.message.Message):
     directory: builtins.str
     """Path of the table's directory on the server's host, empty if the server does not offer it. A
     client there that can read the file `nonce` in it may copy rows out of its files, see SameHost.
+    """
+    socket: builtins.str
+    """Path of a unix-domain socket on the server's host, empty if the server does not offer it. A client
+    there that can read the nonce may make calls over it, see LocalHello.
     """
     @property
     def config(self) -> global___TableConfig:
@@ -409,9 +414,10 @@ class TableDescription(google.protobuf.message.Message):
         slots: builtins.int = ...,
         row_bytes: builtins.int = ...,
         directory: builtins.str = ...,
+        socket: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["config", b"config"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config", b"config", "directory", b"directory", "inserted", b"inserted", "row_bytes", b"row_bytes", "size", b"size", "slots", b"slots", "uid", b"uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["config", b"config", "directory", b"directory", "inserted", b"inserted", "row_bytes", b"row_bytes", "size", b"size", "slots", b"slots", "socket", b"socket", "uid", b"uid"]) -> None: ...
 
 global___TableDescription = TableDescription
 
@@ -445,6 +451,48 @@ class SameHost(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["nonce", b"nonce", "overtaken", b"overtaken"]) -> None: ...
 
 global___SameHost = SameHost
+
+@typing.final
+class LocalHello(google.protobuf.message.Message):
+    """A client on the server's host may make the calls Learn, Sample and UpdatePriorities over the
+    unix-domain socket that a table's description names: the same messages, without HTTP/2.
+
+    Both sides send frames: two little-endian uint32, the length of the content and its kind, then the
+    content. Kind 0 is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a
+    LocalHello, which is answered by an empty message. From then on each request is answered by one
+    frame, in order. The server closes the connection after it refused a hello, or a message of a Learn
+    stream. A client whose hello is refused makes its calls over gRPC.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: builtins.int
+    TABLE_FIELD_NUMBER: builtins.int
+    TABLE_UID_FIELD_NUMBER: builtins.int
+    NONCE_FIELD_NUMBER: builtins.int
+    AUTHORIZATION_FIELD_NUMBER: builtins.int
+    method: builtins.str
+    """Which call is made on this connection: "Learn", "Sample" or "UpdatePriorities"."""
+    table: builtins.str
+    """Name of the table whose nonce follows."""
+    table_uid: builtins.bytes
+    """The table's uid."""
+    nonce: builtins.bytes
+    """What the file `nonce` in the table's directory holds."""
+    authorization: builtins.str
+    """What a call over gRPC carries as its metadata `authorization`; empty: none."""
+    def __init__(
+        self,
+        *,
+        method: builtins.str = ...,
+        table: builtins.str = ...,
+        table_uid: builtins.bytes = ...,
+        nonce: builtins.bytes = ...,
+        authorization: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authorization", b"authorization", "method", b"method", "nonce", b"nonce", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
+
+global___LocalHello = LocalHello
 
 @typing.final
 class KeyRange(google.protobuf.message.Message):

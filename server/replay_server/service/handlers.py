@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
 import grpc
 from replay_proto.v1 import replay_pb2
@@ -18,18 +19,22 @@ from replay_server.statistics.methods import MethodFigures
 SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 
 
-def replay_handlers(catalog: Catalog, reply_limit_bytes: int, *, same_host: bool) -> grpc.GenericRpcHandler:
-    """The whole service over these tables.
+def replay_methods(
+    catalog: Catalog, reply_limit_bytes: int, *, socket: Path | None
+) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+    """The whole service over these tables: its handlers, by name of the method.
 
     Args:
         catalog: the tables.
         reply_limit_bytes: how long a reply may be.
-        same_host: whether clients on this host may copy rows out of the tables' files.
+        socket: where clients on this host may make calls without gRPC; None: they may not, nor copy rows out of the
+            tables' files.
     """
+    same_host = socket is not None
     figures: dict[str, MethodFigures] = defaultdict(MethodFigures)
-    tables, inserts = TableHandlers(catalog, same_host=same_host), InsertHandlers(catalog)
+    tables, inserts = TableHandlers(catalog, socket=socket), InsertHandlers(catalog)
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
-    methods = {
+    return {
         "CreateTable": unary(replay_pb2.CreateTableRequest, tables.create, figures["CreateTable"]),
         "DropTable": unary(replay_pb2.DropTableRequest, tables.drop, figures["DropTable"]),
         "ListTables": unary(replay_pb2.ListTablesRequest, tables.list, figures["ListTables"]),
@@ -43,4 +48,3 @@ def replay_handlers(catalog: Catalog, reply_limit_bytes: int, *, same_host: bool
         "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, figures["Learn"]),
         "Stats": unary(replay_pb2.StatsRequest, stats.stats, figures["Stats"]),
     }
-    return grpc.method_handlers_generic_handler(SERVICE, methods)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
@@ -13,8 +14,8 @@ from replay_server.table import Table
 from replay_server.table_config import TableConfig
 
 
-def describe(table: Table, *, same_host: bool = False) -> replay_pb2.TableDescription:
-    """A table as it stands; with ``same_host``, where its files are."""
+def describe(table: Table, *, socket: Path | None = None) -> replay_pb2.TableDescription:
+    """A table as it stands; with a ``socket`` for clients on this host, where that and its files are."""
     return replay_pb2.TableDescription(
         config=table.config.to_proto(),
         uid=table.uid,
@@ -22,17 +23,18 @@ def describe(table: Table, *, same_host: bool = False) -> replay_pb2.TableDescri
         inserted=table.inserted,
         slots=table.config.slots,
         row_bytes=table.config.schema.row_bytes,
-        directory=str(table.directory.folder.absolute()) if same_host else "",
+        directory=str(table.directory.folder.absolute()) if socket else "",
+        socket=str(socket.absolute()) if socket else "",
     )
 
 
 class TableHandlers:
     """What is done with tables as a whole."""
 
-    def __init__(self, catalog: Catalog, *, same_host: bool) -> None:
-        """Serve these tables; ``same_host`` says whether clients on this host learn where their files are."""
+    def __init__(self, catalog: Catalog, *, socket: Path | None) -> None:
+        """Serve these tables; clients on this host learn of the ``socket`` and where the tables' files are."""
         self._catalog = catalog
-        self._describe = partial(describe, same_host=same_host)
+        self._describe = partial(describe, socket=socket)
 
     async def create(self, request: Framed[replay_pb2.CreateTableRequest]) -> bytes:
         """Make a table, or find the same one."""

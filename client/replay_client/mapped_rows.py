@@ -1,0 +1,112 @@
+"""Rows copied straight out of the server's files, when client and server share a host.
+
+    mapped = MappedRows(description, nonce)
+    columns = mapped.gather(batch_keys)         # None if inserts overtook the copy
+
+The server names the directory of a table; a client that can read the nonce there echoes it with its requests, gets
+keys and weights only, and copies the rows itself. Rows are overwritten by later inserts without asking, so a copy
+counts only if it is found to be whole afterwards. That relies on loads being done in order, as x86-64 does them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.framing import Array, flat_rows
+from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON, column_file
+from replay_proto.v1 import replay_pb2
+
+from replay_client.description import TableDescription
+
+_ONLY_OURS: Final = 2
+"""References to a buffer that only the pool has: its list, and the argument of `sys.getrefcount`."""
+_LINE_BYTES: Final = 64
+_BUFFERS_KEPT: Final = 32
+"""Buffers that are kept for later batches."""
+
+
+class MappedRows:
+    """The rows of one table, mapped read-only."""
+
+    def __init__(self, table: TableDescription, nonce: bytes) -> None:
+        """Map the files.
+
+        Args:
+            table: the table.
+            nonce: what the file in its directory holds.
+
+        Raises:
+            OSError: if one cannot be mapped.
+        """
+        folder = Path(table.directory)
+        self.request = replay_pb2.SameHost(nonce=nonce)
+        """What a request says so that rows are left out of its answer."""
+        self._schema = table.schema
+        self._slots = table.slots
+        self._header = _mapped(folder / HEADER_FILE, 8 * HEADER_WORDS).view("<i8")
+        self._columns: dict[str, Array] = {}
+        for index, (name, column) in enumerate(table.schema.items()):
+            data = _mapped(folder / column_file(index), table.slots * column.row_bytes)
+            self._columns[name] = flat_rows(data.view(column.dtype).reshape(table.slots, *column.shape))
+        self._buffers: list[NDArray[np.uint8]] = []
+
+    def gather(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]] | None:
+        """Copy rows.
+
+        Args:
+            keys: int64[n], of rows that were live when the server named them.
+
+        Returns:
+            By column, ``dtype[n, *shape]``, the caller's own; None if a row was overwritten meanwhile.
+        """
+        slots = keys % self._slots
+        columns = self._blank_columns(len(keys))
+        for name, values in columns.items():
+            # Any mode but "raise" lets take() write straight to its output; the slots are in range.
+            np.take(self._columns[name], slots, axis=0, out=flat_rows(values), mode="clip")
+        if int(keys.min()) + self._slots < int(self._header[WRITE_HORIZON]):
+            return None
+        return columns
+
+    def _blank_columns(self, row_count: int) -> dict[str, NDArray[Any]]:
+        """Columns to be written, each at the beginning of a cache line of one buffer."""
+        sizes = {name: column.row_bytes * row_count for name, column in self._schema.items()}
+        buffer = self._buffer(sum(map(_whole_lines, sizes.values())))
+        columns, start = {}, 0
+        for name, column in self._schema.items():
+            data = buffer[start : start + sizes[name]]
+            columns[name] = data.view(column.dtype).reshape(row_count, *column.shape)
+            start += _whole_lines(sizes[name])
+        return columns
+
+    def _buffer(self, size: int) -> NDArray[np.uint8]:
+        """Memory that nothing refers to any more, or new memory: fresh pages cost as much as the copy."""
+        for buffer in self._buffers:
+            if len(buffer) == size and sys.getrefcount(buffer) <= _ONLY_OURS + 1:
+                return buffer
+        buffer = np.empty(size, np.uint8)
+        if len(self._buffers) == _BUFFERS_KEPT:
+            self._buffers.pop(0)
+        self._buffers.append(buffer)
+        return buffer
+
+
+def _whole_lines(size: int) -> int:
+    return -(-size // _LINE_BYTES) * _LINE_BYTES
+
+
+def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
+    """uint8[size]: a file, read-only."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
+    except ValueError as error:  # how mmap says that the file is shorter
+        raise OSError(f"{path} is not of {size} bytes") from error
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,112 @@
+"""One connection on the unix-domain socket: frames in, frames out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from replay_proto.frames import FrameError, FrameKind, FrameParser, frame_head
+
+_QUEUED_BYTES = 64 << 20
+"""While more than this waits to be answered, nothing more is read."""
+
+
+_JOINED_BYTES = 1 << 16
+"""Up to this length a content is copied behind its head; longer ones are sent in a second piece."""
+
+
+class FrameConnection(asyncio.Protocol):
+    """Queues what the client sends, and holds back what it does not take in. Lives on the event loop."""
+
+    def __init__(self, serve: Callable[[FrameConnection], Coroutine[Any, Any, None]], limit_bytes: int) -> None:
+        """Be served by a task of its own as soon as the connection is made.
+
+        Args:
+            serve: serves a connection to its end.
+            limit_bytes: how long a frame may be.
+        """
+        self._serve = serve
+        self._parser = FrameParser(limit_bytes)
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._has_ended = False
+        self._change: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The client is there."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods, but not its type
+        self._task = asyncio.get_running_loop().create_task(self._serve(self))
+
+    def data_received(self, data: bytes) -> None:
+        """Something came."""
+        self._parser.feed(data)
+        try:
+            while (taken := self._parser.take()) is not None:
+                self._queue.append(taken[1])
+                self._queued_bytes += len(taken[1])
+        except FrameError:
+            # Whoever sends this does not speak our language; there is nothing to answer.
+            self._transport.abort()
+            return
+        if self._queued_bytes > _QUEUED_BYTES:
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """The client is gone: nobody waits for what is being done."""
+        self._has_ended = True
+        self._wake()
+        self.resume_writing()
+        self._task.cancel()
+
+    def pause_writing(self) -> None:
+        """The client does not take in what it asked for."""
+        self._drained = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
+    async def read(self) -> bytes | None:
+        """The next message; None once there will be none."""
+        while not self._queue:
+            if self._has_ended:
+                return None
+            self._change = asyncio.get_running_loop().create_future()
+            try:
+                await self._change
+            finally:
+                self._change = None
+        message = self._queue.popleft()
+        was_full, self._queued_bytes = self._queued_bytes > _QUEUED_BYTES, self._queued_bytes - len(message)
+        if was_full and self._queued_bytes <= _QUEUED_BYTES:
+            self._transport.resume_reading()
+        return message
+
+    async def write(self, content: bytes, kind: FrameKind = FrameKind.MESSAGE) -> None:
+        """Send a frame; waits while the client has much to take in."""
+        head = frame_head(len(content), kind)
+        if len(content) < _JOINED_BYTES:
+            self._transport.write(head + content)
+        else:
+            self._transport.writelines((head, content))
+        if self._drained is not None:
+            await self._drained
+
+    def end_reading(self) -> None:
+        """Let `read` say that there will be nothing more, once what came was read."""
+        self._has_ended = True
+        self._wake()
+
+    def close(self) -> None:
+        """End the connection once everything was sent."""
+        self._transport.close()
+
+    def _wake(self) -> None:
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
