@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -33,6 +34,7 @@ ROWS_FIELD = 15
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _ROWS_TAG = bytes([ROWS_FIELD << 3 | _LENGTH_DELIMITED])
 _MAX_VARINT_BYTES = 10
+_NO_ROWS = memoryview(b"")
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
@@ -83,7 +85,9 @@ def split_message(message_type: type[M], data: bytes) -> Framed[M]:
     Raises:
         google.protobuf.message.DecodeError: if it is not a message of this type.
     """
-    head, rows = [], memoryview(b"")
+    if not _carries_rows(message_type):
+        return Framed(message_type.FromString(data), _NO_ROWS)
+    head, rows = [], _NO_ROWS
     view, position = memoryview(data), 0
     while position < len(view):
         start = position
@@ -119,6 +123,11 @@ def column_views(schema: Schema, rows: memoryview | Array, row_count: int) -> di
 def flat_rows(column: Array) -> Array:
     """A view of ``dtype[n, *shape]`` as ``dtype[n, elements]``."""
     return column.reshape(len(column), math.prod(column.shape[1:]))
+
+
+@cache
+def _carries_rows(message_type: type[Message]) -> bool:
+    return ROWS_FIELD in message_type.DESCRIPTOR.fields_by_number
 
 
 def _varint(value: int) -> bytes:

@@ -42,6 +42,20 @@ def resolve_update(
     return ResolvedUpdate(*_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted))
 
 
+@kernel
+def first_unusable(priorities: NDArray[np.float64], limit: float) -> int:
+    """Where the first number lies that is no priority (negative, above the limit, or NaN); -1 if all are.
+
+    Args:
+        priorities: float64[n].
+        limit: the largest that counts as one, finite.
+    """
+    for i in range(len(priorities)):
+        if not 0.0 <= priorities[i] <= limit:
+            return i
+    return -1
+
+
 def live_only(keys: NDArray[np.int64], oldest: int, inserted: int) -> NDArray[np.int64]:
     """The keys that are live, in the order given, duplicates kept.
 

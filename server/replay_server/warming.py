@@ -13,6 +13,7 @@ from replay_server.draws import Draw
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table import NewRows, Table
 from replay_server.table_config import TableConfig
+from replay_server.updates import first_unusable
 
 _ROWS = 4
 
@@ -40,6 +41,7 @@ def _use(table: Table) -> None:
         table.insert(rows, None)
     batch = table.draw(Draw(_ROWS, beta=0.5))
     table.update(batch.keys, np.ones(_ROWS))
+    first_unusable(np.ones(_ROWS), table.priority_limit)
     # Arrays of a message are read-only, for which kernels are compiled on their own unless they are copied.
     table.update(np.frombuffer(batch.keys.tobytes(), np.int64), np.frombuffer(np.ones(_ROWS).tobytes(), np.float64))
     table.reset()

@@ -59,9 +59,14 @@ def _write_piece(
     added_priorities = np.empty(len(keys), dtype=np.float64)
     removed = 0
     added = 0
+    slots = np.empty(len(keys), dtype=np.int64)
+    olds = np.empty(len(keys), dtype=np.float64)
+    for i in range(len(keys)):  # Nothing but loads from far away, so that their cache misses overlap.
+        slots[i] = keys[i] % len(priorities)
+        olds[i] = priorities[slots[i]]
     for i in range(len(keys)):
-        slot = keys[i] % len(priorities)
-        old = priorities[slot]
+        slot = slots[i]
+        old = olds[i]
         new = new_priorities[i]
         if old == new:
             continue

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from replay_server.backends.check import require
 from replay_server.backends.compile import CACHE_LINE_BYTES, kernel
 
-LEAF_ROWS = 64
+LEAF_ROWS = 32
 """Most rows in a leaf."""
 
 NODE_CHILDREN = 64
@@ -397,12 +397,19 @@ def _find_leaves(
     """
     batch = len(keys)
     nodes = np.full(batch, words[_ROOT])
-    for _ in range(words[_HEIGHT]):
+    touched = 0.0
+    for level in range(words[_HEIGHT]):
+        if level > 1:
+            for i in range(batch):
+                node = nodes[i]
+                for at in range(_PER_CACHE_LINE // 2, NODE_CHILDREN, _PER_CACHE_LINE):
+                    touched += node_priority[node, at]
         for i in range(batch):
             node = nodes[i]
             at = _child_for(node_priority, node_key, node, node_size[node], priorities[i], keys[i])
             node_count[node, at] += change
             nodes[i] = node_child[node, at]
+    words[_FETCHED] = np.int64(touched > 0.0)
     return nodes
 
 

@@ -15,6 +15,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server.draws import Draw, DrawMode, WeightNorm
 from replay_server.storage.table_directory import UID_BYTES
 from replay_server.storage.writer_records import WRITER_ID_BYTES
+from replay_server.updates import first_unusable
 
 _DRAW_MODES = {
     replay_pb2.DRAW_MODE_UNSPECIFIED: DrawMode.STRATIFIED,
@@ -27,6 +28,7 @@ _WEIGHT_NORMS = {
     replay_pb2.WEIGHT_NORM_TABLE: WeightNorm.TABLE,
 }
 
+_LARGEST_FINITE = float(np.finfo(np.float64).max)
 MAX_BATCHES = 1024
 """Batches of one message: all are drawn in one go, while other callers wait."""
 
@@ -47,14 +49,14 @@ def writer_id(value: bytes) -> bytes:
 
 
 def keys(value: bytes) -> NDArray[np.int64]:
-    """int64[n]: keys, read-only."""
+    """int64[n]: keys."""
     if len(value) % 8:
         raise FieldError("keys", "int64[n]: a multiple of 8 bytes", f"{len(value)} bytes")
-    return np.frombuffer(value, "<i8")
+    return np.frombuffer(value, "<i8").copy()  # kernels take nothing read-only
 
 
 def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
-    """float64[count]: priorities, read-only.
+    """float64[count]: priorities.
 
     Args:
         value: what came.
@@ -63,11 +65,9 @@ def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
     """
     if len(value) != 8 * count:
         raise FieldError("priorities", f"float64[{count}]: {8 * count} bytes", f"{len(value)} bytes")
-    array = np.frombuffer(value, "<f8")
-    # Written so that NaN fails it too.
-    bad = ~((array >= 0) & (array <= min(limit, np.finfo(np.float64).max)))
-    if bad.any():
-        place = int(np.argmax(bad))
+    array = np.frombuffer(value, "<f8").copy()  # kernels take nothing read-only
+    place = first_unusable(array, min(limit, _LARGEST_FINITE))
+    if place >= 0:
         most = f" and at most {limit:g}" if math.isfinite(limit) else ""
         raise FieldError("priorities", f"finite numbers of at least 0{most}", f"{array[place]} at position {place}")
     return array

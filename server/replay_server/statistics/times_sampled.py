@@ -67,5 +67,6 @@ def _draw(counts: NDArray[np.uint32], bars: NDArray[np.int64], keys: NDArray[np.
         if before == 0xFFFFFFFF:
             continue
         counts[slot] = before + 1
-        bars[_bar(before)] -= 1
-        bars[_bar(before + 1)] += 1
+        if before & (before + 1) == 0:  # only a power of two has one bit more than the number before it
+            bars[_bar(before)] -= 1
+            bars[_bar(before + 1)] += 1
