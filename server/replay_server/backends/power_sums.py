@@ -20,7 +20,9 @@ def rank_mass(rank: int, alpha: float) -> float:
 
 def last_rank_with_mass(size: int, alpha: float) -> int:
     """Return the last of the ranks from 1 to ``size`` whose mass a float64 can tell from zero."""
-    with_mass, beyond = 1, size + 1
+    if rank_mass(size, alpha) > 0.0:  # for any exponent that somebody would use
+        return size
+    with_mass, beyond = 1, size
     while beyond - with_mass > 1:
         middle = (with_mass + beyond) // 2
         if rank_mass(middle, alpha) > 0.0:

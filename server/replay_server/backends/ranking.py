@@ -364,7 +364,11 @@ def _lower_root(ranking: Ranking) -> None:
 
 @kernel
 def _fetch(
-    words: NDArray[np.int64], priorities: NDArray[np.float64], keys: NDArray[np.int64], rows: NDArray[np.int64]
+    words: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    keys: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    rows: NDArray[np.int64],
 ) -> None:
     """Bring all cache lines of some leaves close, at once, before they are worked on one after the other.
 
@@ -373,6 +377,7 @@ def _fetch(
     """
     total = 0.0
     for i in range(len(rows)):
+        total += np.float64(sizes[rows[i]])
         for at in range(0, LEAF_ROWS, _PER_CACHE_LINE):
             total += priorities[rows[i], at]
             total += np.float64(keys[rows[i], at])
@@ -397,18 +402,21 @@ def _find_leaves(
     """
     batch = len(keys)
     nodes = np.full(batch, words[_ROOT])
+    places = np.empty(batch, dtype=np.int64)
     touched = 0.0
     for level in range(words[_HEIGHT]):
-        if level > 1:
+        if level > 1:  # the two levels at the top are always close
             for i in range(batch):
                 node = nodes[i]
-                for at in range(_PER_CACHE_LINE // 2, NODE_CHILDREN, _PER_CACHE_LINE):
+                places[i] = node_size[node]
+                for at in range(0, NODE_CHILDREN, _PER_CACHE_LINE):
                     touched += node_priority[node, at]
         for i in range(batch):
             node = nodes[i]
-            at = _child_for(node_priority, node_key, node, node_size[node], priorities[i], keys[i])
-            node_count[node, at] += change
-            nodes[i] = node_child[node, at]
+            places[i] = _child_for(node_priority, node_key, node, node_size[node], priorities[i], keys[i])
+        for i in range(batch):
+            node_count[nodes[i], places[i]] += change
+            nodes[i] = node_child[nodes[i], places[i]]
     words[_FETCHED] = np.int64(touched > 0.0)
     return nodes
 
@@ -496,7 +504,7 @@ def remove(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.i
         keys,
         -1,
     )
-    _fetch(ranking.words, ranking.leaf_priority, ranking.leaf_key, leaves)
+    _fetch(ranking.words, ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size, leaves)
     places = np.empty(len(keys), dtype=np.int64)
     thin = _take_out(ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size, leaves, places, priorities, keys)
     for i in places[:thin]:
@@ -560,7 +568,7 @@ def insert(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.i
         keys,
         1,
     )
-    _fetch(ranking.words, ranking.leaf_priority, ranking.leaf_key, leaves)
+    _fetch(ranking.words, ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size, leaves)
     done = 0
     while True:
         done = _put_in(ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size, leaves, priorities, keys, done)
@@ -583,9 +591,21 @@ def keys_of_ranks(ranking: Ranking, ranks: NDArray[np.int64]) -> NDArray[np.int6
     """
     left = ranks.copy()
     nodes = np.full(len(ranks), ranking.words[_ROOT])
-    for _ in range(ranking.words[_HEIGHT]):
+    for level in range(ranking.words[_HEIGHT]):
+        if level > 1:  # the two levels at the top are always close
+            _fetch_counts(ranking.words, ranking.node_count, nodes)
         _step_down(ranking.node_count, ranking.node_child, nodes, left)
     return _keys_at(ranking.leaf_key, nodes, left)
+
+
+@kernel
+def _fetch_counts(words: NDArray[np.int64], node_count: NDArray[np.int64], nodes: NDArray[np.int64]) -> None:
+    """Bring the counts of some nodes close, as `_fetch` does with leaves."""
+    total = 0
+    for i in range(len(nodes)):
+        for at in range(0, NODE_CHILDREN, _PER_CACHE_LINE):
+            total += node_count[nodes[i], at]
+    words[_FETCHED] = total
 
 
 @kernel
