@@ -228,6 +228,7 @@ class Sampler:
         if batches:
             request.draw.CopyFrom(self._options.to_proto())
             request.batches = batches
+            request.ahead = self.in_flight
             if self._mapped is not None:
                 request.same_host.CopyFrom(self._mapped.request)
         self._stream.send(

@@ -106,6 +106,19 @@ class TableStats:
     """Quantiles of the age of live rows, in seconds."""
     times_sampled: tuple[TimesSampled, ...]
     """How often live rows have been drawn."""
+    sampled_same_host: int
+    """Rows drawn that clients on the server's host copied themselves, since the start."""
+    overtaken: int
+    """How often inserts overtook such a copy, so that another batch was sent, since the start."""
+    batches: int
+    """Batches that samplers drew, since the start."""
+    batches_ahead: int
+    """Sum over these of how many earlier batches of the sampler were on their way, or in use, when each was asked for."""
+
+    @property
+    def staleness(self) -> float:
+        """How many batches' updates the draw of a sampler's batch does not know of, in the mean: prefetch - 1 at most."""
+        return self.batches_ahead / self.batches if self.batches else 0.0
 
     @property
     def name(self) -> str:
@@ -151,6 +164,10 @@ class TableStats:
             priorities={quantile.fraction: quantile.value for quantile in message.priorities},
             ages_s={quantile.fraction: quantile.value for quantile in message.ages_s},
             times_sampled=tuple(TimesSampled(bar.at_least, bar.at_most, bar.rows) for bar in message.times_sampled),
+            sampled_same_host=message.sampled_same_host,
+            overtaken=message.overtaken,
+            batches=message.batches,
+            batches_ahead=message.batches_ahead,
         )
 
 

@@ -85,6 +85,10 @@ class Table:
         """Rows drawn that clients on this host copied themselves, since the server began."""
         self.overtaken_copies = 0
         """How often such a copy was overtaken by inserts, since the server began."""
+        self.batches_drawn = 0
+        """Batches that learners drew on streams, since the server began."""
+        self.batches_ahead = 0
+        """Sum over these of how many batches' updates each draw did not know of."""
         self.waiting = 0
         """Calls that wait for rows."""
 

@@ -144,6 +144,8 @@ def _key_figures(table: TableStats) -> Table:
         ("drawn", _ever(table.sampled, table.rates.sampled_per_s)),
         ("updated", _ever(table.updated, table.rates.updated_per_s)),
         ("stale updates", count_text(table.stale)),
+        ("staleness of batches", f"{table.staleness:.1f} updates"),
+        ("copied on this host", f"{count_text(table.sampled_same_host)} rows"),
         ("evicted", count_text(table.evicted)),
         ("repeated inserts", count_text(table.repeated_inserts)),
         ("calls waiting", count_text(table.waiting)),

@@ -1005,12 +1005,17 @@ class LearnRequest(google.protobuf.message.Message):
     DRAW_FIELD_NUMBER: builtins.int
     BATCHES_FIELD_NUMBER: builtins.int
     SAME_HOST_FIELD_NUMBER: builtins.int
+    AHEAD_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table; required in the stream's first message, and the same or empty later."""
     table_uid: builtins.bytes
     """The table's uid; required with an update, and the same throughout the stream."""
     batches: builtins.int
     """How many batches of this kind to draw, answered in one message, at most 1024; 0 counts as 1."""
+    ahead: builtins.int
+    """How many batches the learner has asked for and not yet used when it asks for the first of these: the
+    draw does not know of their updates. For Stats only.
+    """
     @property
     def update(self) -> global___PriorityUpdate:
         """Priorities to set first."""
@@ -1032,9 +1037,10 @@ class LearnRequest(google.protobuf.message.Message):
         draw: global___Draw | None = ...,
         batches: builtins.int = ...,
         same_host: global___SameHost | None = ...,
+        ahead: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["draw", b"draw", "same_host", b"same_host", "update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "draw", b"draw", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "batches", b"batches", "draw", b"draw", "same_host", b"same_host", "table", b"table", "table_uid", b"table_uid", "update", b"update"]) -> None: ...
 
 global___LearnRequest = LearnRequest
 
@@ -1412,6 +1418,8 @@ class TableStats(google.protobuf.message.Message):
     TIMES_SAMPLED_FIELD_NUMBER: builtins.int
     SAMPLED_SAME_HOST_FIELD_NUMBER: builtins.int
     OVERTAKEN_FIELD_NUMBER: builtins.int
+    BATCHES_FIELD_NUMBER: builtins.int
+    BATCHES_AHEAD_FIELD_NUMBER: builtins.int
     bytes: builtins.int
     """Bytes reserved for the table's rows, priorities and records."""
     evicted: builtins.int
@@ -1436,6 +1444,12 @@ class TableStats(google.protobuf.message.Message):
     """Rows drawn that clients on the server's host copied themselves, since the start."""
     overtaken: builtins.int
     """Requests that stood in for one whose rows were overwritten before they were copied, since the start."""
+    batches: builtins.int
+    """Batches drawn on Learn streams, since the start."""
+    batches_ahead: builtins.int
+    """Sum over those batches of `ahead`, since the start: over `batches`, how many batches' updates a draw does
+    not know of, in the mean.
+    """
     @property
     def table(self) -> global___TableDescription:
         """The table: config with all parameters, uid, size, inserted."""
@@ -1478,9 +1492,11 @@ class TableStats(google.protobuf.message.Message):
         times_sampled: collections.abc.Iterable[global___TimesSampled] | None = ...,
         sampled_same_host: builtins.int = ...,
         overtaken: builtins.int = ...,
+        batches: builtins.int = ...,
+        batches_ahead: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rates", b"rates", "table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "bytes", b"bytes", "evicted", b"evicted", "largest_priority", b"largest_priority", "overtaken", b"overtaken", "priorities", b"priorities", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "updated", b"updated", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "largest_priority", b"largest_priority", "overtaken", b"overtaken", "priorities", b"priorities", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "updated", b"updated", "waiting", b"waiting"]) -> None: ...
 
 global___TableStats = TableStats
 

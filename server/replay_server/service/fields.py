@@ -29,6 +29,8 @@ _WEIGHT_NORMS = {
 }
 
 _LARGEST_FINITE = float(np.finfo(np.float64).max)
+MAX_AHEAD = 1 << 20
+"""No learner has more batches on their way; sums of it stay far from overflowing."""
 MAX_BATCHES = 1024
 """Batches of one message: all are drawn in one go, while other callers wait."""
 
@@ -126,3 +128,10 @@ def batch_count(value: int) -> int:
     if not 0 <= value <= MAX_BATCHES:
         raise FieldError("batches", f"0 (which counts as 1) to {MAX_BATCHES}", str(value))
     return value or 1
+
+
+def ahead(value: int) -> int:
+    """How many batches are on their way before these."""
+    if not 0 <= value <= MAX_AHEAD:
+        raise FieldError("ahead", f"0 to {MAX_AHEAD}", str(value))
+    return value

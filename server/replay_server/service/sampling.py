@@ -101,7 +101,7 @@ class SamplingHandlers:
     async def _learn(self, name: str, uid: bytes, message: replay_pb2.LearnRequest) -> bytes:
         draw = fields.draw(message.draw) if message.HasField("draw") else None
         batches = fields.batch_count(message.batches)
-        wait_s = fields.wait_s(message.draw.wait_s)
+        wait_s, ahead = fields.wait_s(message.draw.wait_s), fields.ahead(message.ahead)
         table = self._catalog.find(name, uid)
         if draw is not None:
             check_reply_size(table, batches * draw.batch_size, self._reply_limit_bytes, batches)
@@ -114,6 +114,9 @@ class SamplingHandlers:
         if draw is None:
             return response.SerializeToString()
         table = await self._table_with_rows(name, uid, wait_s)
+        table.batches_drawn += batches
+        # Each batch of the message comes after the ones before it.
+        table.batches_ahead += batches * ahead + batches * (batches - 1) // 2
 
         def choose() -> Choice:
             drawn = table.draw_batches(draw, batches)

@@ -74,6 +74,8 @@ class StatsHandler:
             waiting=table.waiting,
             sampled_same_host=table.rows_copied_by_clients,
             overtaken=table.overtaken_copies,
+            batches=table.batches_drawn,
+            batches_ahead=table.batches_ahead,
             total_mass=table.total_mass,
             largest_priority=table.largest_priority,
             smallest_priority=table.smallest_priority,

@@ -1,0 +1,90 @@
+"""Memory of a full table over that of an empty server, and whether it grows under a million learner steps.
+
+python -m benchmarks.memory [--steps 1000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import numpy as np
+import psutil
+from replay_client import ReplayClient
+from rich.console import Console
+
+from benchmarks.learner_step import BETA
+from benchmarks.report import Section
+from benchmarks.service import full_table, running_server
+from benchmarks.workloads import CARTPOLE
+
+ROWS = 1_000_000
+STEPS = 1_000_000
+_STEADY_FROM = 10_000
+"""Steps after which nothing is new any more: buffers have grown, every page was touched."""
+_INSERT_EVERY = 100
+_INSERT_ROWS = 256
+
+
+def resident_bytes(process: psutil.Process) -> int:
+    """Memory in use, the pages of mapped files included."""
+    return int(process.memory_info().rss)
+
+
+def measure_backend(backend: str, steps: int) -> list[str]:
+    """Figures of one backend."""
+    workload = dataclasses.replace(CARTPOLE, capacity=ROWS)
+    rng = np.random.default_rng(1)
+    rows = workload.rows(_INSERT_ROWS, rng)
+    with running_server() as (address, pid), ReplayClient(address) as client:
+        process = psutil.Process(pid)
+        empty = resident_bytes(process)
+        table = full_table(client, workload, backend)
+        steady = full = resident_bytes(process)
+        with table.sampler(workload.batch_size, BETA, prefetch=16) as sampler:
+            for step in range(steps):
+                batch = next(sampler)
+                sampler.update_priorities(batch.keys, rng.random(workload.batch_size) + 0.1)
+                if step % _INSERT_EVERY == 0:
+                    table.insert(rows)
+                if step == _STEADY_FROM:
+                    steady = resident_bytes(process)
+        end = resident_bytes(process)
+    payload = ROWS * workload.row_bytes
+    return [
+        backend,
+        f"{empty / 1e6:.1f}",
+        f"{(full - empty) / 1e6:.1f}",
+        f"{(full - empty - 1.02 * payload) / ROWS:.1f}",
+        f"{(end - empty - 1.02 * payload) / ROWS:.1f}",
+        f"{(end - steady) / 1e6:+.2f}",
+    ]
+
+
+def measure(steps: int = STEPS) -> Section:
+    """Measure the backends."""
+    return Section(
+        title=f"Memory of the server: {ROWS:,} rows of {CARTPOLE.row_bytes} bytes",
+        command="python -m benchmarks.memory",
+        header=[
+            "backend",
+            "empty server, MB",
+            "full table over it, MB",
+            "bytes per row beyond 1.02 x payload",
+            "the same after the steps",
+            "growth from step 10,000 to the end, MB",
+        ],
+        rows=[measure_backend(backend, steps) for backend in ("sum_tree", "rank")],
+        notes=[f"{steps:,} learner steps, 16 in flight, with 256 rows inserted every 100 steps."],
+    )
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    measure(parser.parse_args().steps).show(Console(width=140))
+
+
+if __name__ == "__main__":
+    main()
