@@ -2,8 +2,8 @@
 
     python -m benchmarks.many_writers
 
-Writers have a stream each, in four processes; in all they insert a little more than 20,000 rows per second, each in at most 20 messages a
-second.
+Writers have a stream each, in four processes; in all they insert a little more than 20,000 rows per second, each
+writer in at most 20 messages a second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ def write(address: str) -> None:
     rows = CARTPOLE.rows(256, np.random.default_rng(3))
     row = {name: values[0] for name, values in rows.items()}
     stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+    def stop_with_input() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=stop_with_input, daemon=True).start()
     per_tick = ROWS_PER_S / PROCESSES / WRITERS_EACH * _TICK_S
     with ReplayClient(address) as client, ExitStack() as stack:
         table = client.table(CARTPOLE.name)

@@ -113,11 +113,11 @@ class TableStats:
     batches: int
     """Batches that samplers drew, since the start."""
     batches_ahead: int
-    """Sum over these of how many earlier batches of the sampler were on their way, or in use, when each was asked for."""
+    """Sum over these of how many earlier batches of the sampler were on their way when each was asked for."""
 
     @property
     def staleness(self) -> float:
-        """How many batches' updates the draw of a sampler's batch does not know of, in the mean: prefetch - 1 at most."""
+        """How many batches' updates a sampler's draw does not know of, in the mean: at most its prefetch - 1."""
         return self.batches_ahead / self.batches if self.batches else 0.0
 
     @property

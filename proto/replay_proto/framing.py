@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -85,7 +84,7 @@ def split_message(message_type: type[M], data: bytes) -> Framed[M]:
     Raises:
         google.protobuf.message.DecodeError: if it is not a message of this type.
     """
-    if not _carries_rows(message_type):
+    if ROWS_FIELD not in message_type.DESCRIPTOR.fields_by_number:
         return Framed(message_type.FromString(data), _NO_ROWS)
     head, rows = [], _NO_ROWS
     view, position = memoryview(data), 0
@@ -123,11 +122,6 @@ def column_views(schema: Schema, rows: memoryview | Array, row_count: int) -> di
 def flat_rows(column: Array) -> Array:
     """A view of ``dtype[n, *shape]`` as ``dtype[n, elements]``."""
     return column.reshape(len(column), math.prod(column.shape[1:]))
-
-
-@cache
-def _carries_rows(message_type: type[Message]) -> bool:
-    return ROWS_FIELD in message_type.DESCRIPTOR.fields_by_number
 
 
 def _varint(value: int) -> bytes:
