@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +34,9 @@ from replay_client.same_host import SameHost
 from replay_client.sampler import Sampler
 from replay_client.stats import Stats, TableStats
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, WRITER_ID_BYTES, Writer
+
+if TYPE_CHECKING:
+    from replay_client.torch import Device, TensorSampler
 
 INSERT_BYTES: Final = 64 << 20
 """Rows of one request: more are inserted in several."""
@@ -232,6 +235,34 @@ class Table:
             reconnect_timeout_s=reconnect_timeout_s,
         )
 
+    @overload
+    def sampler(
+        self,
+        batch_size: int,
+        beta: float,
+        weight_norm: WeightNorm = ...,
+        draw_mode: DrawMode = ...,
+        prefetch: int = ...,
+        timeout_s: float | None = ...,
+        *,
+        reconnect_timeout_s: float = ...,
+        device: None = ...,
+    ) -> Sampler: ...
+
+    @overload
+    def sampler(
+        self,
+        batch_size: int,
+        beta: float,
+        weight_norm: WeightNorm = ...,
+        draw_mode: DrawMode = ...,
+        prefetch: int = ...,
+        timeout_s: float | None = ...,
+        *,
+        reconnect_timeout_s: float = ...,
+        device: Device,
+    ) -> TensorSampler: ...
+
     def sampler(
         self,
         batch_size: int,
@@ -242,7 +273,8 @@ class Table:
         timeout_s: float | None = None,
         *,
         reconnect_timeout_s: float = 60.0,
-    ) -> Sampler:
+        device: Device | None = None,
+    ) -> Sampler | TensorSampler:
         """A sampler, for learners: batches arrive ahead of need, updates ride on the same stream.
 
         Args:
@@ -250,9 +282,12 @@ class Table:
             beta: exponent of the weights, at least 0; may be set later.
             weight_norm: as for `sample`.
             draw_mode: as for `sample`.
-            prefetch: how many batches are on their way while one is waited for; 1: none is asked for ahead.
+            prefetch: how many batches are on their way while one is waited for; 1: none is asked for ahead. A draw
+                does not know of the last ``prefetch - 1`` updates.
             timeout_s: how long a batch waits while the table is empty, in seconds; None: not at all.
             reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
+            device: where batches are to be, as tensors (needs torch); they are copied there ahead of need, and a draw
+                does not know of the last ``prefetch`` updates. None: batches are NumPy arrays.
 
         Raises:
             InvalidArgumentError: for a number out of range or an unknown name.
@@ -260,7 +295,7 @@ class Table:
         """
         self._connection.check_usable()
         options = DrawOptions(batch_size, beta, weight_norm, draw_mode, timeout_s)
-        return Sampler(
+        sampler = Sampler(
             self._connection,
             self._description,
             options,
@@ -269,6 +304,11 @@ class Table:
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
         )
+        if device is None:
+            return sampler
+        from replay_client.torch import TensorSampler  # only those who name a device have torch
+
+        return TensorSampler(sampler, device)
 
     def describe(self) -> TableDescription:
         """The table as it stands: how many rows it has, how many it ever had.

@@ -9,19 +9,38 @@
 
 On the CPU tensors share the memory of the batch's arrays: nothing is copied. For a CUDA device the columns go through
 pinned memory, so that the copy to the device runs beside whatever the device computes.
+
+    with table.sampler(256, beta=0.4, device="cuda") as sampler:
+        for tensors in sampler:                                   # on the device already
+            sampler.update_priorities(tensors.keys, td_errors)    # a tensor or an array
+
+does the same in a thread, one batch ahead of the learner.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from replay_client.batch import Batch
+from replay_client.errors import ClosedError
+from replay_client.rows import checked_keys, checked_priorities
+from replay_client.sampler import Sampler
+
+Device = torch.device | str
+"""A device, or its name."""
+
+_AHEAD: Final = 1
+"""Batches that are on the device before they are asked for. One hides the copy; each more would be one more update that
+a draw does not know of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +66,13 @@ class TensorBatch:
         """Number of rows."""
         return len(self.batch)
 
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """int64[batch]: key of each row; they stay on this side, where updates are sent from."""
+        return self.batch.keys
 
-def to_torch(batch: Batch, device: torch.device | str = "cpu") -> TensorBatch:
+
+def to_torch(batch: Batch, device: Device = "cpu") -> TensorBatch:
     """Put the columns and the weights of a batch on a device.
 
     Args:
@@ -74,3 +98,182 @@ def _on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+class TensorSampler:
+    """A `Sampler` whose batches are tensors on a device before they are asked for. For one thread.
+
+    A thread of its own takes batches from the sampler, copies their rows and puts them on the device, while the learner
+    computes. An update handed over goes out with the request that the thread sends next, so a draw knows of one update
+    less than `Sampler`'s: of all but the last `prefetch`.
+    """
+
+    def __init__(self, sampler: Sampler, device: Device) -> None:
+        """Take over a sampler, which nobody else may use any more; the first `next()` starts the thread."""
+        self.device = torch.device(device)
+        """Where batches are."""
+        self._sampler = sampler
+        self._stream: torch.cuda.Stream | None = None
+        if self.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._changed = threading.Condition()
+        self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
+        self._updates: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = deque()
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights, for what is asked from now on."""
+        return self._sampler.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._sampler.beta = beta
+
+    @property
+    def prefetch(self) -> int:
+        """How many batches are on their way to the thread while it waits."""
+        return self._sampler.prefetch
+
+    @property
+    def updated(self) -> int:
+        """Rows whose priority was set, over all updates acknowledged so far."""
+        return self._sampler.updated
+
+    @property
+    def stale(self) -> int:
+        """Keys of updates that were not live any more, over all updates acknowledged so far."""
+        return self._sampler.stale
+
+    def __iter__(self) -> TensorSampler:
+        """The sampler is its own iterator."""
+        return self
+
+    def __next__(self) -> TensorBatch:
+        """The next batch, ready for what the device's current stream does from now on.
+
+        Raises:
+            ReplayError: as `Sampler`.
+        """
+        self._start()
+        with self._changed:
+            while not self._ready:
+                self._check()
+                self._changed.wait()
+            tensors, copied = self._ready.popleft()
+            self._changed.notify_all()
+        if copied is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copied)
+            for tensor in (*tensors.columns.values(), tensors.weights):
+                tensor.record_stream(current)
+        return tensors
+
+    def update_priorities(self, keys: ArrayLike, priorities: ArrayLike | torch.Tensor) -> None:
+        """Hand over new priorities; see `Sampler.update_priorities`.
+
+        Args:
+            keys: int64[n].
+            priorities: float64[n], or a tensor on any device, which is waited for.
+
+        Raises:
+            InvalidArgumentError: for anything else.
+            ReplayError: an earlier request was refused.
+        """
+        if isinstance(priorities, torch.Tensor):
+            priorities = priorities.detach().double().cpu().numpy()
+        checked = checked_keys(keys)
+        update = checked, checked_priorities(priorities, len(checked))
+        with self._changed:
+            self._check()
+            self._updates.append(update)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until every update handed over so far is acknowledged; see `Sampler.flush`."""
+        self._pause()
+        self._hand_over()
+        self._sampler.flush(timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush and end; see `Sampler.close`."""
+        if self._is_closed:
+            return
+        self._pause()
+        self._is_closed = True
+        try:
+            self._hand_over()
+        finally:
+            self._sampler.close(timeout_s)
+
+    def __enter__(self) -> TensorSampler:
+        """Use it in a ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Flush and end; after an error of the block only end."""
+        self._pause()
+        if error is None:
+            self.close()
+        else:
+            self._is_closed = True
+            self._sampler.__exit__(kind, error, traceback)
+
+    def _start(self) -> None:
+        with self._changed:
+            self._check()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._fetch, name="replay-to-device", daemon=True)
+                self._thread.start()
+
+    def _pause(self) -> None:
+        """Let the thread end; what it has made ready stays, and the next `next()` starts another."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this sampler is closed")
+        error, self._error = self._error, None
+        if error is not None:
+            self._thread = None  # it has ended; calling again tries again
+            raise error
+
+    def _fetch(self) -> None:
+        """Keep a batch ready until told to pause; runs in a thread of its own."""
+        while True:
+            with self._changed:
+                while self._thread is threading.current_thread() and len(self._ready) >= _AHEAD:
+                    self._changed.wait()
+                if self._thread is not threading.current_thread():
+                    return
+            try:
+                self._hand_over()
+                made = self._to_device(next(self._sampler))
+            except Exception as error:
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._ready.append(made)
+                self._changed.notify_all()
+
+    def _hand_over(self) -> None:
+        while self._updates:
+            self._sampler.update_priorities(*self._updates.popleft())
+
+    def _to_device(self, batch: Batch) -> tuple[TensorBatch, torch.cuda.Event | None]:
+        if self._stream is None:
+            return to_torch(batch, self.device), None
+        with torch.cuda.stream(self._stream):
+            tensors = to_torch(batch, self.device)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        return tensors, copied

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from replay_client import Table
+from replay_client import ClosedError, InvalidArgumentError, ReplayClient, Table, TableEmptyError
 from replay_client.torch import to_torch
 
 from tests.client.numbered import rows
@@ -43,3 +44,62 @@ def test_on_a_gpu_the_tensors_are_there(table: Table) -> None:
     tensors = to_torch(batch, "cuda")
     assert tensors["obs"].device.type == "cuda"
     np.testing.assert_array_equal(tensors["obs"].cpu().numpy(), batch["obs"])
+
+
+def test_a_sampler_with_a_device_gives_tensors(table: Table) -> None:
+    table.insert(rows(range(20)))
+    with table.sampler(8, beta=0.4, prefetch=2, device="cpu") as sampler:
+        for step in range(10):
+            tensors = next(sampler)
+            assert isinstance(tensors["obs"], torch.Tensor)
+            np.testing.assert_array_equal(tensors["obs"].numpy(), tensors.batch["obs"])
+            np.testing.assert_array_equal(tensors.keys, tensors.batch.keys)
+            sampler.beta = step / 10
+            sampler.update_priorities(tensors.keys, torch.full((8,), 0.5))
+        sampler.flush(10)
+        assert sampler.updated >= 10
+        assert sampler.stale == 0
+        assert next(sampler).batch.beta > 0.0  # it goes on after a flush
+
+
+def test_its_updates_are_in_force_for_the_draws_after_them(table: Table) -> None:
+    table.insert(rows(range(20)), priorities=np.ones(20))
+    with table.sampler(8, beta=0.4, prefetch=1, device="cpu") as sampler:
+        next(sampler)
+        sampler.update_priorities(np.arange(20), np.r_[np.full(19, 0.0), 5.0])
+        late = [next(sampler) for _ in range(3)][-1]
+    assert (late.batch.probabilities[late.keys == 19] > 0.99).all()
+    assert (late.keys == 19).sum() >= 7
+
+
+def test_its_errors_come_with_the_next_batch(table: Table, client: ReplayClient) -> None:
+    with table.sampler(8, beta=0.4, device="cpu") as sampler:
+        with pytest.raises(TableEmptyError):
+            next(sampler)
+        table.insert(rows(range(20)))
+        assert len(next(sampler)) == 8
+        with pytest.raises(InvalidArgumentError, match="priorities"):
+            sampler.update_priorities([1], [float("nan")])
+    with pytest.raises(ClosedError):
+        next(sampler)
+
+
+def test_its_thread_ends_with_it(table: Table) -> None:
+    table.insert(rows(range(20)))
+    before = threading.active_count()
+    sampler = table.sampler(8, beta=0.4, device="cpu")
+    next(sampler)
+    sampler.close()
+    sampler.close()
+    assert threading.active_count() == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_sampler_puts_batches_on_a_gpu(table: Table) -> None:
+    table.insert(rows(range(20)))
+    with table.sampler(8, beta=0.4, device="cuda") as sampler:
+        for _ in range(5):
+            tensors = next(sampler)
+            assert tensors["obs"].device.type == "cuda"
+            np.testing.assert_array_equal(tensors["obs"].cpu().numpy(), tensors.batch["obs"])
+            sampler.update_priorities(tensors.keys, tensors.weights)
