@@ -10,6 +10,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.service.handlers import SERVICE, replay_handlers
 
@@ -27,15 +28,29 @@ class BindError(Exception):
 class ReplayServer:
     """Serves the tables of a catalog at one address."""
 
-    def __init__(self, catalog: Catalog, *, max_message_mb: int, offer_reflection: bool, same_host: bool) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        max_message_mb: int,
+        offer_reflection: bool,
+        offer_health: bool,
+        same_host: bool,
+        authenticator: Authenticator,
+        credentials: grpc.ServerCredentials | None,
+    ) -> None:
         """Prepare; nothing listens yet.
 
         Args:
             catalog: the tables.
             max_message_mb: largest message taken or sent, in MiB.
             offer_reflection: whether to describe the contract to whoever asks.
+            offer_health: whether to tell whoever asks that it serves.
             same_host: whether clients on this host may copy rows out of the tables' files.
+            authenticator: finds out who calls.
+            credentials: for TLS; None: connections are not encrypted.
         """
+        self._credentials = credentials
         limit = max_message_mb * _BYTES_PER_MB
         self._catalog = catalog
         self._server = grpc.aio.server(
@@ -50,11 +65,13 @@ class ReplayServer:
                 ("grpc.http2.max_ping_strikes", 0),
             ]
         )
-        self._server.add_generic_rpc_handlers([replay_handlers(catalog, limit - _HEAD_BYTES, same_host=same_host)])
-        self._health = health_aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        handlers = replay_handlers(catalog, limit - _HEAD_BYTES, same_host=same_host, authenticator=authenticator)
+        self._server.add_generic_rpc_handlers([handlers])
+        self._health = health_aio.HealthServicer() if offer_health else None
+        if self._health is not None:
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if offer_reflection:
-            services = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
+            services = (SERVICE, reflection.SERVICE_NAME, *((HEALTH_SERVICE,) if offer_health else ()))
             reflection.enable_server_reflection(services, self._server)
 
     async def start(self, host: str, port: int) -> int:
@@ -68,18 +85,23 @@ class ReplayServer:
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = self._server.add_insecure_port(address)
+            if self._credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
             raise BindError(
                 f"cannot listen on {address}: is the port taken, or the address not this machine's?"
             ) from error
         await self._server.start()
-        for service in ("", SERVICE):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        if self._health is not None:
+            for service in ("", SERVICE):
+                await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return bound
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new calls, send away those that wait, and let the others end for so many seconds."""
-        await self._health.enter_graceful_shutdown()
+        if self._health is not None:
+            await self._health.enter_graceful_shutdown()
         self._catalog.waiters.close()
         await self._server.stop(drain_s)

@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2
 from replay_proto.errors import ERROR_DOMAIN, FieldError
 from replay_proto.v1 import replay_pb2
 from replay_server import errors
+from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.service.handlers import replay_handlers
@@ -37,6 +38,8 @@ ERRORS: list[RequestError] = [
     errors.writer_superseded(),
     errors.shutting_down(),
     errors.internal(),
+    errors.unauthenticated("no token"),
+    errors.permission_denied("name", ["read"], "table"),
 ]
 
 
@@ -51,7 +54,7 @@ class _CallDetails(grpc.HandlerCallDetails):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_rpc_has_a_handler_of_its_shape(tmp_path: Path, method: str) -> None:
     root = Root.durable(tmp_path)
-    handlers = replay_handlers(Catalog(root), 1000, same_host=True)
+    handlers = replay_handlers(Catalog(root), 1000, same_host=True, authenticator=Authenticator())
     handler = handlers.service(_CallDetails(f"/replay.v1.ReplayService/{method}"))
     root.close()
     assert handler is not None
