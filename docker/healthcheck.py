@@ -31,4 +31,5 @@ def serves(address: str, tls: Tls | None) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if serves(sys.argv[1], Tls.from_environment(*sys.argv[2:3] or [TLS_PREFIX])) else 1)
+    prefix = sys.argv[2] if len(sys.argv) > 2 else TLS_PREFIX
+    sys.exit(0 if serves(sys.argv[1], Tls.from_environment(prefix)) else 1)
