@@ -11,12 +11,15 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from replay_client import (
     Column,
     PermissionDeniedError,
     ReplayClient,
     UnauthenticatedError,
 )
+from replay_client.security import token_metadata
 from replay_proto.access.exposure import ExposedError, Protection, check_exposure, is_loopback
 from replay_proto.access.tokens import REFRESH_S
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
@@ -36,8 +39,9 @@ from tests.support.access import (
     write_usual_tokens,
 )
 from tests.support.deadlines import wait_until
-from tests.support.refusals import refused
+from tests.support.refusals import code_of, refused
 from tests.support.server_process import ServerProcess, run_to_its_end
+from tests.support.wire import METHODS, call_raw
 
 StartServer = Callable[..., ServerProcess]
 COLUMNS = {"x": Column("int64")}
@@ -171,7 +175,7 @@ def test_a_stream_keeps_to_the_table_it_may_touch(server: ServerProcess, client_
     second = replay_pb2.LearnRequest(table="other-table", draw=replay_pb2.Draw(batch_size=1))
     with grpc.insecure_channel(server.address) as channel:
         stub = replay_pb2_grpc.ReplayServiceStub(channel)
-        answers = stub.Learn(iter([first, first, second]), metadata=[("authorization", f"Bearer {READ}")])
+        answers = stub.Learn(iter([first, first, second]), metadata=token_metadata(READ))
         assert next(answers).batches
         assert next(answers).batches
         with refused("PERMISSION_DENIED", table="other-table", right="read"):
@@ -181,22 +185,23 @@ def test_a_stream_keeps_to_the_table_it_may_touch(server: ServerProcess, client_
 def test_metadata_that_is_no_token_is_refused(server: ServerProcess) -> None:
     with grpc.insecure_channel(server.address) as channel:
         stub = replay_pb2_grpc.ReplayServiceStub(channel)
-        for metadata in (
-            [("authorization", READ)],
-            [("authorization", f"Basic {READ}")],
-            [("authorization", f"Bearer {READ}"), ("authorization", f"Bearer {ALL}")],
-            [("authorization-bin", READ.encode())],
-            [("token", READ)],
-        ):
+        strange: tuple[tuple[tuple[str, str | bytes], ...], ...] = (
+            (("authorization", READ),),
+            (("authorization", f"Basic {READ}"),),
+            (("authorization", f"Bearer {READ}"), ("authorization", f"Bearer {ALL}")),
+            (("authorization-bin", READ.encode()),),
+            (("token", READ),),
+        )
+        for metadata in strange:
             with refused("UNAUTHENTICATED"):
                 stub.ListTables(replay_pb2.ListTablesRequest(), metadata=metadata)
 
 
 def test_nothing_of_a_refused_call_is_looked_at(server: ServerProcess) -> None:
     with grpc.insecure_channel(server.address) as channel:
-        call = channel.unary_unary("/replay.v1.ReplayService/CreateTable")
-        with refused("UNAUTHENTICATED"):
-            call(b"\xff\xff no message")
+        for method in METHODS:
+            with refused("UNAUTHENTICATED"):
+                call_raw(channel, method, b"\xff\xff no message")
 
 
 HOSTILE_NAMES = (
@@ -208,23 +213,23 @@ HOSTILE_NAMES = (
 def test_no_name_leads_out_of_the_tables(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("--data-dir", str(tmp_path / "root" / "data"))
     before = sorted(tmp_path.rglob("*"))
-    rows = replay_pb2.Insertion(row_count=1)
+    insertion = replay_pb2.Insertion(row_count=1)
     with grpc.insecure_channel(server.address) as channel:
-        stub = replay_pb2_grpc.ReplayServiceStub(channel)
         for name in HOSTILE_NAMES:
             config = replay_pb2.TableConfig(name=name, capacity=10)
             config.columns.add(name="x").stored.data_type = replay_pb2.DATA_TYPE_INT64
             with refused("INVALID_FIELD", field="name"):
-                stub.CreateTable(replay_pb2.CreateTableRequest(config=config))
-            for call, request in (
-                (stub.DescribeTable, replay_pb2.DescribeTableRequest(table=name)),
-                (stub.DropTable, replay_pb2.DropTableRequest(table=name)),
-                (stub.ResetTable, replay_pb2.ResetTableRequest(table=name)),
-                (stub.Insert, replay_pb2.InsertRequest(table=name, insertion=rows, rows=bytes(8))),
-                (stub.Read, replay_pb2.ReadRequest(table=name)),
-            ):
+                call_raw(channel, "CreateTable", replay_pb2.CreateTableRequest(config=config).SerializeToString())
+            requests: dict[str, Message] = {
+                "DescribeTable": replay_pb2.DescribeTableRequest(table=name),
+                "DropTable": replay_pb2.DropTableRequest(table=name),
+                "ResetTable": replay_pb2.ResetTableRequest(table=name),
+                "Insert": replay_pb2.InsertRequest(table=name, insertion=insertion, rows=bytes(8)),
+                "Read": replay_pb2.ReadRequest(table=name),
+            }
+            for method, request in requests.items():
                 with refused("TABLE_NOT_FOUND"):
-                    call(request)  # type: ignore[operator]
+                    call_raw(channel, method, request.SerializeToString())
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -380,11 +385,12 @@ def test_a_group_may_read_the_files_until_it_may_not(start_server: StartServer, 
 def test_health_can_be_left_out(start_server: StartServer) -> None:
     server = start_server("--no-health")
     with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as error:
-        channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10)
-    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert code_of(error.value) is grpc.StatusCode.UNIMPLEMENTED
     assert server.terminate() == 0
 
 
 def test_health_needs_no_token(server: ServerProcess) -> None:
     with grpc.insecure_channel(server.address) as channel:
-        channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10)
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -68,10 +68,11 @@ def test_an_actor_needs_the_right_to_write_to_the_runs_table(serve: Serve, tmp_p
     address = serve(LearnerAccess(tokens=write_usual_tokens(tmp_path / "tokens.toml")))
     for token in (WRITE, ALL):
         assert joins(address, token)
-    for token in (None, WRONG, EXPIRED, READ, OTHER):
+    refused: tuple[str | None, ...] = (None, WRONG, EXPIRED, READ, OTHER)
+    for other in refused:
         with pytest.raises(LearnerRefusesError, match="check the variable REPLAY_TOKEN") as refusal:
-            joins(address, token)
-        assert token is None or token not in str(refusal.value)
+            joins(address, other)
+        assert other is None or other not in str(refusal.value)
 
 
 def test_a_learner_with_tls_takes_those_who_trust_it_and_are_trusted(serve: Serve, tmp_path: Path) -> None:
