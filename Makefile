@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
+AUDIT_VENV := .venv-audit
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
 .PHONY: run test lint format proto bench clean help
@@ -14,12 +15,14 @@ run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and sh
 test: $(VENV)/.installed  ## All tests, with coverage.
 	$(BIN)/pytest --numprocesses 2 --cov --cov-report term:skip-covered $(ARGS)
 
-lint: $(VENV)/.installed $(PROTO_VENV)/.installed  ## Style, types, contract, and that generated code is current.
+# Style, types, contract, that generated code is current, and that no vulnerability is known of what is pinned.
+lint: $(VENV)/.installed $(PROTO_VENV)/.installed $(AUDIT_VENV)/.installed  ## Style, types, contract, dependencies.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/buf lint proto
 	$(PROTO_VENV)/bin/python scripts/generate_proto.py --check
+	$(AUDIT_VENV)/bin/python scripts/audit.py
 
 format: $(VENV)/.installed  ## Put the code into shape.
 	$(BIN)/ruff check --fix .
@@ -43,8 +46,13 @@ $(PROTO_VENV)/.installed: scripts/proto-requirements.txt
 	$(PROTO_VENV)/bin/pip install --quiet --requirement scripts/proto-requirements.txt
 	touch $@
 
+$(AUDIT_VENV)/.installed: scripts/audit-requirements.txt
+	$(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/pip install --quiet --requirement scripts/audit-requirements.txt
+	touch $@
+
 clean:  ## Remove the environments.
-	rm -rf $(VENV) $(PROTO_VENV)
+	rm -rf $(VENV) $(PROTO_VENV) $(AUDIT_VENV)
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand --tabs=9

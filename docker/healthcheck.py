@@ -1,6 +1,9 @@
 """Asks a gRPC server whether it serves: exit status 0 if so, for container health checks.
 
-python healthcheck.py HOST:PORT
+python healthcheck.py HOST:PORT [PREFIX]
+
+Where the server speaks TLS, the variables REPLAY_TLS_CA and so on say how to reach it, see `replay_client.security`; a
+PREFIX stands in place of REPLAY_TLS.
 """
 
 from __future__ import annotations
@@ -9,20 +12,24 @@ import sys
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from replay_client.security import TLS_PREFIX, Tls, open_channel
 
 TIMEOUT_S = 3.0
+# How a server answers that has no health service, as the learner: with tokens, it says so to those who have one.
+ANSWERS = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED)
 
 
-def serves(address: str) -> bool:
-    """Ask the standard health service at ``address``; a server that answers and has none, as the learner, serves."""
-    with grpc.insecure_channel(address) as channel:
+def serves(address: str, tls: Tls | None) -> bool:
+    """Ask the standard health service at ``address``; a server that answers and has none serves, too."""
+    with open_channel(address, tls, ()) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             print(f"{address}: {error.code().name}: {error.details()}", file=sys.stderr)
-            return error.code() is grpc.StatusCode.UNIMPLEMENTED
+            return error.code() in ANSWERS
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 if __name__ == "__main__":
-    sys.exit(0 if serves(sys.argv[1]) else 1)
+    prefix = sys.argv[2] if len(sys.argv) > 2 else TLS_PREFIX
+    sys.exit(0 if serves(sys.argv[1], Tls.from_environment(prefix)) else 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class ActorPool:
         log_dir: Path,
         reconnect_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the actors.
 
@@ -57,6 +58,7 @@ class ActorPool:
             log_dir: directory for their logs.
             reconnect_timeout_s: seconds that they wait for a replay server that went away.
             clock: seconds that only go forward.
+            environment: their variables, a token among them; None: those of this process.
         """
         self._arguments = [
             *("--server", server),
@@ -66,6 +68,7 @@ class ActorPool:
         ]
         self._log_dir = log_dir
         self._clock = clock
+        self._environment = environment
         self._slots = [_Slot(number) for number in range(count)]
         self.restarts = 0
         """How often a dead actor was started again."""
@@ -102,7 +105,11 @@ class ActorPool:
     def _start(self, slot: _Slot) -> None:
         slot.started_at = self._clock()
         slot.process = start_module(
-            "replay_agent.actor_process", self._arguments, self._log_path(slot), pipe_output=False
+            "replay_agent.actor_process",
+            self._arguments,
+            self._log_path(slot),
+            pipe_output=False,
+            environment=self._environment,
         )
 
     def _note_death(self, slot: _Slot, process: subprocess.Popen[str]) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
-from replay_client import ReplayClient, ReplayError, Table, TableNotFoundError, Writer
+from replay_client import ReplayClient, ReplayError, Table, TableNotFoundError, Tls, Writer
+from replay_client.security import token_from_environment
 from replay_proto.v1 import learner_pb2
 
 from replay_agent.acting import Actor, FinishedEpisode
@@ -21,7 +22,13 @@ from replay_agent.actor_settings import ActorSettings, load_actor_settings
 from replay_agent.child_process import when_parent_dies
 from replay_agent.command_line import explain
 from replay_agent.environments import UnsupportedEnvironmentError
-from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, RunChangedError
+from replay_agent.learner_client import (
+    LEARNER_TLS_PREFIX,
+    LearnerClient,
+    LearnerRefusesError,
+    LearnerUnavailableError,
+    RunChangedError,
+)
 from replay_agent.networks import QNetwork, build_network
 from replay_agent.replay_link import CLOSE_TIMEOUT_S, TABLE_LOST, append_transition
 from replay_agent.task import Assignment
@@ -131,14 +138,16 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
     """Act for whichever run the learner has, joining anew after each restart of it.
 
     Raises:
+        LearnerRefusesError: the learner wants another token.
         LearnerUnavailableError: the learner is gone.
         ReplayError: the replay server is gone, or refuses.
         UnsupportedEnvironmentError: the environment cannot be made here.
     """
     name = f"{socket.gethostname()}:{os.getpid()}"
+    token, learner_tls = token_from_environment(), Tls.from_environment(LEARNER_TLS_PREFIX)
     with (
-        LearnerClient(settings.learner, settings.learner_timeout_s) as learner,
-        ReplayClient(settings.server) as client,
+        LearnerClient(settings.learner, settings.learner_timeout_s, token, learner_tls) as learner,
+        ReplayClient(settings.server, token=token, tls=Tls.from_environment()) as client,
     ):
         while not stop.is_set():
             assignment = learner.join(name)
@@ -173,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         when_parent_dies(lambda: _stop_for_good(stop))
     try:
         run_actor(settings, stop)
-    except (LearnerUnavailableError, ReplayError, UnsupportedEnvironmentError) as error:
+    except (LearnerRefusesError, LearnerUnavailableError, ReplayError, UnsupportedEnvironmentError) as error:
         log.error("%s", error)
         return 1
     return 0

@@ -19,7 +19,9 @@ class ActorSettings(BaseSettings):
     """Act for a learner: insert transitions into its replay table, with weights that it serves.
 
     The task (environment, table, network, seed) comes from the learner. Every flag can also be given as an
-    environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file.
+    environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file. A token for both stands in the variable
+    REPLAY_TOKEN, the files of TLS in REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY for the server, and in
+    REPLAY_LEARNER_TLS_CA and so on for the learner.
     """
 
     model_config = SettingsConfigDict(

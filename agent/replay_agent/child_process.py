@@ -6,13 +6,20 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 LOG_TAIL_LINES = 15
 
 
-def start_module(module: str, arguments: Sequence[str], log_path: Path, *, pipe_output: bool) -> subprocess.Popen[str]:
+def start_module(
+    module: str,
+    arguments: Sequence[str],
+    log_path: Path,
+    *,
+    pipe_output: bool,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[str]:
     """Run ``python -m module`` with its log in a file.
 
     Its standard input is a pipe that ends when this process dies, however it dies; it lives in a session of its own,
@@ -23,6 +30,7 @@ def start_module(module: str, arguments: Sequence[str], log_path: Path, *, pipe_
         arguments: its command line.
         log_path: file that its standard error is appended to.
         pipe_output: whether its standard output can be read; it goes to the log otherwise.
+        environment: its variables; None: those of this process.
     """
     with log_path.open("a") as log_file:
         return subprocess.Popen(
@@ -32,6 +40,7 @@ def start_module(module: str, arguments: Sequence[str], log_path: Path, *, pipe_
             stderr=log_file,
             text=True,
             start_new_session=True,
+            env=environment,
         )
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TypeVar
 
 import grpc
+from replay_client.security import Tls, open_channel, token_metadata
 from replay_proto.v1 import learner_pb2, learner_pb2_grpc
 from safetensors.torch import load
 from torch import Tensor
@@ -19,6 +20,9 @@ from replay_agent.weights_service import UNLIMITED_MESSAGES
 # A learner that is restarted is back within seconds: do not wait longer than that between attempts.
 MAX_RECONNECT_BACKOFF_MS = 1_000
 MIN_TIMEOUT_S = 0.01
+# What the variables begin with that say how to encrypt towards the learner; see `replay_client.security`.
+LEARNER_TLS_PREFIX = "REPLAY_LEARNER_TLS"
+_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -28,6 +32,10 @@ class LearnerUnavailableError(ConnectionError):
     """The learner could not be reached for as long as we were willing to wait."""
 
 
+class LearnerRefusesError(PermissionError):
+    """The learner wants another token."""
+
+
 class RunChangedError(Exception):
     """The learner was restarted: join again."""
 
@@ -35,17 +43,23 @@ class RunChangedError(Exception):
 class LearnerClient:
     """Joins a learner, reports to it and fetches its weights. Calls wait for a learner that is away."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, token: str | None = None, tls: Tls | None = None) -> None:
         """Open a channel; the learner need not be there yet.
 
         Args:
             address: ``host:port``.
             timeout_s: how long a call may take, in seconds, a wait for the learner included.
+            token: says who calls, where the learner wants to know.
+            tls: how to encrypt; None: not at all.
+
+        Raises:
+            InvalidArgumentError: for a token that cannot be one, or a file of certificates that cannot be read.
         """
         self._address = address
         self._timeout_s = timeout_s
         options = (*UNLIMITED_MESSAGES, ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS))
-        self._channel = grpc.insecure_channel(address, options)
+        self._metadata = token_metadata(token)
+        self._channel = open_channel(address, tls, options)
         self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
 
     def join(self, name: str) -> Assignment:
@@ -55,6 +69,7 @@ class LearnerClient:
             name: who asks, for the learner's log.
 
         Raises:
+            LearnerRefusesError: it wants another token.
             LearnerUnavailableError: the learner is not there.
         """
         return Assignment.from_proto(self._call(self._stub.Join, learner_pb2.JoinRequest(name=name)))
@@ -64,6 +79,7 @@ class LearnerClient:
 
         Raises:
             RunChangedError: join again.
+            LearnerRefusesError: it wants another token.
             LearnerUnavailableError: the learner is gone.
         """
         request = learner_pb2.ReportRequest(
@@ -81,6 +97,7 @@ class LearnerClient:
 
         Raises:
             RunChangedError: join again.
+            LearnerRefusesError: it wants another token.
             LearnerUnavailableError: the learner is gone.
         """
         request = learner_pb2.GetWeightsRequest(have_version=have_version, run_id=assignment.run_id)
@@ -97,15 +114,20 @@ class LearnerClient:
         while True:
             left_s = max(deadline - time.monotonic(), MIN_TIMEOUT_S)
             try:
-                return method(request, timeout=left_s, wait_for_ready=True)
+                return method(request, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
             except grpc.RpcError as error:
                 code = error.code()
                 if code is grpc.StatusCode.FAILED_PRECONDITION:
                     raise RunChangedError(error.details()) from None
+                if code in _REFUSALS:
+                    raise LearnerRefusesError(
+                        f"the learner at {self._address} refuses: {error.details()}; check the variable REPLAY_TOKEN"
+                    ) from None
                 if code is not grpc.StatusCode.UNAVAILABLE or time.monotonic() >= deadline:
                     raise LearnerUnavailableError(
                         f"no learner answered at {self._address} for {self._timeout_s:.0f} s ({code.name}: "
-                        f"{error.details()}); check --learner, and that replay-train runs"
+                        f"{error.details()}); check --learner, that replay-train runs, "
+                        "and that REPLAY_LEARNER_TLS... are as it wants them"
                     ) from error
 
     def __enter__(self) -> LearnerClient:

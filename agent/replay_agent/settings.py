@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from replay_agent.command_line import MAX_PORT, check_address, load, option
+from replay_agent.learner_access import LearnerAccess
 from replay_agent.presets import PRESETS
 
 ENV_PREFIX = "REPLAY_TRAIN_"
@@ -38,7 +39,8 @@ class TrainSettings(BaseSettings):
 
     Without --server it starts a replay server of its own. CartPole-v1 and Acrobot-v1 bring tuned values in place of
     the defaults below. Every flag can also be given as an environment variable (--batch-size as
-    REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128).
+    REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128). A token for the server stands in the variable
+    REPLAY_TOKEN, the files of TLS in REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY.
     """
 
     model_config = SettingsConfigDict(
@@ -132,6 +134,17 @@ class TrainSettings(BaseSettings):
     )
     learner_host: str = option("127.0.0.1", ACTING, "address on which actors may join; 0.0.0.0 lets other machines")
     learner_port: int = option(0, ACTING, "port on which actors may join; 0 picks a free one", ge=0, le=MAX_PORT)
+    learner_tls_cert: Path | None = option(None, ACTING, "certificate, PEM, for TLS with actors")
+    learner_tls_key: Path | None = option(None, ACTING, "private key of the certificate, PEM, without a password")
+    learner_tls_client_ca: Path | None = option(
+        None, ACTING, "authority, PEM, that has to have signed actors' certificates; without it they need none"
+    )
+    learner_tokens: Path | None = option(
+        None, ACTING, "TOML file of tokens, as the server's; an actor needs the right to write to the run's table"
+    )
+    learner_insecure: bool = option(
+        False, ACTING, "listen for actors beyond this machine without TLS and tokens, where everybody is trusted"
+    )
     publish_interval: int = option(50, ACTING, "gradient steps between versions of the weights that actors get", ge=1)
     grant_steps: int = option(50, ACTING, "environment steps that an actor takes between two reports", ge=1)
 
@@ -183,6 +196,14 @@ class TrainSettings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.learner_tls_cert is None) != (self.learner_tls_key is None):
+            raise ValueError("expected learner_tls_cert and learner_tls_key together, got one of them")
+        if self.learner_tls_client_ca is not None and self.learner_tls_cert is None:
+            raise ValueError("expected learner_tls_cert and learner_tls_key where there is learner_tls_client_ca")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -210,6 +231,13 @@ class TrainSettings(BaseSettings):
     def drops_table(self) -> bool:
         """Whether the table goes when training is done."""
         return self.table is None if self.keep_table is None else not self.keep_table
+
+    @property
+    def learner_access(self) -> LearnerAccess:
+        """Who may join the learner."""
+        return LearnerAccess(
+            self.learner_tls_cert, self.learner_tls_key, self.learner_tls_client_ca, self.learner_tokens
+        )
 
     def save(self, path: Path) -> None:
         """Write them for `resume` to find."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
-from replay_client import ReplayClient, ReplayError
+from replay_client import ReplayClient, ReplayError, Tls
+from replay_client.security import TLS_PREFIX, token_from_environment
+from replay_proto.access.exposure import ExposedError, check_exposure
+from replay_proto.access.watched import UnusableFileError
 from rich.console import Console
 from rich.logging import RichHandler
 from safetensors.torch import save_file
@@ -22,6 +26,7 @@ from replay_agent.devices import choose_device, limit_threads
 from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.environments import UnsupportedEnvironmentError, inspect_environment
 from replay_agent.evaluation import EvaluationStoppedError
+from replay_agent.learner_client import LEARNER_TLS_PREFIX
 from replay_agent.metrics import MetricsLog, NoLog, TensorBoardLog
 from replay_agent.networks import network_kind
 from replay_agent.progress import make_progress
@@ -44,10 +49,12 @@ FAILURES = (
     ActorsFailError,
     CheckpointError,
     EmbeddedServerError,
+    ExposedError,
     OSError,
     ReplayError,
     RunDirectoryError,
     UnsupportedEnvironmentError,
+    UnusableFileError,
     ValueError,
 )
 
@@ -61,6 +68,8 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         console: shows progress.
 
     Raises:
+        ExposedError: actors on other machines could join without protection.
+        UnusableFileError: the learner's tokens or certificates cannot be used.
         UnsupportedEnvironmentError: the environment does not suit.
         RunDirectoryError: the run's directory cannot be used.
         EmbeddedServerError: no server of its own could be started, or it is gone.
@@ -68,6 +77,12 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         ActorsFailError: actors cannot be kept alive.
         ReplayError: the server refuses or is gone.
     """
+    check_exposure(
+        settings.learner_host,
+        settings.learner_access.protection,
+        insecure=settings.learner_insecure,
+        flag_prefix="--learner-",
+    )
     env = inspect_environment(settings.env)
     kind = network_kind(env.observation_shape, env.observation_dtype)
     device = choose_device(settings.device, kind)
@@ -76,7 +91,9 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
     with ExitStack() as stack:
         embedded = None if settings.server else _embedded_server(run, stack)
         address = settings.server or (embedded.address if embedded else "")
-        client = stack.enter_context(ReplayClient(address))
+        # A server of our own is reached from this machine only, without TLS.
+        tls = None if embedded else Tls.from_environment()
+        client = stack.enter_context(ReplayClient(address, token=token_from_environment(), tls=tls))
         metrics: MetricsLog = TensorBoardLog(run.tensorboard) if settings.tensorboard else NoLog()
         stack.callback(metrics.close)
         timeout_s = EMBEDDED_TIMEOUT_S if embedded else settings.reconnect_timeout_s
@@ -85,7 +102,9 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
             stack.callback(trainer.close)
             if settings.resume is not None:
                 trainer.resume()
-            learner_server = LearnerServer(trainer.service, settings.learner_host, settings.learner_port)
+            learner_server = LearnerServer(
+                trainer.service, settings.learner_host, settings.learner_port, settings.learner_access
+            )
             stack.callback(learner_server.close)
             log.info("replay server at %s, learner at %s, run in %s", address, learner_server.address, run.path)
             ending = _train(settings, trainer, run, address, learner_server.local_address, console)
@@ -99,7 +118,14 @@ def _train(
     with ExitStack() as stack:
         pool = None
         if settings.actors:
-            pool = ActorPool(settings.actors, server, learner, run.logs, settings.reconnect_timeout_s)
+            pool = ActorPool(
+                settings.actors,
+                server,
+                learner,
+                run.logs,
+                settings.reconnect_timeout_s,
+                environment=_actor_environment(settings),
+            )
             stack.callback(pool.close)
         progress = stack.enter_context(make_progress(console, settings.env, settings.steps, shown=settings.progress))
         try:
@@ -110,6 +136,16 @@ def _train(
         finally:
             trainer.service.finish()
             trainer.save()
+
+
+def _actor_environment(settings: TrainSettings) -> dict[str, str]:
+    """Variables for actors of our own: they use TLS where there is some, and not where ours speak plainly."""
+    plain = []
+    if settings.server is None:
+        plain.append(TLS_PREFIX)
+    if settings.learner_tls_cert is None:
+        plain.append(LEARNER_TLS_PREFIX)
+    return {name: value for name, value in os.environ.items() if not name.startswith(tuple(plain))}
 
 
 def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, ending: Ending) -> TrainingReport:

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from replay_agent.acting import FinishedEpisode
+from replay_agent.learner_access import LearnerAccess
 from replay_agent.seeds import training_seed
 from replay_agent.task import Assignment, Task
 
@@ -113,6 +114,11 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
         self._is_finished = threading.Event()
 
     @property
+    def table(self) -> str:
+        """Name of the table that actors write to."""
+        return self._task.table
+
+    @property
     def actors_joined(self) -> int:
         """How many actors ever joined."""
         return self._actors
@@ -162,25 +168,33 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
 class LearnerServer:
     """Serves a `LearnerService` on a port."""
 
-    def __init__(self, service: LearnerService, host: str, port: int) -> None:
+    def __init__(self, service: LearnerService, host: str, port: int, access: LearnerAccess | None = None) -> None:
         """Listen.
 
         Args:
             service: what to serve.
             host: address to listen on.
             port: 0 picks a free one.
+            access: who may join; None: whoever reaches it.
 
         Raises:
             OSError: the port cannot be had.
+            UnusableFileError: the tokens or certificates cannot be used.
         """
+        access = access or LearnerAccess()
+        credentials = access.credentials()
         self._server = grpc.server(
             ThreadPoolExecutor(SERVICE_THREADS, thread_name_prefix="learner-service"),
             # Two learners on one port would share its actors between them.
             options=(*UNLIMITED_MESSAGES, ("grpc.so_reuseport", 0)),
+            interceptors=access.interceptors(service.table),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(service, self._server)
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            if credentials is None:
+                bound = self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = self._server.add_secure_port(f"{host}:{port}", credentials)
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on {host}:{port} for actors: {error}; choose another --learner-port"

@@ -22,6 +22,7 @@ from replay_client.errors import (
     ForkedError,
     InternalServerError,
     InvalidArgumentError,
+    PermissionDeniedError,
     ReplayError,
     ResourceExhaustedError,
     SequenceGapError,
@@ -31,11 +32,13 @@ from replay_client.errors import (
     TableExistsError,
     TableNotFoundError,
     TableReplacedError,
+    UnauthenticatedError,
     WriterError,
     WriterSupersededError,
     WriterUnknownError,
 )
 from replay_client.sampler import Sampler
+from replay_client.security import Tls
 from replay_client.stats import MethodStats, Rates, ServerStats, Stats, TableStats, TimesSampled
 from replay_client.table import Table
 from replay_client.writer import Writer
@@ -50,6 +53,7 @@ __all__ = [
     "InternalServerError",
     "InvalidArgumentError",
     "MethodStats",
+    "PermissionDeniedError",
     "Rates",
     "ReplayClient",
     "ReplayError",
@@ -70,6 +74,8 @@ __all__ = [
     "TableReplacedError",
     "TableStats",
     "TimesSampled",
+    "Tls",
+    "UnauthenticatedError",
     "UpdateResult",
     "WeightNorm",
     "Writer",

@@ -20,6 +20,7 @@ from replay_client.connection import Connection
 from replay_client.description import TableDescription, table_config
 from replay_client.errors import InvalidArgumentError
 from replay_client.same_host import SameHost
+from replay_client.security import Tls
 from replay_client.stats import Stats
 from replay_client.table import Table, drop_table
 
@@ -29,24 +30,35 @@ DEFAULT_TIMEOUT_S: Final = 30.0
 class ReplayClient:
     """See the module."""
 
-    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, same_host: bool = True) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        same_host: bool = True,
+    ) -> None:
         """Open a channel; the server need not be there yet.
 
         Args:
             address: ``host:port``.
+            token: says who calls, where the server wants to know; it travels in plain text unless there is `tls`.
+            tls: how to encrypt, and what makes sure of the server; None: neither.
             timeout_s: how long a call may take, in seconds, a wait for the server included.
             same_host: where the server is on this host, copy rows of batches out of its files instead of having them
                 sent, and make a learner's calls over a unix-domain socket; `TableStats.sampled_same_host` tells
                 whether rows are copied.
 
         Raises:
-            InvalidArgumentError: for an empty address, or a time that is not positive.
+            InvalidArgumentError: for an empty address, a time that is not positive, a token that cannot be one, or a
+                file of `tls` that cannot be read.
         """
         if not isinstance(address, str) or not address:
             raise InvalidArgumentError.of_field("address", "host:port", repr(address))
         if not timeout_s > 0:
             raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
-        self._connection = Connection(address, timeout_s=timeout_s)
+        self._connection = Connection(address, timeout_s=timeout_s, token=token, tls=tls)
         self._same_host = same_host
 
     @property
@@ -148,4 +160,5 @@ class ReplayClient:
 
     def _table(self, message: replay_pb2.TableDescription) -> Table:
         description = TableDescription.from_proto(message)
-        return Table(self._connection, description, SameHost.find(description) if self._same_host else SameHost())
+        same_host = SameHost.find(description, self._connection.authorization) if self._same_host else SameHost()
+        return Table(self._connection, description, same_host)

@@ -35,6 +35,7 @@ from replay_client.errors import (
     ServerUnavailableError,
     from_rpc_error,
 )
+from replay_client.security import Tls, open_channel, token_metadata
 
 M = TypeVar("M", bound=Message)
 
@@ -52,6 +53,7 @@ Method = Literal[
     "Stats",
 ]
 StreamMethod = Literal["Write", "Learn"]
+Metadata = tuple[tuple[str, str], ...]
 
 READ_ONLY: Final[tuple[Method, ...]] = ("ListTables", "DescribeTable", "Sample", "Read", "Stats")
 """What gRPC may repeat by itself. A draw counts as one: all it moves are counters and, in a seeded table, the
@@ -119,16 +121,19 @@ class Backoff:
 class MessageStream:
     """One bidirectional stream, while it lasts. All that this library needs of a transport for streams."""
 
-    def __init__(self, channel: grpc.Channel, method: StreamMethod, requests: Iterator[bytes]) -> None:
+    def __init__(
+        self, channel: grpc.Channel, method: StreamMethod, requests: Iterator[bytes], metadata: Metadata
+    ) -> None:
         """Open it.
 
         Args:
             channel: to the server.
             method: name of the RPC.
             requests: messages to send; consumed in a thread of its own until it ends, which ends our side.
+            metadata: says who calls.
         """
         multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_path(method))
-        self._call = multi(requests)
+        self._call = multi(requests, metadata=metadata)
 
     def receive(self) -> bytes:
         """Wait for the next answer.
@@ -156,6 +161,8 @@ class Connection:
         address: str,
         *,
         timeout_s: float,
+        token: str | None = None,
+        tls: Tls | None = None,
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -165,9 +172,14 @@ class Connection:
         Args:
             address: ``host:port``, or another form that gRPC knows.
             timeout_s: how long a call may take that does not say so itself, in seconds.
+            token: says who calls, where the server wants to know.
+            tls: how to encrypt; None: not at all.
             backoff: pauses between attempts.
             clock: seconds that never go back.
             rng: for the jitter of the pauses.
+
+        Raises:
+            InvalidArgumentError: for a token that cannot be one, or a file of certificates that cannot be read.
         """
         self.address = address
         self.timeout_s = timeout_s
@@ -176,8 +188,14 @@ class Connection:
         self.rng = rng or random.Random()
         self._process = os.getpid()
         self._closed = False
-        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._metadata = token_metadata(token)
+        self._channel = open_channel(address, tls, _CHANNEL_OPTIONS)
         self._unary: dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]] = {}
+
+    @property
+    def authorization(self) -> str:
+        """What calls carry to say who they are from; empty: nothing."""
+        return dict(self._metadata).get("authorization", "")
 
     @property
     def is_forked(self) -> bool:
@@ -228,7 +246,7 @@ class Connection:
             ForkedError: it belongs to another process.
         """
         self.check_usable()
-        return MessageStream(self._channel, method, requests)
+        return MessageStream(self._channel, method, requests, self._metadata)
 
     def close(self) -> None:
         """Close the channel; calls and streams that are under way end. Does nothing in a forked child."""
@@ -261,7 +279,12 @@ class Connection:
         if unary is None:
             unary = self._unary[method] = self._channel.unary_unary(_path(method))
         try:
-            return unary(request, timeout=max(0.0, deadline - self.clock()), wait_for_ready=wait_for_ready)
+            return unary(
+                request,
+                timeout=max(0.0, deadline - self.clock()),
+                metadata=self._metadata,
+                wait_for_ready=wait_for_ready,
+            )
         except grpc.RpcError as error:
             if self._closed:
                 raise ClosedError("this client was closed meanwhile") from None

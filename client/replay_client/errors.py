@@ -115,6 +115,18 @@ class ServerUnavailableError(ReplayError, ConnectionError):
     default_code = grpc.StatusCode.UNAVAILABLE
 
 
+class UnauthenticatedError(ReplayError, PermissionError):
+    """The server wants a token, and the one that was sent, if any, is not valid (any more)."""
+
+    default_code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDeniedError(ReplayError, PermissionError):
+    """The token does not give this right on this table. ``metadata`` has ``right`` and ``table``."""
+
+    default_code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class InternalServerError(ReplayError):
     """A fault of the server, which logged it, or an answer that the contract does not allow."""
 
@@ -172,6 +184,8 @@ BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "WRITER_SUPERSEDED": WriterSupersededError,
     "SHUTTING_DOWN": ServerUnavailableError,
     "INTERNAL": InternalServerError,
+    "UNAUTHENTICATED": UnauthenticatedError,
+    "PERMISSION_DENIED": PermissionDeniedError,
 }
 """The type for each reason that the service gives."""
 

@@ -94,16 +94,18 @@ class LocalStream:
 class LocalSocket:
     """The way to one table on the server's host. Threads may share one."""
 
-    def __init__(self, table: TableDescription, nonce: bytes) -> None:
+    def __init__(self, table: TableDescription, nonce: bytes, authorization: str = "") -> None:
         """Know where to go.
 
         Args:
             table: the table.
             nonce: what the file in its directory holds.
+            authorization: says who calls, where the server wants to know.
         """
         self._path = Path(table.socket)
         self._table = table
         self._nonce = nonce
+        self._authorization = authorization
         self._idle: defaultdict[LocalMethod, list[LocalStream]] = defaultdict(list)
         self._lock = threading.Lock()
         self._not_before_s = 0.0
@@ -113,7 +115,11 @@ class LocalSocket:
         if time.monotonic() < self._not_before_s:
             return None
         hello = replay_pb2.LocalHello(
-            method=method, table=self._table.name, table_uid=self._table.uid, nonce=self._nonce
+            method=method,
+            table=self._table.name,
+            table_uid=self._table.uid,
+            nonce=self._nonce,
+            authorization=self._authorization,
         )
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         stream = LocalStream(link)

@@ -31,7 +31,7 @@ class SameHost:
     """Makes the calls of a learner."""
 
     @classmethod
-    def find(cls, table: TableDescription) -> SameHost:
+    def find(cls, table: TableDescription, authorization: str) -> SameHost:
         """What there is, if the server offers it, this is its host, and we may read the table's directory."""
         try:
             nonce = (Path(table.directory) / NONCE_FILE).read_bytes() if table.directory else b""
@@ -40,7 +40,7 @@ class SameHost:
             rows = MappedRows(table, nonce) if platform.machine() in _ORDERED_LOADS else None
         except OSError:
             return cls()
-        return cls(rows, LocalSocket(table, nonce) if table.socket else None)
+        return cls(rows, LocalSocket(table, nonce, authorization) if table.socket else None)
 
     def open_learn_stream(self) -> LocalStream | None:
         """A learner's stream over the socket, if there is one and somebody answers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import grpc
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
@@ -195,4 +197,25 @@ def internal() -> RequestError:
     """The server is at fault; its log says more."""
     return RequestError(
         grpc.StatusCode.INTERNAL, replay_pb2.ERROR_REASON_INTERNAL, "a fault of the server; its log has the traceback"
+    )
+
+
+def unauthenticated(problem: str) -> RequestError:
+    """Nobody knows who calls; the problem never says what the token was."""
+    return RequestError(
+        grpc.StatusCode.UNAUTHENTICATED,
+        replay_pb2.ERROR_REASON_UNAUTHENTICATED,
+        f"{problem}; send one that is valid as 'authorization: Bearer TOKEN'",
+    )
+
+
+def permission_denied(caller: str, one_of: Sequence[str], table: str | None) -> RequestError:
+    """The caller may not do this; whether there is such a table is not said."""
+    rights, on = " or ".join(one_of), "any table" if table is None else f"table {table!r}"
+    return RequestError(
+        grpc.StatusCode.PERMISSION_DENIED,
+        replay_pb2.ERROR_REASON_PERMISSION_DENIED,
+        f"the token {caller!r} does not give the right {rights} on {on}; whoever keeps the server's tokens can add it",
+        right=rights,
+        table=table or "",
     )

@@ -11,17 +11,23 @@ import sys
 import threading
 from collections.abc import Callable
 
+import grpc
 import uvloop
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
+from replay_proto.access.certificates import ServerCertificates
+from replay_proto.access.exposure import ExposedError, check_exposure
+from replay_proto.access.watched import UnusableFileError
 from replay_proto.errors import FieldError
 
 from replay_server import __version__
+from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.server import BindError, ReplayServer
 from replay_server.service.local import SOCKET_NAME
 from replay_server.settings import ServerSettings, load_settings
+from replay_server.storage.permissions import GROUP_UMASK, UMASK, GroupError, keep_private, share_with_group
 from replay_server.storage.root import Root, RootInUseError
 from replay_server.storage.table_directory import DamagedTableError
 from replay_server.warming import warm_up
@@ -41,10 +47,23 @@ def main() -> None:
         print(f"replay-server: {error}", file=sys.stderr)
         sys.exit(2)
     _set_up_logging(settings.log_level)
+    try:
+        check_exposure(settings.host, settings.protection, insecure=settings.insecure)
+    except ExposedError as error:
+        print(f"replay-server: {error}", file=sys.stderr)
+        sys.exit(2)
     _allow_many_files()
     try:
         uvloop.run(serve(settings))
-    except (StartError, BindError, RootInUseError, DamagedTableError, OSError) as error:
+    except (
+        StartError,
+        BindError,
+        UnusableFileError,
+        GroupError,
+        RootInUseError,
+        DamagedTableError,
+        OSError,
+    ) as error:
         log.error("%s", error)
         sys.exit(1)
 
@@ -55,6 +74,8 @@ async def serve(settings: ServerSettings) -> None:
     Raises:
         StartError: if a table of the config file cannot be made.
         BindError: if the address cannot be listened on.
+        UnusableFileError: if the tokens or certificates cannot be used.
+        GroupError: if files cannot be given to the group.
         RootInUseError: if another server has the data directory.
         DamagedTableError: if a stored table cannot be read.
     """
@@ -62,9 +83,12 @@ async def serve(settings: ServerSettings) -> None:
     _stop_on_signals(stop)
     if settings.exit_with_parent:
         _stop_with_parent(stop)
+    authenticator, credentials = Authenticator(settings.tokens), _credentials(settings)
+    os.umask(UMASK if settings.group is None else GROUP_UMASK)
     root = Root.durable(settings.data_dir) if settings.data_dir else Root.in_memory(settings.memory_dir)
     catalog = Catalog(root)
     try:
+        keep_private(root) if settings.group is None else share_with_group(root, settings.group)
         catalog.restore()
         await _make_tables(catalog, settings)
         warm_up(root.path)
@@ -72,7 +96,10 @@ async def serve(settings: ServerSettings) -> None:
             catalog,
             max_message_mb=settings.max_message_mb,
             offer_reflection=settings.reflection,
-            socket=root.path / SOCKET_NAME if settings.same_host else None,
+            socket=root.tables / SOCKET_NAME if settings.same_host else None,
+            offer_health=settings.health,
+            authenticator=authenticator,
+            credentials=credentials,
         )
         port = await server.start(settings.host, settings.port)
         log.info("version %s, tables in %s", __version__, root.path)
@@ -84,6 +111,12 @@ async def serve(settings: ServerSettings) -> None:
         catalog.close()
         root.close()
     log.info("stopped")
+
+
+def _credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca).credentials()
 
 
 async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:

@@ -12,6 +12,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.service.handlers import SERVICE, replay_methods
 from replay_server.service.local import LocalServer
@@ -30,7 +31,17 @@ class BindError(Exception):
 class ReplayServer:
     """Serves the tables of a catalog at one address."""
 
-    def __init__(self, catalog: Catalog, *, max_message_mb: int, offer_reflection: bool, socket: Path | None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        max_message_mb: int,
+        offer_reflection: bool,
+        offer_health: bool,
+        socket: Path | None,
+        authenticator: Authenticator,
+        credentials: grpc.ServerCredentials | None,
+    ) -> None:
         """Prepare; nothing listens yet.
 
         Args:
@@ -39,7 +50,11 @@ class ReplayServer:
             offer_reflection: whether to describe the contract to whoever asks.
             socket: where to listen for clients on this host; None: nowhere, and they may not copy rows out of the
                 tables' files either.
+            offer_health: whether to tell whoever asks that it serves.
+            authenticator: finds out who calls.
+            credentials: for TLS; None: connections are not encrypted.
         """
+        self._credentials = credentials
         limit = max_message_mb * _BYTES_PER_MB
         self._catalog = catalog
         self._server = grpc.aio.server(
@@ -54,14 +69,15 @@ class ReplayServer:
                 ("grpc.http2.max_ping_strikes", 0),
             ]
         )
-        methods = replay_methods(catalog, limit - _HEAD_BYTES, socket=socket)
+        methods = replay_methods(catalog, limit - _HEAD_BYTES, socket=socket, authenticator=authenticator)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
         self._socket = socket
         self._local = LocalServer(catalog, methods, limit)
-        self._health = health_aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health = health_aio.HealthServicer() if offer_health else None
+        if self._health is not None:
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if offer_reflection:
-            services = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
+            services = (SERVICE, reflection.SERVICE_NAME, *((HEALTH_SERVICE,) if offer_health else ()))
             reflection.enable_server_reflection(services, self._server)
 
     async def start(self, host: str, port: int) -> int:
@@ -75,7 +91,10 @@ class ReplayServer:
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = self._server.add_insecure_port(address)
+            if self._credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
             raise BindError(
                 f"cannot listen on {address}: is the port taken, or the address not this machine's?"
@@ -83,12 +102,14 @@ class ReplayServer:
         if self._socket is not None:
             await self._local.start(self._socket)
         await self._server.start()
-        for service in ("", SERVICE):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        if self._health is not None:
+            for service in ("", SERVICE):
+                await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return bound
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new calls, send away those that wait, and let the others end for so many seconds."""
-        await self._health.enter_graceful_shutdown()
+        if self._health is not None:
+            await self._health.enter_graceful_shutdown()
         self._catalog.waiters.close()
         await asyncio.gather(self._server.stop(drain_s), self._local.stop(drain_s))

@@ -24,9 +24,9 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -36,6 +36,7 @@ from pydantic_settings import (
     SettingsError,
     TomlConfigSettingsSource,
 )
+from replay_proto.access.exposure import Protection
 from replay_proto.schema import Column, Schema
 
 from replay_server.table_config import DEFAULT_BACKEND, TableConfig
@@ -116,10 +117,43 @@ class ServerSettings(BaseSettings):
         True, description="let clients on this host that can read the tables' files copy rows out of them"
     )
     reflection: bool = Field(True, description="offer gRPC server reflection")
+    health: bool = Field(True, description="offer gRPC's health service, which takes no token")
+    tls_cert: Path | None = Field(None, description="certificate for TLS, PEM; read again when it changes")
+    tls_key: Path | None = Field(None, description="private key of the certificate, PEM, without a password")
+    tls_client_ca: Path | None = Field(
+        None,
+        description="authority, PEM, that has to have signed clients' certificates; without it they need none",
+    )
+    tokens: Path | None = Field(
+        None, description="TOML file of bearer tokens and their rights; read again when it changes"
+    )
+    insecure: bool = Field(
+        False, description="listen beyond this machine without TLS and tokens, where everybody is trusted"
+    )
+    group: str | None = Field(
+        None, description="group whose members may read the tables' files; without it only the server's user may"
+    )
     exit_with_parent: bool = Field(
         False, description="stop when standard input ends, as it does when the process that holds it dies"
     )
     tables: CliSuppress[list[TableSettings]] = Field([], description="tables to make at start; from the TOML file")
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("expected tls_cert and tls_key together, got one of them")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("expected tls_cert and tls_key where there is tls_client_ca, got none")
+        return self
+
+    @property
+    def protection(self) -> Protection:
+        """How callers are kept out."""
+        return Protection(
+            tls=self.tls_cert is not None,
+            client_certificates=self.tls_client_ca is not None,
+            tokens=self.tokens is not None,
+        )
 
     @classmethod
     def settings_customise_sources(

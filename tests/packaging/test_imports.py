@@ -62,6 +62,37 @@ def test_a_library_is_imported_only_where_it_belongs(package: str, library: str)
     assert importers == set()
 
 
+UNSAFE_MODULES = {"cPickle", "cloudpickle", "dill", "marshal", "pickle", "shelve", "yaml"}
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
+UNSAFE_METHODS = {("np", "load"), ("numpy", "load"), ("torch", "load"), ("os", "system")}
+
+
+def unsafe_calls(source: Path) -> list[int]:
+    """Lines that call what runs code out of data, or may."""
+    lines = []
+    for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+        if isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Name) and called.id in UNSAFE_CALLS:
+                lines.append(node.lineno)
+            if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+                lines += [node.lineno] * ((called.value.id, called.attr) in UNSAFE_METHODS)
+    return lines
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_nothing_is_unpickled_or_evaluated(package: str) -> None:
+    assert [(str(file), name) for file, name in imports(package) if name in UNSAFE_MODULES] == []
+    files = PACKAGES[package].rglob("*.py")
+    assert {str(file): lines for file in files if (lines := unsafe_calls(file))} == {}
+
+
+def test_what_runs_code_is_found(tmp_path: Path) -> None:
+    source = tmp_path / "module.py"
+    source.write_text("eval('1')\nre.compile('x')\nnp.load('x')\ntorch.save('x')\n")
+    assert unsafe_calls(source) == [1, 3]
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_roots_are_folders_and_not_packages(package: str) -> None:
     assert PACKAGES[package].is_dir()

@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2
 from replay_proto.errors import ERROR_DOMAIN, FieldError
 from replay_proto.v1 import replay_pb2
 from replay_server import errors
+from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.service.handlers import replay_methods
@@ -36,13 +37,15 @@ ERRORS: list[RequestError] = [
     errors.writer_superseded(),
     errors.shutting_down(),
     errors.internal(),
+    errors.unauthenticated("no token"),
+    errors.permission_denied("name", ["read"], "table"),
 ]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_rpc_has_a_handler_of_its_shape(tmp_path: Path, method: str) -> None:
     root = Root.durable(tmp_path)
-    handlers = replay_methods(Catalog(root), 1000, socket=None)
+    handlers = replay_methods(Catalog(root), 1000, socket=None, authenticator=Authenticator())
     handler = handlers[method]
     root.close()
     described = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].methods_by_name[method]

@@ -260,7 +260,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, flag: str) -> 
 
 
 def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
-    ended = run_to_its_end("--host", "192.0.2.1", "--memory-dir", str(tmp_path))
+    ended = run_to_its_end("--host", "192.0.2.1", "--insecure", "--memory-dir", str(tmp_path))
     assert ended.returncode == 1
     assert "192.0.2.1" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -27,6 +27,8 @@ CODES = {
     "WRITER_UNKNOWN": grpc.StatusCode.FAILED_PRECONDITION,
     "WRITER_SUPERSEDED": grpc.StatusCode.ABORTED,
     "SHUTTING_DOWN": grpc.StatusCode.UNAVAILABLE,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
+    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
 }
 """The status code that the contract promises for each reason a caller can meet."""
 
@@ -44,6 +46,8 @@ METADATA = {
     "WRITER_UNKNOWN": {"got"},
     "WRITER_SUPERSEDED": set[str](),
     "SHUTTING_DOWN": set[str](),
+    "UNAUTHENTICATED": set[str](),
+    "PERMISSION_DENIED": {"right", "table"},
 }
 """The metadata that the contract promises for each of them."""
 

@@ -2,7 +2,8 @@
 
 replay stats --watch --server HOST:PORT
 
-The server's address may also stand in the variable REPLAY_SERVER.
+The server's address may also stand in the variable REPLAY_SERVER; a token and the files of TLS stand in those that
+`replay_client.security` lists.
 """
 
 from __future__ import annotations

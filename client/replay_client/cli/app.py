@@ -16,7 +16,8 @@ from rich.live import Live
 from replay_client.cli import render
 from replay_client.cli.plain import plain_description, plain_stats
 from replay_client.client import ReplayClient
-from replay_client.errors import ReplayError, ServerUnavailableError, TableNotFoundError
+from replay_client.errors import ReplayError, ServerUnavailableError, TableNotFoundError, UnauthenticatedError
+from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
 from replay_client.stats import Stats
 
 TIMEOUT_S = 3.0
@@ -27,7 +28,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look at the tables of a replay server, empty them, drop them.",
+    help="Look at the tables of a replay server, empty them, drop them. The variable REPLAY_TOKEN holds a token where "
+    "the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY name the files of TLS.",
 )
 
 Server = Annotated[
@@ -112,13 +114,18 @@ def reset(table: TableName, server: Server = DEFAULT_SERVER, yes: Yes = False) -
 @contextmanager
 def _client(server: str) -> Iterator[ReplayClient]:
     """A client that names the server it could not reach."""
-    with ReplayClient(server, timeout_s=TIMEOUT_S) as client:
+    with ReplayClient(
+        server, token=token_from_environment(), tls=Tls.from_environment(), timeout_s=TIMEOUT_S
+    ) as client:
         try:
             yield client
         except ServerUnavailableError as error:
             raise ServerUnavailableError(
-                f"no replay server answers at {server}; is it running, and is --server (or REPLAY_SERVER) its address?"
+                f"no replay server answers at {server}; is it running, is --server (or REPLAY_SERVER) its address, and "
+                f"are REPLAY_TLS... as it wants them? ({error.message})"
             ) from error
+        except UnauthenticatedError as error:
+            raise UnauthenticatedError(f"{error.message}: put it into the variable {TOKEN_VARIABLE}") from error
 
 
 def _stats_of(client: ReplayClient, table: str | None) -> Stats:

@@ -13,6 +13,9 @@ table's schema, each column with all its rows: a column of dtype float32 and sha
 16 * n bytes. Booleans are one byte, 0 or 1. `rows` has the number 15 in every message that has
 it, so that both ends can build and read it in place.
 
+A server that wants tokens finds a caller's in the metadata of a call, as "authorization: Bearer TOKEN".
+Each RPC names below the right that it takes, on the table that a message names.
+
 Every operation on a table is atomic: it happens wholly before or wholly after any other. A
 request is checked whole before anything changes; one that is refused changes nothing. Errors
 carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of ErrorReason
@@ -75,6 +78,12 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """UNAVAILABLE: the server is shutting down. Try again once it is back."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 14
     """INTERNAL: a fault of the server, which logged it."""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 20
+    """UNAUTHENTICATED: the server wants a token, and the call has none, a wrong one, or one that is valid no more."""
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 21
+    """PERMISSION_DENIED: the call's token does not give this right on this table, whether it exists or
+    not. Metadata: `right`, `table` (empty: no table is named).
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of its google.rpc.ErrorInfo, without the prefix."""
@@ -113,6 +122,12 @@ ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 13
 """UNAVAILABLE: the server is shutting down. Try again once it is back."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 14
 """INTERNAL: a fault of the server, which logged it."""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 20
+"""UNAUTHENTICATED: the server wants a token, and the call has none, a wrong one, or one that is valid no more."""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 21
+"""PERMISSION_DENIED: the call's token does not give this right on this table, whether it exists or
+not. Metadata: `right`, `table` (empty: no table is named).
+"""
 global___ErrorReason = ErrorReason
 
 class _DataType:

@@ -105,6 +105,7 @@ class ReplayServiceServicer(object):
         """Makes a table. When one of this name and the same config exists, it is returned as it is; when
         its config differs, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of two callers who
         race, one makes the table and the other finds it.
+        Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,6 +113,7 @@ class ReplayServiceServicer(object):
 
     def DropTable(self, request, context):
         """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND.
+        Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +121,7 @@ class ReplayServiceServicer(object):
 
     def ListTables(self, request, context):
         """Describes all tables, in the order of their names.
+        Right: read; tables that the caller may not read are left out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,6 +129,7 @@ class ReplayServiceServicer(object):
 
     def DescribeTable(self, request, context):
         """Describes one table.
+        Right: any; who may not read is not told `directory`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,6 +137,7 @@ class ReplayServiceServicer(object):
 
     def ResetTable(self, request, context):
         """Makes every row of a table disappear. Keys go on counting, the uid stays.
+        Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +145,7 @@ class ReplayServiceServicer(object):
 
     def Insert(self, request, context):
         """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion.
+        Right: write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +154,7 @@ class ReplayServiceServicer(object):
     def Write(self, request_iterator, context):
         """Adds rows, message by message, answered in order. A second live stream of the same writer ends
         the first one with ABORTED / WRITER_SUPERSEDED.
+        Right: write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,6 +162,7 @@ class ReplayServiceServicer(object):
 
     def Sample(self, request, context):
         """Draws a batch by priority, with replacement.
+        Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,6 +170,7 @@ class ReplayServiceServicer(object):
 
     def Read(self, request, context):
         """Returns the rows of given keys, as far as they are live.
+        Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,6 +179,7 @@ class ReplayServiceServicer(object):
     def UpdatePriorities(self, request, context):
         """Sets priorities. Of two callers who race for one row, the later wins; keys of rows that
         were evicted in the meantime are counted as stale and ignored.
+        Right: write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,6 +189,7 @@ class ReplayServiceServicer(object):
         """A learner's stream: each request may set priorities and ask for batches, in this order;
         answers come in the order of the requests. An update is in force for every draw asked for
         after it on this stream. A request that is refused ends the stream; those before it hold.
+        Right: read; with an update, write as well.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,6 +197,7 @@ class ReplayServiceServicer(object):
 
     def Stats(self, request, context):
         """Figures of the server and its tables. Cheap: it never passes over all rows.
+        Right: read; tables that the caller may not read are left out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

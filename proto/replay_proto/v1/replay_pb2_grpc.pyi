@@ -13,6 +13,9 @@ table's schema, each column with all its rows: a column of dtype float32 and sha
 16 * n bytes. Booleans are one byte, 0 or 1. `rows` has the number 15 in every message that has
 it, so that both ends can build and read it in place.
 
+A server that wants tokens finds a caller's in the metadata of a call, as "authorization: Bearer TOKEN".
+Each RPC names below the right that it takes, on the table that a message names.
+
 Every operation on a table is atomic: it happens wholly before or wholly after any other. A
 request is checked whole before anything changes; one that is refused changes nothing. Errors
 carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of ErrorReason
@@ -44,37 +47,48 @@ class ReplayServiceStub:
     """Makes a table. When one of this name and the same config exists, it is returned as it is; when
     its config differs, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of two callers who
     race, one makes the table and the other finds it.
+    Right: admin.
     """
 
     DropTable: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.DropTableRequest,
         replay_proto.v1.replay_pb2.DropTableResponse,
     ]
-    """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND."""
+    """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND.
+    Right: admin.
+    """
 
     ListTables: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.ListTablesRequest,
         replay_proto.v1.replay_pb2.ListTablesResponse,
     ]
-    """Describes all tables, in the order of their names."""
+    """Describes all tables, in the order of their names.
+    Right: read; tables that the caller may not read are left out.
+    """
 
     DescribeTable: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.DescribeTableRequest,
         replay_proto.v1.replay_pb2.DescribeTableResponse,
     ]
-    """Describes one table."""
+    """Describes one table.
+    Right: any; who may not read is not told `directory`.
+    """
 
     ResetTable: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Makes every row of a table disappear. Keys go on counting, the uid stays."""
+    """Makes every row of a table disappear. Keys go on counting, the uid stays.
+    Right: admin.
+    """
 
     Insert: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.InsertRequest,
         replay_proto.v1.replay_pb2.InsertResponse,
     ]
-    """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion."""
+    """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion.
+    Right: write.
+    """
 
     Write: grpc.StreamStreamMultiCallable[
         replay_proto.v1.replay_pb2.WriteRequest,
@@ -82,19 +96,24 @@ class ReplayServiceStub:
     ]
     """Adds rows, message by message, answered in order. A second live stream of the same writer ends
     the first one with ABORTED / WRITER_SUPERSEDED.
+    Right: write.
     """
 
     Sample: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.SampleRequest,
         replay_proto.v1.replay_pb2.SampleResponse,
     ]
-    """Draws a batch by priority, with replacement."""
+    """Draws a batch by priority, with replacement.
+    Right: read.
+    """
 
     Read: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.ReadRequest,
         replay_proto.v1.replay_pb2.ReadResponse,
     ]
-    """Returns the rows of given keys, as far as they are live."""
+    """Returns the rows of given keys, as far as they are live.
+    Right: read.
+    """
 
     UpdatePriorities: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.UpdatePrioritiesRequest,
@@ -102,6 +121,7 @@ class ReplayServiceStub:
     ]
     """Sets priorities. Of two callers who race for one row, the later wins; keys of rows that
     were evicted in the meantime are counted as stale and ignored.
+    Right: write.
     """
 
     Learn: grpc.StreamStreamMultiCallable[
@@ -111,13 +131,16 @@ class ReplayServiceStub:
     """A learner's stream: each request may set priorities and ask for batches, in this order;
     answers come in the order of the requests. An update is in force for every draw asked for
     after it on this stream. A request that is refused ends the stream; those before it hold.
+    Right: read; with an update, write as well.
     """
 
     Stats: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.StatsRequest,
         replay_proto.v1.replay_pb2.StatsResponse,
     ]
-    """Figures of the server and its tables. Cheap: it never passes over all rows."""
+    """Figures of the server and its tables. Cheap: it never passes over all rows.
+    Right: read; tables that the caller may not read are left out.
+    """
 
 class ReplayServiceAsyncStub:
     """Prioritized replay tables, served to actors that insert and learners that sample."""
@@ -129,37 +152,48 @@ class ReplayServiceAsyncStub:
     """Makes a table. When one of this name and the same config exists, it is returned as it is; when
     its config differs, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of two callers who
     race, one makes the table and the other finds it.
+    Right: admin.
     """
 
     DropTable: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.DropTableRequest,
         replay_proto.v1.replay_pb2.DropTableResponse,
     ]
-    """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND."""
+    """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND.
+    Right: admin.
+    """
 
     ListTables: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.ListTablesRequest,
         replay_proto.v1.replay_pb2.ListTablesResponse,
     ]
-    """Describes all tables, in the order of their names."""
+    """Describes all tables, in the order of their names.
+    Right: read; tables that the caller may not read are left out.
+    """
 
     DescribeTable: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.DescribeTableRequest,
         replay_proto.v1.replay_pb2.DescribeTableResponse,
     ]
-    """Describes one table."""
+    """Describes one table.
+    Right: any; who may not read is not told `directory`.
+    """
 
     ResetTable: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Makes every row of a table disappear. Keys go on counting, the uid stays."""
+    """Makes every row of a table disappear. Keys go on counting, the uid stays.
+    Right: admin.
+    """
 
     Insert: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.InsertRequest,
         replay_proto.v1.replay_pb2.InsertResponse,
     ]
-    """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion."""
+    """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion.
+    Right: write.
+    """
 
     Write: grpc.aio.StreamStreamMultiCallable[
         replay_proto.v1.replay_pb2.WriteRequest,
@@ -167,19 +201,24 @@ class ReplayServiceAsyncStub:
     ]
     """Adds rows, message by message, answered in order. A second live stream of the same writer ends
     the first one with ABORTED / WRITER_SUPERSEDED.
+    Right: write.
     """
 
     Sample: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.SampleRequest,
         replay_proto.v1.replay_pb2.SampleResponse,
     ]
-    """Draws a batch by priority, with replacement."""
+    """Draws a batch by priority, with replacement.
+    Right: read.
+    """
 
     Read: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.ReadRequest,
         replay_proto.v1.replay_pb2.ReadResponse,
     ]
-    """Returns the rows of given keys, as far as they are live."""
+    """Returns the rows of given keys, as far as they are live.
+    Right: read.
+    """
 
     UpdatePriorities: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.UpdatePrioritiesRequest,
@@ -187,6 +226,7 @@ class ReplayServiceAsyncStub:
     ]
     """Sets priorities. Of two callers who race for one row, the later wins; keys of rows that
     were evicted in the meantime are counted as stale and ignored.
+    Right: write.
     """
 
     Learn: grpc.aio.StreamStreamMultiCallable[
@@ -196,13 +236,16 @@ class ReplayServiceAsyncStub:
     """A learner's stream: each request may set priorities and ask for batches, in this order;
     answers come in the order of the requests. An update is in force for every draw asked for
     after it on this stream. A request that is refused ends the stream; those before it hold.
+    Right: read; with an update, write as well.
     """
 
     Stats: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.StatsRequest,
         replay_proto.v1.replay_pb2.StatsResponse,
     ]
-    """Figures of the server and its tables. Cheap: it never passes over all rows."""
+    """Figures of the server and its tables. Cheap: it never passes over all rows.
+    Right: read; tables that the caller may not read are left out.
+    """
 
 class ReplayServiceServicer(metaclass=abc.ABCMeta):
     """Prioritized replay tables, served to actors that insert and learners that sample."""
@@ -216,6 +259,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         """Makes a table. When one of this name and the same config exists, it is returned as it is; when
         its config differs, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of two callers who
         race, one makes the table and the other finds it.
+        Right: admin.
         """
 
     @abc.abstractmethod
@@ -224,7 +268,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.DropTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.DropTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.DropTableResponse]]:
-        """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND."""
+        """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND.
+        Right: admin.
+        """
 
     @abc.abstractmethod
     def ListTables(
@@ -232,7 +278,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ListTablesRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ListTablesResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ListTablesResponse]]:
-        """Describes all tables, in the order of their names."""
+        """Describes all tables, in the order of their names.
+        Right: read; tables that the caller may not read are left out.
+        """
 
     @abc.abstractmethod
     def DescribeTable(
@@ -240,7 +288,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.DescribeTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.DescribeTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.DescribeTableResponse]]:
-        """Describes one table."""
+        """Describes one table.
+        Right: any; who may not read is not told `directory`.
+        """
 
     @abc.abstractmethod
     def ResetTable(
@@ -248,7 +298,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ResetTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ResetTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ResetTableResponse]]:
-        """Makes every row of a table disappear. Keys go on counting, the uid stays."""
+        """Makes every row of a table disappear. Keys go on counting, the uid stays.
+        Right: admin.
+        """
 
     @abc.abstractmethod
     def Insert(
@@ -256,7 +308,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.InsertRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.InsertResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.InsertResponse]]:
-        """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion."""
+        """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion.
+        Right: write.
+        """
 
     @abc.abstractmethod
     def Write(
@@ -266,6 +320,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[replay_proto.v1.replay_pb2.WriteResponse], collections.abc.AsyncIterator[replay_proto.v1.replay_pb2.WriteResponse]]:
         """Adds rows, message by message, answered in order. A second live stream of the same writer ends
         the first one with ABORTED / WRITER_SUPERSEDED.
+        Right: write.
         """
 
     @abc.abstractmethod
@@ -274,7 +329,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.SampleRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.SampleResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.SampleResponse]]:
-        """Draws a batch by priority, with replacement."""
+        """Draws a batch by priority, with replacement.
+        Right: read.
+        """
 
     @abc.abstractmethod
     def Read(
@@ -282,7 +339,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ReadRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ReadResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ReadResponse]]:
-        """Returns the rows of given keys, as far as they are live."""
+        """Returns the rows of given keys, as far as they are live.
+        Right: read.
+        """
 
     @abc.abstractmethod
     def UpdatePriorities(
@@ -292,6 +351,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[replay_proto.v1.replay_pb2.UpdatePrioritiesResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.UpdatePrioritiesResponse]]:
         """Sets priorities. Of two callers who race for one row, the later wins; keys of rows that
         were evicted in the meantime are counted as stale and ignored.
+        Right: write.
         """
 
     @abc.abstractmethod
@@ -303,6 +363,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         """A learner's stream: each request may set priorities and ask for batches, in this order;
         answers come in the order of the requests. An update is in force for every draw asked for
         after it on this stream. A request that is refused ends the stream; those before it hold.
+        Right: read; with an update, write as well.
         """
 
     @abc.abstractmethod
@@ -311,6 +372,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.StatsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.StatsResponse]]:
-        """Figures of the server and its tables. Cheap: it never passes over all rows."""
+        """Figures of the server and its tables. Cheap: it never passes over all rows.
+        Right: read; tables that the caller may not read are left out.
+        """
 
 def add_ReplayServiceServicer_to_server(servicer: ReplayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -6,11 +6,14 @@ from collections import defaultdict
 from pathlib import Path
 
 import grpc
+from replay_proto.access.tokens import Right
 from replay_proto.v1 import replay_pb2
 
+from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.service.inserts import InsertHandlers
-from replay_server.service.rpc import streaming, unary
+from replay_server.service.rights import Demand, Rpc, on_table, to_create, to_learn, to_list, to_see_figures
+from replay_server.service.rpc import streaming, unary, unary_of_caller
 from replay_server.service.sampling import SamplingHandlers
 from replay_server.service.stats import StatsHandler
 from replay_server.service.tables import TableHandlers
@@ -20,7 +23,7 @@ SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 
 
 def replay_methods(
-    catalog: Catalog, reply_limit_bytes: int, *, socket: Path | None
+    catalog: Catalog, reply_limit_bytes: int, *, socket: Path | None, authenticator: Authenticator
 ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
     """The whole service over these tables: its handlers, by name of the method.
 
@@ -29,22 +32,30 @@ def replay_methods(
         reply_limit_bytes: how long a reply may be.
         socket: where clients on this host may make calls without gRPC; None: they may not, nor copy rows out of the
             tables' files.
+        authenticator: finds out who calls.
     """
     same_host = socket is not None
     figures: dict[str, MethodFigures] = defaultdict(MethodFigures)
+
+    def rpc(name: str, demand: Demand) -> Rpc:
+        return Rpc(figures[name], authenticator, demand)
+
     tables, inserts = TableHandlers(catalog, socket=socket), InsertHandlers(catalog)
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
+    read, write, admin = on_table(Right.READ), on_table(Right.WRITE), on_table(Right.ADMIN)
     return {
-        "CreateTable": unary(replay_pb2.CreateTableRequest, tables.create, figures["CreateTable"]),
-        "DropTable": unary(replay_pb2.DropTableRequest, tables.drop, figures["DropTable"]),
-        "ListTables": unary(replay_pb2.ListTablesRequest, tables.list, figures["ListTables"]),
-        "DescribeTable": unary(replay_pb2.DescribeTableRequest, tables.describe, figures["DescribeTable"]),
-        "ResetTable": unary(replay_pb2.ResetTableRequest, tables.reset, figures["ResetTable"]),
-        "Insert": unary(replay_pb2.InsertRequest, inserts.insert, figures["Insert"]),
-        "Write": streaming(replay_pb2.WriteRequest, inserts.write_stream, figures["Write"]),
-        "Sample": unary(replay_pb2.SampleRequest, sampling.sample, figures["Sample"]),
-        "Read": unary(replay_pb2.ReadRequest, sampling.read, figures["Read"]),
-        "UpdatePriorities": unary(replay_pb2.UpdatePrioritiesRequest, sampling.update, figures["UpdatePriorities"]),
-        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, figures["Learn"]),
-        "Stats": unary(replay_pb2.StatsRequest, stats.stats, figures["Stats"]),
+        "CreateTable": unary_of_caller(replay_pb2.CreateTableRequest, tables.create, rpc("CreateTable", to_create)),
+        "DropTable": unary(replay_pb2.DropTableRequest, tables.drop, rpc("DropTable", admin)),
+        "ListTables": unary_of_caller(replay_pb2.ListTablesRequest, tables.list, rpc("ListTables", to_list)),
+        "DescribeTable": unary_of_caller(
+            replay_pb2.DescribeTableRequest, tables.describe, rpc("DescribeTable", on_table(Right.any()))
+        ),
+        "ResetTable": unary(replay_pb2.ResetTableRequest, tables.reset, rpc("ResetTable", admin)),
+        "Insert": unary(replay_pb2.InsertRequest, inserts.insert, rpc("Insert", write)),
+        "Write": streaming(replay_pb2.WriteRequest, inserts.write_stream, rpc("Write", write)),
+        "Sample": unary(replay_pb2.SampleRequest, sampling.sample, rpc("Sample", read)),
+        "Read": unary(replay_pb2.ReadRequest, sampling.read, rpc("Read", read)),
+        "UpdatePriorities": unary(replay_pb2.UpdatePrioritiesRequest, sampling.update, rpc("UpdatePriorities", write)),
+        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn", to_learn)),
+        "Stats": unary_of_caller(replay_pb2.StatsRequest, stats.stats, rpc("Stats", to_see_figures)),
     }

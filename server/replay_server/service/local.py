@@ -11,6 +11,7 @@ import hmac
 import logging
 import os
 import socket
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +31,11 @@ from replay_server.service.frame_connection import FrameConnection
 
 log = logging.getLogger(__name__)
 
-SOCKET_NAME: Final = "socket"
+SOCKET_NAME: Final = ".socket"
+"""In the folder of the tables; no table has such a name."""
+_PRIVATE: Final = 0o600
+_SHARED: Final = 0o660
+"""Modes of the socket, for a folder of the user's own and for one that a group may read."""
 METHODS: Final = ("Learn", "Sample", "UpdatePriorities")
 """What can be called: what a learner does in every step."""
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
@@ -168,7 +173,8 @@ def _bound(path: Path) -> socket.socket:
     folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
     try:
         listener.bind(f"/proc/self/fd/{folder}/{path.name}")
-        path.chmod(0o600)
+        # Who gets into the folder may connect.
+        path.chmod(_SHARED if path.parent.stat().st_mode & stat.S_IXGRP else _PRIVATE)
     except BaseException:
         listener.close()
         raise

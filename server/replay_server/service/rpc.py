@@ -19,7 +19,9 @@ from replay_proto.errors import FieldError
 from replay_proto.framing import Framed, split_message
 
 from replay_server import errors
+from replay_server.access.caller import Caller
 from replay_server.errors import RequestError
+from replay_server.service.rights import Rpc
 from replay_server.statistics.methods import MethodFigures
 
 log = logging.getLogger(__name__)
@@ -27,19 +29,31 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryHandler = Callable[[Framed[M]], Awaitable[bytes]]
+CallerHandler = Callable[[Framed[M], Caller], Awaitable[bytes]]
 MessageHandler = Callable[[Framed[M]], Awaitable[bytes]]
 
 
-def unary(
-    message_type: type[M], handler: UnaryHandler[M], figures: MethodFigures
-) -> grpc.RpcMethodHandler[bytes, bytes]:
+def unary(message_type: type[M], handler: UnaryHandler[M], rpc: Rpc) -> grpc.RpcMethodHandler[bytes, bytes]:
     """An RPC of one request and one answer."""
+
+    async def handle(request: Framed[M], _: Caller) -> bytes:
+        return await handler(request)
+
+    return unary_of_caller(message_type, handle, rpc)
+
+
+def unary_of_caller(message_type: type[M], handler: CallerHandler[M], rpc: Rpc) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """An RPC of one request and one answer, which depends on who calls."""
+    figures = rpc.figures
 
     async def call(data: bytes, context: Context) -> bytes:
         with figures.at_work():
             try:
                 with figures.timed():
-                    return await handler(parse(message_type, data))
+                    caller = _caller(rpc, context)
+                    request = parse(message_type, data)
+                    rpc.demand(caller, request.head, "")
+                    return await handler(request, caller)
             except Exception as error:
                 await refuse(context, error, figures)
 
@@ -81,24 +95,29 @@ class OpenStream:
 
 
 def streaming(
-    message_type: type[M], open_stream: Callable[[OpenStream], Any], figures: MethodFigures
+    message_type: type[M], open_stream: Callable[[OpenStream], Any], rpc: Rpc
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
     """An RPC in which each message of a stream is answered by one message, in order.
 
     Args:
         message_type: type of the requests.
         open_stream: makes a context manager for each stream; what it yields is the stream's `MessageHandler`.
-        figures: where to count.
+        rpc: what else belongs to it; its messages have a `table`, which later ones of a stream may leave out.
     """
+    figures = rpc.figures
 
     async def call(context: Context) -> None:
         with figures.at_work():
             try:
+                caller, table = _caller(rpc, context), ""
                 stream = OpenStream()
                 with open_stream(stream) as handler:
                     while isinstance(data := await stream.read(context), bytes):
                         began = time.perf_counter()
-                        answer = await handler(parse(message_type, data))
+                        request = parse(message_type, data)
+                        rpc.demand(caller, request.head, table)
+                        table = request.head.table or table  # type: ignore[attr-defined]
+                        answer = await handler(request)
                         figures.answered(time.perf_counter() - began)
                         await context.write(answer)
             except Exception as error:
@@ -108,6 +127,15 @@ def streaming(
         await call(context)
 
     return grpc.stream_stream_rpc_method_handler(call_with_context)
+
+
+def _caller(rpc: Rpc, context: Context) -> Caller:
+    """Who calls.
+
+    Raises:
+        RequestError: UNAUTHENTICATED.
+    """
+    return rpc.authenticator.caller_of(context.invocation_metadata() or ())
 
 
 def parse(message_type: type[M], data: bytes) -> Framed[M]:

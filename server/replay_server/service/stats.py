@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import psutil
+from replay_proto.access.tokens import Right
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import __version__
+from replay_server.access.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.service.tables import describe
 from replay_server.statistics.methods import MethodFigures
@@ -34,10 +36,14 @@ class StatsHandler:
         self._process = psutil.Process()
         self._random = np.random.default_rng()
 
-    async def stats(self, request: Framed[replay_pb2.StatsRequest]) -> bytes:
-        """Figures of the server, and of one table or all."""
+    async def stats(self, request: Framed[replay_pb2.StatsRequest], caller: Caller) -> bytes:
+        """Figures of the server, and of one table or all that the caller may read."""
         name = request.head.table
-        tables = [self._catalog.find(name)] if name else self._catalog
+        tables = (
+            [self._catalog.find(name)]
+            if name
+            else [table for table in self._catalog if caller.may(Right.READ, table.name)]
+        )
         return replay_pb2.StatsResponse(server=self._server(), tables=map(self._table, tables)).SerializeToString()
 
     def _server(self) -> replay_pb2.ServerStats:

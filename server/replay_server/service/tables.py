@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
+from replay_proto.access.tokens import Right
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
+from replay_server.access.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.service import fields
 from replay_server.table import Table
@@ -34,28 +35,34 @@ class TableHandlers:
     def __init__(self, catalog: Catalog, *, socket: Path | None) -> None:
         """Serve these tables; clients on this host learn of the ``socket`` and where the tables' files are."""
         self._catalog = catalog
-        self._describe = partial(describe, socket=socket)
+        self._socket = socket
 
-    async def create(self, request: Framed[replay_pb2.CreateTableRequest]) -> bytes:
+    async def create(self, request: Framed[replay_pb2.CreateTableRequest], caller: Caller) -> bytes:
         """Make a table, or find the same one."""
         table, created = await self._catalog.create(TableConfig.from_proto(request.head.config))
-        return replay_pb2.CreateTableResponse(table=self._describe(table), created=created).SerializeToString()
+        return replay_pb2.CreateTableResponse(table=self._describe(table, caller), created=created).SerializeToString()
 
     async def drop(self, request: Framed[replay_pb2.DropTableRequest]) -> bytes:
         """Remove a table."""
         await self._catalog.drop(request.head.table, fields.table_uid(request.head.table_uid))
         return replay_pb2.DropTableResponse().SerializeToString()
 
-    async def list(self, request: Framed[replay_pb2.ListTablesRequest]) -> bytes:
-        """Describe all tables."""
-        return replay_pb2.ListTablesResponse(tables=map(self._describe, self._catalog)).SerializeToString()
+    async def list(self, request: Framed[replay_pb2.ListTablesRequest], caller: Caller) -> bytes:
+        """Describe all tables that the caller may read."""
+        return replay_pb2.ListTablesResponse(
+            tables=[self._describe(table, caller) for table in self._catalog if caller.may(Right.READ, table.name)]
+        ).SerializeToString()
 
-    async def describe(self, request: Framed[replay_pb2.DescribeTableRequest]) -> bytes:
+    async def describe(self, request: Framed[replay_pb2.DescribeTableRequest], caller: Caller) -> bytes:
         """Describe one table."""
         table = self._catalog.find(request.head.table)
-        return replay_pb2.DescribeTableResponse(table=self._describe(table)).SerializeToString()
+        return replay_pb2.DescribeTableResponse(table=self._describe(table, caller)).SerializeToString()
 
     async def reset(self, request: Framed[replay_pb2.ResetTableRequest]) -> bytes:
         """Empty a table."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
         return replay_pb2.ResetTableResponse(removed=table.reset()).SerializeToString()
+
+    def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
+        """A table as it stands; who may read it learns where its files are."""
+        return describe(table, socket=self._socket if caller.may(Right.READ, table.name) else None)

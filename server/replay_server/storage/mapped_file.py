@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from replay_server.storage.permissions import FILE_MODE
+
 RESERVE_STEP_BYTES = 4 << 20
 """Space is reserved this much at a time: on tmpfs that takes about a millisecond."""
 
@@ -47,7 +49,7 @@ class MappedFile:
             OSError: if it cannot be made or opened.
         """
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
-        self._file = os.open(path, flags, 0o600)
+        self._file = os.open(path, flags, FILE_MODE)
         try:
             if create:
                 os.ftruncate(self._file, size)

@@ -27,6 +27,7 @@ from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
 from replay_server.storage.header import Header
 from replay_server.storage.mapped_file import MappedFile, NoSpaceError, tells_full
+from replay_server.storage.permissions import FOLDER_MODE
 from replay_server.storage.row_store import RowStore
 from replay_server.storage.writer_records import WriterRecords
 from replay_server.table_config import TableConfig
@@ -74,7 +75,7 @@ class TableDirectory:
         uid = secrets.token_bytes(UID_BYTES)
         unfinished = parent / f"{_UNFINISHED}{uid.hex()}"
         try:
-            unfinished.mkdir(mode=0o700)
+            unfinished.mkdir(mode=FOLDER_MODE)
             manifest = {"format_version": FORMAT_VERSION, "uid": uid.hex(), "config": config.to_json()}
             (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
             (unfinished / NONCE_FILE).write_bytes(secrets.token_bytes(NONCE_BYTES))

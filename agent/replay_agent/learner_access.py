@@ -1,0 +1,109 @@
+"""How the learner's service is protected: TLS, and tokens of the same kind of file as the replay server's.
+
+An actor inserts rows, so its token has to give the right to write to the run's table; nothing else is asked of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from replay_proto.access.certificates import ServerCertificates
+from replay_proto.access.exposure import Protection
+from replay_proto.access.tokens import Right, Tokens, bearer_token
+
+_HEADER: Final = "authorization"
+Continuation = Callable[[grpc.HandlerCallDetails], "grpc.RpcMethodHandler[Any, Any] | None"]
+
+
+@dataclass(frozen=True)
+class LearnerAccess:
+    """Who may join a learner.
+
+    Attributes:
+        tls_cert: certificate for TLS; None: connections are not encrypted.
+        tls_key: its private key.
+        tls_client_ca: authority that has to have signed actors' certificates; None: they need none.
+        tokens: file of tokens; None: whoever reaches the learner may join.
+    """
+
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    tokens: Path | None = None
+
+    @property
+    def protection(self) -> Protection:
+        """What of it there is."""
+        return Protection(
+            tls=self.tls_cert is not None,
+            client_certificates=self.tls_client_ca is not None,
+            tokens=self.tokens is not None,
+        )
+
+    def credentials(self) -> grpc.ServerCredentials | None:
+        """For the port; None: it is not encrypted.
+
+        Raises:
+            UnusableFileError: a file cannot be used.
+        """
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return ServerCertificates(self.tls_cert, self.tls_key, self.tls_client_ca).credentials()
+
+    def interceptors(self, table: str) -> list[grpc.ServerInterceptor]:
+        """What checks every call of actors that write to a table.
+
+        Raises:
+            UnusableFileError: the file of tokens cannot be used.
+        """
+        return [] if self.tokens is None else [TokenInterceptor(Tokens(self.tokens), table)]
+
+
+class TokenInterceptor(grpc.ServerInterceptor):
+    """Refuses calls without a token that gives the right to write to a table."""
+
+    def __init__(self, tokens: Tokens, table: str) -> None:
+        """Check with these tokens.
+
+        Args:
+            tokens: those that are known.
+            table: name of the run's table.
+        """
+        self._tokens = tokens
+        self._table = table
+
+    def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Let the call through, or have it refused in place of its handler."""
+        refusal = self._refusal(handler_call_details)
+        if refusal is None:
+            return continuation(handler_call_details)
+        code, message = refusal
+
+        def refuse(_: object, context: grpc.ServicerContext) -> Any:
+            context.abort(code, message)
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+    def _refusal(self, call: grpc.HandlerCallDetails) -> tuple[grpc.StatusCode, str] | None:
+        try:
+            token = bearer_token([str(value) for name, value in call.invocation_metadata or () if name == _HEADER])
+        except ValueError as error:
+            return grpc.StatusCode.UNAUTHENTICATED, str(error)
+        if token is None:
+            return grpc.StatusCode.UNAUTHENTICATED, "this learner wants a token, and the call has none"
+        digest = self._tokens.digest_of(token)
+        grant = None if digest is None else self._tokens.grant(digest)
+        if grant is None or self._tokens.has_expired(grant):
+            return grpc.StatusCode.UNAUTHENTICATED, "the token of this call is not one of this learner's, or it expired"
+        if not grant.allows(Right.WRITE, self._table):
+            return (
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"the token {grant.name!r} does not give the right write on table {self._table!r}",
+            )
+        return None

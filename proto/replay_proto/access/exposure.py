@@ -1,0 +1,67 @@
+"""Whether a service may listen where it was told to, with the protection that it has."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+
+class ExposedError(Exception):
+    """A service without protection would be reached from other machines; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Protection:
+    """How a service is protected."""
+
+    tls: bool
+    """Whether connections are encrypted."""
+    client_certificates: bool
+    """Whether clients need a certificate."""
+    tokens: bool
+    """Whether callers need a token."""
+
+
+def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_prefix: str = "--") -> None:
+    """Refuse to listen beyond this machine without any protection; warn of protection by halves.
+
+    Args:
+        host: address to listen on.
+        protection: what there is.
+        insecure: whether the user wants it without any.
+        flag_prefix: what the flags of the service begin with.
+
+    Raises:
+        ExposedError: if there is no protection, and other machines could call.
+    """
+    if is_loopback(host):
+        return
+    if not (protection.tls or protection.tokens):
+        if not insecure:
+            raise ExposedError(
+                f"{flag_prefix}host {host} is reached from other machines, and without TLS and tokens whoever reaches "
+                f"it could read and remove everything; expected {flag_prefix}tls-cert and {flag_prefix}tls-key, or "
+                f"{flag_prefix}tokens, or, on a network where everybody is trusted, {flag_prefix}insecure"
+            )
+        log.warning("anybody who reaches %s may do everything: there are neither TLS nor tokens", host)
+    elif not protection.tls:
+        log.warning("tokens and rows travel in plain text: there is no TLS")
+    elif not (protection.tokens or protection.client_certificates):
+        log.warning("anybody who reaches %s may do everything: there are no tokens and no client certificates", host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine only; of a name, all that it stands for."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)

@@ -1,0 +1,248 @@
+"""Bearer tokens in a TOML file: who may do what with which tables.
+
+    [[tokens]]
+    name = "actors"                       # stands for the token in logs and messages
+    token = "8Yp0J...at least 16 characters"
+    rights = ["write"]                    # of "read", "write" and "admin"; none includes another
+    tables = ["cartpole*", "acrobot"]     # names, with * and ? as in file names; left out: all tables
+    expires = 2027-01-01T00:00:00Z        # left out: never
+
+In place of `token` there may be `token_sha256`, its SHA-256 in hexadecimal: then the file itself gives nobody access.
+The file is read again when it changes. In memory there are hashes only, which are compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Flag, auto
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from replay_proto.access.watched import UnusableFileError, Watched
+
+REFRESH_S: Final = 1.0
+"""A change of the file is noticed after this many seconds at the latest."""
+LEAST_LENGTH: Final = 16
+"""Characters of a token: fewer could be guessed."""
+_SCHEME: Final = "bearer"
+_TOKEN: Final = re.compile(r"[!-~]+")
+_SHA256_HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
+_KEYS: Final = frozenset({"name", "token", "token_sha256", "rights", "tables", "expires"})
+
+
+class Right(Flag):
+    """What a token allows. No right includes another."""
+
+    READ = auto()
+    """See rows and figures: Sample, Read, Learn, ListTables, Stats."""
+    WRITE = auto()
+    """Change rows: Insert, Write, UpdatePriorities."""
+    ADMIN = auto()
+    """Change tables as a whole: CreateTable, ResetTable, DropTable."""
+
+    @classmethod
+    def any(cls) -> Right:
+        """All of them, for what any of them allows."""
+        return cls.READ | cls.WRITE | cls.ADMIN
+
+    def words(self) -> list[str]:
+        """As the file has them."""
+        return [str(right.name).lower() for right in self]
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one token allows."""
+
+    name: str
+    """Stands for the token wherever it would be shown."""
+    digest: bytes = field(repr=False)
+    """SHA-256 of the token."""
+    rights: Right
+    """What may be done,"""
+    tables: tuple[str, ...] = ("*",)
+    """and with which tables: names with * and ?."""
+    expires: datetime | None = None
+    """Until when; None: without end."""
+
+    def allows(self, one_of: Right, table: str | None) -> bool:
+        """Whether it gives one of these rights on a table; None: on whichever tables it names."""
+        if not self.rights & one_of:
+            return False
+        return table is None or any(fnmatchcase(table, pattern) for pattern in self.tables)
+
+    def has_expired(self, now_s: float) -> bool:
+        """Whether its time is over, at this many seconds since 1970."""
+        return self.expires is not None and now_s >= self.expires.timestamp()
+
+
+class Tokens:
+    """The tokens of a file."""
+
+    def __init__(
+        self, path: Path, clock: Callable[[], float] = time.time, ticks: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Read the file.
+
+        Args:
+            path: the file.
+            clock: seconds since 1970, for expiry.
+            ticks: seconds that never go back, for looking at the file again.
+
+        Raises:
+            UnusableFileError: if it cannot be used.
+        """
+        self._clock = clock
+        self._ticks = ticks
+        self._file = Watched([path], lambda: read_grants(path))
+        self._looked_at = ticks()
+
+    def digest_of(self, token: str) -> bytes | None:
+        """The digest under which a token is known; None if it is not.
+
+        It compares with all of them, each in constant time, so that its duration tells nothing.
+        """
+        self._refresh()
+        given = _digest(token)
+        known = False
+        for grant in self._file.value:
+            known |= hmac.compare_digest(grant.digest, given)
+        return given if known else None
+
+    def grant(self, digest: bytes) -> Grant | None:
+        """What the token of this digest allows now; None if it is in the file no more."""
+        self._refresh()
+        return next((grant for grant in self._file.value if grant.digest == digest), None)
+
+    def has_expired(self, grant: Grant) -> bool:
+        """Whether its time is over."""
+        return grant.has_expired(self._clock())
+
+    def _refresh(self) -> None:
+        now = self._ticks()
+        if now - self._looked_at >= REFRESH_S:
+            self._looked_at = now
+            self._file.refresh()
+
+
+def bearer_token(headers: Sequence[str]) -> str | None:
+    """The token in the ``authorization`` headers of a call.
+
+    Args:
+        headers: their values, such as ``Bearer 8Yp0J...``.
+
+    Returns:
+        The token; None if there is none.
+
+    Raises:
+        ValueError: if there is something else than one bearer token.
+    """
+    if not headers:
+        return None
+    scheme, _, token = headers[0].partition(" ")
+    if len(headers) > 1 or scheme.lower() != _SCHEME or not token.strip():
+        raise ValueError("expected one header 'authorization: Bearer TOKEN', got another form of it")
+    return token.strip()
+
+
+def read_grants(path: Path) -> tuple[Grant, ...]:
+    """Read a file of tokens.
+
+    Raises:
+        UnusableFileError: names the file and what is wrong; never a token.
+    """
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UnusableFileError(f"{path}: expected TOML, got something else: {_without_content(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnusableFileError(f"{path}: {_without_content(error)}") from None
+    entries = content.get("tokens")
+    if content.keys() != {"tokens"} or not isinstance(entries, list) or not entries:
+        raise UnusableFileError(f"{path}: expected one or more [[tokens]] and nothing beside them")
+    grants = tuple(_grant(f"{path}: tokens[{index}]", entry) for index, entry in enumerate(entries))
+    if len({grant.name for grant in grants}) < len(grants):
+        raise UnusableFileError(f"{path}: expected each name once, got one of them twice")
+    if len({grant.digest for grant in grants}) < len(grants):
+        raise UnusableFileError(f"{path}: expected each token once, got one of them twice")
+    return grants
+
+
+def _grant(place: str, entry: Any) -> Grant:
+    if not isinstance(entry, Mapping):
+        raise UnusableFileError(f"{place}: expected a table of keys")
+    if unknown := sorted(set(entry) - _KEYS):
+        raise UnusableFileError(f"{place}: expected keys among {', '.join(sorted(_KEYS))}, got {unknown[0]!r}")
+    name = entry.get("name")
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise UnusableFileError(f"{place}: name: expected a text, which stands for the token in logs")
+    return Grant(
+        name=name,
+        digest=_given_digest(place, entry),
+        rights=_rights(place, entry.get("rights")),
+        tables=_tables(place, entry.get("tables", ["*"])),
+        expires=_expires(place, entry.get("expires")),
+    )
+
+
+def _given_digest(place: str, entry: Mapping[str, Any]) -> bytes:
+    token, digest = entry.get("token"), entry.get("token_sha256")
+    if (token is None) == (digest is None):
+        raise UnusableFileError(f"{place}: expected either token or token_sha256")
+    if digest is not None:
+        if not isinstance(digest, str) or not _SHA256_HEX.fullmatch(digest):
+            raise UnusableFileError(f"{place}: token_sha256: expected 64 hexadecimal digits")
+        return bytes.fromhex(digest)
+    # What came is not shown: it is meant to be secret.
+    if not isinstance(token, str) or len(token) < LEAST_LENGTH or not _TOKEN.fullmatch(token):
+        raise UnusableFileError(
+            f"{place}: token: expected at least {LEAST_LENGTH} ASCII characters without spaces, such as "
+            "`openssl rand -hex 32` prints"
+        )
+    return _digest(token)
+
+
+def _rights(place: str, words: Any) -> Right:
+    known = {right.words()[0]: right for right in Right}
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word in known for word in words):
+        raise UnusableFileError(f"{place}: rights: expected a list of {', '.join(known)}, got {words!r}")
+    rights = Right(0)
+    for word in words:
+        rights |= known[word]
+    return rights
+
+
+def _tables(place: str, patterns: Any) -> tuple[str, ...]:
+    if not isinstance(patterns, list) or not patterns or not all(isinstance(each, str) and each for each in patterns):
+        raise UnusableFileError(f"{place}: tables: expected a list of names, with * and ?, got {patterns!r}")
+    return tuple(patterns)
+
+
+def _expires(place: str, moment: Any) -> datetime | None:
+    if moment is None:
+        return None
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise UnusableFileError(
+            f"{place}: expires: expected a moment with its time zone, such as 2027-01-01T00:00:00Z, got {moment}"
+        )
+    return moment
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _without_content(error: Exception) -> str:
+    """What went wrong, without the file's text, which has secrets in it."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    place = re.search(r"\(at [^()]*\)$", str(error))
+    return place[0].strip("()") if place else type(error).__name__

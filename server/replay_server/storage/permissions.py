@@ -1,0 +1,65 @@
+"""Who may read the files of tables: the server's user alone, or a group as well.
+
+Files are made readable for their group, and the process's umask takes that away where no group is given. With a group,
+the folder of the tables hands it on to whatever is made in it (its set-group-ID bit).
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+from pathlib import Path
+
+from replay_server.storage.root import Root
+
+FILE_MODE = 0o640
+"""Of files in tables, before the umask."""
+FOLDER_MODE = 0o750
+"""Of tables, before the umask."""
+UMASK = 0o077
+"""Of a server that shares with nobody."""
+GROUP_UMASK = 0o027
+"""Of a server that shares with a group."""
+_PRIVATE_FOLDER = 0o700
+_SHARED_FOLDER = FOLDER_MODE | stat.S_ISGID
+
+
+class GroupError(Exception):
+    """Files cannot be given to the group; the message says why."""
+
+
+def keep_private(root: Root) -> None:
+    """Let nobody but the server's user into the tables, whatever an earlier server allowed."""
+    if stat.S_IMODE(root.tables.stat().st_mode) != _PRIVATE_FOLDER:
+        root.tables.chmod(_PRIVATE_FOLDER)
+
+
+def share_with_group(root: Root, group: str) -> None:
+    """Let members of a group read the tables that are there, and those to come.
+
+    Raises:
+        GroupError: if there is no such group, or the server's user is no member of it.
+    """
+    try:
+        number = grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise GroupError(f"group: expected a group of this machine, got {group!r}, which it does not have") from None
+    try:
+        _give(root.path, number, FOLDER_MODE)
+        _give(root.tables, number, _SHARED_FOLDER)
+        for folder, folders, files in os.walk(root.tables):
+            for name in folders:
+                _give(Path(folder, name), number, _SHARED_FOLDER)
+            for name in files:
+                _give(Path(folder, name), number, FILE_MODE)
+    except PermissionError as error:
+        raise GroupError(
+            f"group: expected one that the server's user belongs to, got {group!r}: {error.strerror} ({error.filename})"
+        ) from error
+
+
+def _give(path: Path, group: int, mode: int) -> None:
+    # The mode last: a change of the group takes the set-group-ID bit away.
+    os.chown(path, -1, group)
+    path.chmod(mode)

@@ -1,0 +1,1 @@
+"""Access: tokens, TLS, and what is kept from whom."""

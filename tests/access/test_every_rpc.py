@@ -1,0 +1,254 @@
+"""Every RPC of the contract and every kind of caller, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from google.protobuf.message import Message
+from replay_agent.learner_access import LearnerAccess
+from replay_agent.networks import NetworkSpec
+from replay_agent.task import Task
+from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
+from replay_client import Tls
+from replay_client.security import open_channel, token_metadata
+from replay_proto.v1 import learner_pb2, replay_pb2, replay_pb2_grpc
+
+from tests.support.access import (
+    ADMIN,
+    ALL,
+    EXPIRED,
+    MINE,
+    OTHER,
+    READ,
+    WRITE,
+    WRONG,
+    Authority,
+    tls_flags,
+    write_usual_tokens,
+)
+from tests.support.caller import float64, int64, make_draw, make_update, new_name, table_config
+from tests.support.refusals import code_of, refusal_in
+from tests.support.rows import rows_of
+from tests.support.server_process import ServerProcess
+
+TABLE = """
+                            no     wrong  expired  read   write  admin  all     other  no client
+                            token  token  token    only   only   only   rights  table  certificate
+CreateTable                 401    401    401      403    403    ok     ok      403    cut
+DropTable                   401    401    401      403    403    ok     ok      403    cut
+ListTables                  401    401    401      ok     403    403    ok      ok     cut
+DescribeTable               401    401    401      ok     ok     ok     ok      403    cut
+ResetTable                  401    401    401      403    403    ok     ok      403    cut
+Insert                      401    401    401      403    ok     403    ok      403    cut
+Write                       401    401    401      403    ok     403    ok      403    cut
+Sample                      401    401    401      ok     403    403    ok      403    cut
+Read                        401    401    401      ok     403    403    ok      403    cut
+UpdatePriorities            401    401    401      403    ok     403    ok      403    cut
+Learn                       401    401    401      ok     403    403    ok      403    cut
+Learn:update                401    401    401      403    403    403    ok      403    cut
+Stats                       401    401    401      ok     403    403    ok      ok     cut
+Stats:table                 401    401    401      ok     403    403    ok      403    cut
+LearnerService.Join         401    401    401      403    ok     403    ok      403    cut
+LearnerService.Report       401    401    401      403    ok     403    ok      403    cut
+LearnerService.GetWeights   401    401    401      403    ok     403    ok      403    cut
+"""
+"""What comes of each call, by RPC (after a colon, a kind of request) and caller."""
+CALLERS = {
+    "no token": None,
+    "wrong token": WRONG,
+    "expired token": EXPIRED,
+    "read only": READ,
+    "write only": WRITE,
+    "admin only": ADMIN,
+    "all rights": ALL,
+    "other table": OTHER,
+    "no client certificate": ALL,
+}
+"""Their tokens, in the order of the columns."""
+UNCERTIFIED = "no client certificate"
+CODES = {
+    "401": grpc.StatusCode.UNAUTHENTICATED,
+    "403": grpc.StatusCode.PERMISSION_DENIED,
+    "cut": grpc.StatusCode.UNAVAILABLE,
+}
+EXPECTED = {cells[0]: dict(zip(CALLERS, cells[1:], strict=True)) for cells in map(str.split, TABLE.splitlines()[3:])}
+SERVICES = {
+    service.name: service
+    for file in (replay_pb2.DESCRIPTOR, learner_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+}
+TIMEOUT_S = 20.0
+ROW = rows_of(np.array([7]))
+SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the calls of one test are about."""
+
+    table: str
+    uid: bytes
+    learner: LearnerService
+
+
+def request_of(call: str, target: Target) -> Message:
+    """A request that is good but for its caller."""
+    name, uid = target.table, target.uid
+    insertion = replay_pb2.Insertion(row_count=1)
+    requests: dict[str, Callable[[], Message]] = {
+        "CreateTable": lambda: replay_pb2.CreateTableRequest(config=table_config(f"{name}-new")),
+        "DropTable": lambda: replay_pb2.DropTableRequest(table=name),
+        "ListTables": replay_pb2.ListTablesRequest,
+        "DescribeTable": lambda: replay_pb2.DescribeTableRequest(table=name),
+        "ResetTable": lambda: replay_pb2.ResetTableRequest(table=name),
+        "Insert": lambda: replay_pb2.InsertRequest(table=name, insertion=insertion, rows=ROW),
+        "Write": lambda: replay_pb2.WriteRequest(
+            table=name,
+            writer_id=bytes(16),
+            insertion=replay_pb2.Insertion(row_count=1, sequence=1),
+            rows=ROW,
+        ),
+        "Sample": lambda: replay_pb2.SampleRequest(table=name, draw=make_draw(1)),
+        "Read": lambda: replay_pb2.ReadRequest(table=name, keys=int64([0])),
+        "UpdatePriorities": lambda: replay_pb2.UpdatePrioritiesRequest(
+            table=name, table_uid=uid, update=make_update([0], [1.0])
+        ),
+        "Learn": lambda: replay_pb2.LearnRequest(table=name, draw=make_draw(1)),
+        "Learn:update": lambda: replay_pb2.LearnRequest(table=name, table_uid=uid, update=make_update([0], [1.0])),
+        "Stats": replay_pb2.StatsRequest,
+        "Stats:table": lambda: replay_pb2.StatsRequest(table=name),
+        "LearnerService.Join": lambda: learner_pb2.JoinRequest(name="test"),
+        "LearnerService.Report": lambda: learner_pb2.ReportRequest(run_id=target.learner.run_id),
+        "LearnerService.GetWeights": lambda: learner_pb2.GetWeightsRequest(run_id=target.learner.run_id),
+    }
+    return requests[call]()
+
+
+class Services:
+    """Both services with client certificates and tokens, and a channel to each with and without a certificate."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        authority = Authority(folder / "authority")
+        served, client = authority.certify("server"), authority.certify("client", "client")
+        tokens = write_usual_tokens(folder / "tokens.toml")
+        flags = [*tls_flags(served, authority.ca), "--tokens", str(tokens), "--memory-dir", str(folder)]
+        self.server = ServerProcess(folder / "log", *flags)
+        stack.callback(self.server.terminate)
+        task = Task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
+        weights = PublishedWeights({"weight": torch.zeros(1)})
+        self.learner = LearnerService(task, 0, weights, lambda: Guidance(granted_steps=1, epsilon=0.5))
+        access = LearnerAccess(served.cert, served.key, authority.ca, tokens)
+        learner_server = LearnerServer(self.learner, "127.0.0.1", 0, access)
+        stack.callback(learner_server.close)
+        self._addresses = {"ReplayService": self.server.address, "LearnerService": learner_server.address}
+        self._tls = {True: authority.tls(client), False: authority.tls()}
+        self._stack = stack
+        self._channels: dict[tuple[str, bool], grpc.Channel] = {}
+
+    def channel(self, service: str, *, certified: bool = True) -> grpc.Channel:
+        """To one of the services."""
+        key = (service, certified)
+        if key not in self._channels:
+            tls: Tls = self._tls[certified]
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            self._channels[key] = self._stack.enter_context(open_channel(self._addresses[service], tls, options))
+        return self._channels[key]
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    with ExitStack() as stack:
+        yield Services(tmp_path_factory.mktemp("access"), stack)
+
+
+@pytest.fixture
+def target(services: Services) -> Target:
+    """A table with a row."""
+    stub = replay_pb2_grpc.ReplayServiceStub(services.channel("ReplayService"))
+    name, metadata = f"{MINE}{new_name()}", token_metadata(ALL)
+    made = stub.CreateTable(replay_pb2.CreateTableRequest(config=table_config(name)), metadata=metadata)
+    insertion = replay_pb2.Insertion(row_count=1, priorities=float64([1.0]))
+    request = replay_pb2.InsertRequest(table=name, insertion=insertion, rows=ROW)
+    stub.Insert(request, metadata=metadata)
+    return Target(name, made.table.uid, services.learner)
+
+
+def split(call: str) -> tuple[str, str]:
+    """The service and the RPC of a line of the table."""
+    service, _, rpc = call.partition(":")[0].rpartition(".")
+    return service or "ReplayService", rpc
+
+
+def outcome(services: Services, target: Target, call: str, caller: str) -> grpc.StatusCode | None:
+    """The status that a call ends with; None if it is answered."""
+    service, rpc = split(call)
+    described = SERVICES[service].methods_by_name[rpc]
+    path = f"/{SERVICES[service].full_name}/{rpc}"
+    channel = services.channel(service, certified=caller != UNCERTIFIED)
+    request = request_of(call, target).SerializeToString()
+    metadata = token_metadata(CALLERS[caller])
+    try:
+        if described.client_streaming:
+            stream: Callable[..., Iterator[bytes]] = channel.stream_stream(path)
+            assert list(stream(iter([request]), metadata=metadata, timeout=TIMEOUT_S))
+        else:
+            unary: Callable[..., bytes] = channel.unary_unary(path)
+            unary(request, metadata=metadata, timeout=TIMEOUT_S)
+    except grpc.RpcError as error:
+        tells_why = service == "ReplayService" and caller != UNCERTIFIED
+        return refusal_in(error).code if tells_why else code_of(error)
+    return None
+
+
+def test_every_rpc_has_its_line() -> None:
+    described = {(service.name, method.name) for service in SERVICES.values() for method in service.methods}
+    assert {split(call) for call in EXPECTED} == described
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("call", EXPECTED)
+def test_each_caller_may_do_what_the_table_says(services: Services, target: Target, call: str, caller: str) -> None:
+    cell = EXPECTED[call][caller]
+    found = outcome(services, target, call, caller)
+    assert found is (None if cell == "ok" else CODES[cell])
+
+
+def test_a_refused_call_changes_nothing(services: Services, target: Target) -> None:
+    def state() -> bytes:
+        stub = replay_pb2_grpc.ReplayServiceStub(services.channel("ReplayService"))
+        keys = int64([0, 1, 2])
+        rows = stub.Read(replay_pb2.ReadRequest(table=target.table, keys=keys), metadata=token_metadata(ALL))
+        listed = stub.ListTables(replay_pb2.ListTablesRequest(), metadata=token_metadata(ALL))
+        return bytes(rows.SerializeToString() + listed.SerializeToString())
+
+    before = state()
+    for call, cells in EXPECTED.items():
+        for caller, cell in cells.items():
+            if cell != "ok":
+                outcome(services, target, call, caller)
+    assert state() == before
+
+
+def test_no_token_and_no_name_of_a_table_of_others_is_told(services: Services, target: Target) -> None:
+    for call in EXPECTED:
+        for caller in CALLERS:
+            outcome(services, target, call, caller)
+    log = services.server.log()
+    assert not [token for token in CALLERS.values() if token is not None and token in log]
+    stub = replay_pb2_grpc.ReplayServiceStub(services.channel("ReplayService"))
+    metadata = token_metadata(OTHER)
+    assert list(stub.ListTables(replay_pb2.ListTablesRequest(), metadata=metadata).tables) == []
+    assert list(stub.Stats(replay_pb2.StatsRequest(), metadata=metadata).tables) == []
+    refusals = []
+    for name in (target.table, f"{MINE}absent"):
+        with pytest.raises(grpc.RpcError) as error:
+            stub.DescribeTable(replay_pb2.DescribeTableRequest(table=name), metadata=metadata)
+        refusals.append(refusal_in(error.value).message.replace(name, "NAME"))
+    assert refusals[0] == refusals[1]

@@ -1,0 +1,149 @@
+"""TLS and mutual TLS: who gets in, and that certificates are read again when they change."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from replay_client import Column, InvalidArgumentError, ReplayClient, ServerUnavailableError, Tls
+
+from tests.support.access import ALL, Authority, tls_flags, write_usual_tokens
+from tests.support.server_process import ServerProcess
+
+StartServer = Callable[..., ServerProcess]
+SHORT_S = 2.0
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+def gets_in(server: ServerProcess, tls: Tls | None, token: str | None = None) -> bool:
+    """Whether a client is served."""
+    with ReplayClient(server.address, tls=tls, token=token, timeout_s=SHORT_S) as client:
+        try:
+            client.tables()
+        except ServerUnavailableError:
+            return False
+    return True
+
+
+def test_a_client_that_trusts_the_authority_gets_in(start_server: StartServer, authority: Authority) -> None:
+    server = start_server(*tls_flags(authority.certify("server")))
+    assert gets_in(server, authority.tls())
+
+
+def test_rows_travel_in_all_ways_over_tls(start_server: StartServer, authority: Authority) -> None:
+    server = start_server(*tls_flags(authority.certify("server")))
+    with ReplayClient(server.address, tls=authority.tls(), same_host=False) as client:
+        table = client.create_table("table", {"x": Column("int64", (10_000,))}, capacity=100)
+        with table.writer() as writer:
+            for number in range(50):
+                writer.append(x=[number] * 10_000)
+        with table.sampler(20, beta=0.4) as sampler:
+            batch = next(sampler)
+        assert (batch["x"][:, 0] == batch.keys).all()
+        assert table.sample(20, beta=0.4)["x"].shape == (20, 10_000)
+
+
+def test_whoever_does_not_trust_it_or_speaks_plainly_stays_out(
+    start_server: StartServer, authority: Authority, tmp_path: Path
+) -> None:
+    server = start_server(*tls_flags(authority.certify("server")))
+    assert not gets_in(server, Authority(tmp_path / "other").tls())
+    assert not gets_in(server, Tls())
+    assert not gets_in(server, None)
+
+
+def test_a_certificate_of_another_host_is_not_trusted_unless_its_name_is_given(
+    start_server: StartServer, authority: Authority
+) -> None:
+    server = start_server(*tls_flags(authority.certify("server", "buffer.example")))
+    assert not gets_in(server, authority.tls())
+    assert gets_in(server, Tls(ca=authority.ca, server_name="buffer.example"))
+
+
+def test_with_an_authority_for_clients_they_need_its_certificate(
+    start_server: StartServer, authority: Authority, tmp_path: Path
+) -> None:
+    clients = Authority(tmp_path / "clients")
+    server = start_server(*tls_flags(authority.certify("server"), clients.ca))
+    mine = clients.certify("client", "me")
+    assert gets_in(server, Tls(ca=authority.ca, cert=mine.cert, key=mine.key))
+    strange = authority.certify("strange", "me")
+    assert not gets_in(server, Tls(ca=authority.ca, cert=strange.cert, key=strange.key))
+    assert not gets_in(server, Tls(ca=authority.ca))
+
+
+def test_tokens_are_asked_for_behind_tls(start_server: StartServer, authority: Authority, tmp_path: Path) -> None:
+    tokens = write_usual_tokens(tmp_path / "tokens.toml")
+    server = start_server(*tls_flags(authority.certify("server")), "--tokens", str(tokens))
+    assert gets_in(server, authority.tls(), ALL)
+
+
+def certificate_of(server: ServerProcess) -> bytes:
+    """What the server shows to whoever connects."""
+    return ssl.get_server_certificate(("127.0.0.1", server.port), timeout=10).encode()
+
+
+def test_a_new_certificate_is_taken_up_and_open_connections_go_on(
+    start_server: StartServer, authority: Authority
+) -> None:
+    server = start_server(*tls_flags(authority.certify("server")))
+    before = certificate_of(server)
+    with ReplayClient(server.address, tls=authority.tls()) as client:
+        client.tables()
+        renewed = authority.certify("server")
+        assert certificate_of(server) != before
+        assert certificate_of(server) in renewed.cert.read_bytes()
+        assert client.tables() == []
+    assert gets_in(server, authority.tls())
+
+
+def test_an_authority_of_clients_can_be_replaced(
+    start_server: StartServer, authority: Authority, tmp_path: Path
+) -> None:
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    server = start_server(*tls_flags(authority.certify("server"), first.ca))
+    mine = second.certify("client", "me")
+    tls = Tls(ca=authority.ca, cert=mine.cert, key=mine.key)
+    assert not gets_in(server, tls)
+    first.ca.write_bytes(second.ca.read_bytes())
+    assert gets_in(server, tls)
+
+
+def test_a_certificate_that_cannot_be_used_leaves_the_one_before(
+    start_server: StartServer, authority: Authority
+) -> None:
+    certified = authority.certify("server")
+    server = start_server(*tls_flags(certified))
+    before, key = certificate_of(server), certified.key.read_bytes()
+    for content in (b"", b"nonsense", Authority(certified.key.parent / "other").certify("other").key.read_bytes()):
+        certified.key.write_bytes(content)
+        assert certificate_of(server) == before
+    certified.key.unlink()
+    assert certificate_of(server) == before
+    assert "cannot be used, so what it said before holds" in server.log()
+    assert "PRIVATE KEY" not in server.log()
+    certified.key.write_bytes(key)
+    assert gets_in(server, authority.tls())
+
+
+def test_whoever_connects_and_says_nothing_is_in_nobodys_way(start_server: StartServer, authority: Authority) -> None:
+    server = start_server(*tls_flags(authority.certify("server")))
+    idle = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(20)]
+    assert gets_in(server, authority.tls())
+    for connection in idle:
+        connection.close()
+
+
+def test_a_client_names_a_file_that_it_cannot_read(tmp_path: Path) -> None:
+    for tls in (Tls(ca=tmp_path / "absent"), Tls(ca=tmp_path)):
+        with pytest.raises(InvalidArgumentError, match=r"tls\.ca: expected a PEM file"):
+            ReplayClient("localhost:1", tls=tls)
+    with pytest.raises(InvalidArgumentError, match="cert and key together"):
+        Tls(cert="c.pem")

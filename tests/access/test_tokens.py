@@ -1,0 +1,204 @@
+"""The file of tokens: what it may say, what it is told when it says something else, and that no token gets out."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from replay_proto.access.tokens import Grant, Right, Tokens, bearer_token, read_grants
+from replay_proto.access.watched import UnusableFileError
+
+from tests.support.access import READ, WRITE, WRONG, token_entry
+
+SECRET = "a-token-of-24-characters"
+GOOD = token_entry("actors", SECRET, ["write"], ["cart*"])
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.toml"
+    path.write_text(GOOD)
+    return path
+
+
+def change(path: Path, content: str) -> None:
+    """Write a file anew, so that it is seen to be another however coarse the clock of the file system is."""
+    new = path.with_suffix(".new")
+    new.write_text(content)
+    os.replace(new, path)
+
+
+def grant_of(tokens: Tokens, token: str) -> Grant | None:
+    digest = tokens.digest_of(token)
+    return None if digest is None else tokens.grant(digest)
+
+
+def test_a_token_gives_its_rights_on_its_tables(file: Path) -> None:
+    grant = grant_of(Tokens(file), SECRET)
+    assert grant is not None
+    assert (grant.name, grant.rights, grant.tables, grant.expires) == ("actors", Right.WRITE, ("cart*",), None)
+    assert grant.allows(Right.WRITE, "cartpole")
+    assert grant.allows(Right.READ | Right.WRITE, "cartpole")
+    assert grant.allows(Right.WRITE, None)
+    assert not grant.allows(Right.READ, "cartpole")
+    assert not grant.allows(Right.READ, None)
+    assert not grant.allows(Right.WRITE, "acrobot")
+    assert not grant.allows(Right.WRITE, "CARTPOLE")
+    assert not grant.allows(Right.WRITE, "")
+
+
+def test_no_right_includes_another() -> None:
+    for right in Right:
+        grant = Grant("one", b"", right)
+        assert [other for other in Right if grant.allows(other, "table")] == [right]
+
+
+def test_a_token_that_is_not_in_the_file_is_unknown(file: Path) -> None:
+    tokens = Tokens(file)
+    for other in (WRONG, SECRET[:-1], SECRET + "x", SECRET.upper(), "", "ä", "\udc80", "x" * 100_000):
+        assert tokens.digest_of(other) is None
+
+
+def test_a_file_may_have_hashes_in_place_of_tokens(file: Path) -> None:
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
+    file.write_text(GOOD.replace(f'token = "{SECRET}"', f'token_sha256 = "{digest.upper()}"'))
+    grant = grant_of(Tokens(file), SECRET)
+    assert grant is not None
+    assert grant.name == "actors"
+
+
+def test_a_token_expires_at_its_moment(file: Path) -> None:
+    file.write_text(token_entry("actors", SECRET, ["read"], expires="1970-01-01T02:00:00+01:00"))
+    clock = Clock(3599.9)
+    tokens = Tokens(file, clock=clock)
+    grant = grant_of(tokens, SECRET)
+    assert grant is not None
+    assert not tokens.has_expired(grant)
+    clock.now = 3600.0
+    assert tokens.has_expired(grant)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (GOOD, "", "one or more [[tokens]]"),
+        (GOOD, "tokens = []", "one or more [[tokens]]"),
+        (GOOD, "tokens = [5]", "expected a table of keys"),
+        (GOOD, GOOD + GOOD, "each name once"),
+        (GOOD, GOOD + GOOD.replace("actors", "others"), "each token once"),
+        ("[[tokens]]", "port = 5\n[[tokens]]", "nothing beside them"),
+        ('name = "actors"', "", "name: expected a text"),
+        ('name = "actors"', 'name = "a\\nb"', "name: expected a text"),
+        (SECRET, "short", "at least 16 ASCII characters"),
+        (SECRET, "sixteen characters with spaces", "at least 16 ASCII characters"),
+        (f'token = "{SECRET}"', "", "either token or token_sha256"),
+        ("rights", 'token_sha256 = "00"\nrights', "either token or token_sha256"),
+        (f'token = "{SECRET}"', f'token_sha256 = "{SECRET}"', "64 hexadecimal digits"),
+        ('["write"]', '["wriet"]', "list of read, write, admin, got ['wriet']"),
+        ('["write"]', "[]", "rights: expected a list"),
+        ('["write"]', '"write"', "rights: expected a list"),
+        ('rights = ["write"]', "", "rights: expected a list"),
+        ('["cart*"]', '"cart*"', "tables: expected a list"),
+        ('["cart*"]', "[]", "tables: expected a list"),
+        ("name", "expires = 2030-01-01\nname", "with its time zone"),
+        ("name", "expires = 2030-01-01T00:00:00\nname", "with its time zone"),
+        ("name", "right = 1\nname", "got 'right'"),
+        ("name =", "name", "expected TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_without_its_tokens(file: Path, old: str, new: str, complaint: str) -> None:
+    assert old in GOOD
+    file.write_text(GOOD.replace(old, new))
+    with pytest.raises(UnusableFileError) as refusal:
+        Tokens(file)
+    assert complaint in str(refusal.value)
+    assert str(file) in str(refusal.value)
+    assert SECRET not in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_or_no_text_is_named(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnusableFileError, match=r"tokens\.toml"):
+        Tokens(file)
+    file.unlink()
+    with pytest.raises(UnusableFileError, match=r"tokens\.toml: No such file"):
+        Tokens(file)
+
+
+def test_a_token_is_shown_nowhere(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    ticks = Clock(0.0)
+    tokens = Tokens(file, ticks=ticks)
+    change(file, GOOD.replace("write", "read"))
+    ticks.now = 1.0
+    tokens.digest_of(SECRET)
+    change(file, GOOD + SECRET)
+    ticks.now = 2.0
+    tokens.digest_of(SECRET)
+    shown = caplog.text + repr(tokens) + repr(read_grants.__doc__) + repr(grant_of(tokens, SECRET))
+    assert "read again" in shown
+    assert "cannot be used" in shown
+    assert SECRET not in shown
+    assert hashlib.sha256(SECRET.encode()).hexdigest() not in shown
+    assert repr(hashlib.sha256(SECRET.encode()).digest()) not in shown
+
+
+def test_a_changed_file_is_read_again_within_a_second(file: Path) -> None:
+    ticks = Clock(0.0)
+    tokens = Tokens(file, ticks=ticks)
+    change(file, token_entry("actors", READ, ["read"]) + token_entry("others", WRITE, ["write"]))
+    assert tokens.digest_of(READ) is None
+    ticks.now = 1.0
+    assert tokens.digest_of(READ) is not None
+    assert tokens.digest_of(WRITE) is not None
+    assert tokens.digest_of(SECRET) is None
+
+
+@pytest.mark.parametrize("content", ["", "[[tokens]]", None])
+def test_what_a_file_said_last_holds_while_it_cannot_be_used(
+    file: Path, content: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks = Clock(0.0)
+    tokens = Tokens(file, ticks=ticks)
+    if content is None:
+        file.unlink()
+    else:
+        change(file, content)
+    for ticks.now in (1.0, 2.0, 3.0):
+        assert tokens.digest_of(SECRET) is not None
+    assert caplog.text.count("cannot be used, so what it said before holds") == 1
+    change(file, token_entry("actors", READ, ["read"]))
+    ticks.now = 4.0
+    assert tokens.digest_of(SECRET) is None
+    assert tokens.digest_of(READ) is not None
+
+
+@pytest.mark.parametrize("header", ["Bearer abc", "bearer abc", "BEARER  abc "])
+def test_the_token_of_a_header(header: str) -> None:
+    assert bearer_token([header]) == "abc"
+
+
+def test_a_call_without_a_header_has_no_token() -> None:
+    assert bearer_token([]) is None
+
+
+@pytest.mark.parametrize(
+    "headers", [["abc"], ["Basic abc"], ["Bearer"], ["Bearer "], [""], ["Bearer abc", "Bearer abc"]]
+)
+def test_another_form_of_header_is_refused_and_not_shown(headers: list[str]) -> None:
+    with pytest.raises(ValueError, match="authorization: Bearer TOKEN") as refusal:
+        bearer_token(headers)
+    assert "abc" not in str(refusal.value)
