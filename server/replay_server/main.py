@@ -62,7 +62,7 @@ async def serve(settings: ServerSettings) -> None:
     if settings.exit_with_parent:
         _stop_with_parent(stop)
     root = Root.durable(settings.data_dir) if settings.data_dir else Root.in_memory(settings.memory_dir)
-    catalog = Catalog(root)
+    catalog = Catalog(root, settings.bounds())
     try:
         catalog.restore()
         await _make_tables(catalog, settings)

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -36,12 +36,16 @@ from pydantic_settings import (
     SettingsError,
     TomlConfigSettingsSource,
 )
+from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
+from replay_server.bounds import Bounds
 from replay_server.table_config import DEFAULT_BACKEND, TableConfig
+from replay_server.waiting import DEFAULT_MAX_WAITING
 
 ENV_PREFIX = "REPLAY_SERVER_"
 MAX_PORT = 65535
+BYTES_PER_MB = 1 << 20
 MAX_MESSAGE_MB = 2047
 """gRPC counts the bytes of a message in 31 bits."""
 
@@ -69,11 +73,17 @@ class TableSettings(BaseModel):
     columns: dict[str, ColumnSettings]
     """By name, in order."""
     backend: str = DEFAULT_BACKEND
-    """sum_tree, rank or uniform."""
+    """sum_tree, rank, uniform or fifo."""
     parameters: dict[str, float] = {}
     """Of the backend, such as alpha."""
     seed: int | None = None
     """Makes draws repeat."""
+    min_size: int | None = None
+    """Draws wait until there are so many rows."""
+    samples_per_insert: float | None = None
+    """How often a row is drawn on average: draws and inserts wait for each other to keep it."""
+    error_buffer: ErrorBuffer | None = None
+    """How far from it samples may stray; required with it."""
 
     def to_config(self) -> TableConfig:
         """The table's config, checked.
@@ -82,7 +92,15 @@ class TableSettings(BaseModel):
             FieldError: names the field that cannot be used.
         """
         columns = {name: Column(column.dtype, column.shape) for name, column in self.columns.items()}
-        return TableConfig(self.name, Schema(columns), self.capacity, self.backend, self.parameters, self.seed)
+        return TableConfig(
+            self.name,
+            Schema(columns),
+            self.capacity,
+            self.backend,
+            self.parameters,
+            self.seed,
+            RateLimit.of(self.min_size, self.samples_per_insert, self.error_buffer),
+        )
 
 
 class ServerSettings(BaseSettings):
@@ -111,6 +129,23 @@ class ServerSettings(BaseSettings):
     max_message_mb: int = Field(
         512, ge=1, le=MAX_MESSAGE_MB, description="largest message taken or sent, in MiB; a batch has to fit into it"
     )
+    max_rows_per_call: int = Field(1 << 20, ge=1, description="most rows or keys of one request, or of its answer")
+    max_waiting_calls: int = Field(
+        DEFAULT_MAX_WAITING,
+        ge=0,
+        description="most calls that wait at once, for rows or for a limiter; over all tables",
+    )
+    max_streams_per_client: int = Field(1024, ge=1, description="most streams open at once on one connection")
+    max_tables: int = Field(1024, ge=1, description="most tables at once")
+    max_columns: int = Field(512, ge=1, description="most columns of one table")
+    max_table_bytes: ByteSize | None = Field(
+        None, ge=1, description="most bytes of one table once it is full, such as 20GiB; default: what the disk has"
+    )
+    max_bytes: ByteSize | None = Field(
+        None,
+        ge=1,
+        description="most bytes of all tables once they are full, such as 100GiB; default: what the disk has",
+    )
     drain_s: float = Field(5.0, ge=0, description="seconds that calls at work have to end when the server stops")
     same_host: bool = Field(
         True, description="let clients on this host that can read the tables' files copy rows out of them"
@@ -120,6 +155,19 @@ class ServerSettings(BaseSettings):
         False, description="stop when standard input ends, as it does when the process that holds it dies"
     )
     tables: CliSuppress[list[TableSettings]] = Field([], description="tables to make at start; from the TOML file")
+
+    def bounds(self) -> Bounds:
+        """What callers may ask for at most."""
+        return Bounds(
+            max_message_bytes=self.max_message_mb * BYTES_PER_MB,
+            max_rows_per_call=self.max_rows_per_call,
+            max_waiting_calls=self.max_waiting_calls,
+            max_streams_per_client=self.max_streams_per_client,
+            max_tables=self.max_tables,
+            max_columns=self.max_columns,
+            max_table_bytes=self.max_table_bytes,
+            max_bytes=self.max_bytes,
+        )
 
     @classmethod
     def settings_customise_sources(

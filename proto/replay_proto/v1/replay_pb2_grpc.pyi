@@ -68,7 +68,9 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Makes every row of a table disappear. Keys go on counting, the uid stays."""
+    """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
+    Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
+    """
 
     Insert: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.InsertRequest,
@@ -153,7 +155,9 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Makes every row of a table disappear. Keys go on counting, the uid stays."""
+    """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
+    Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
+    """
 
     Insert: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.InsertRequest,
@@ -248,7 +252,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ResetTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ResetTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ResetTableResponse]]:
-        """Makes every row of a table disappear. Keys go on counting, the uid stays."""
+        """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
+        Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
+        """
 
     @abc.abstractmethod
     def Insert(

@@ -9,7 +9,7 @@ from replay_proto.v1 import replay_pb2
 
 from replay_server.catalog import Catalog
 from replay_server.service.inserts import InsertHandlers
-from replay_server.service.rpc import streaming, unary
+from replay_server.service.rpc import OpenStreams, streaming, unary
 from replay_server.service.sampling import SamplingHandlers
 from replay_server.service.stats import StatsHandler
 from replay_server.service.tables import TableHandlers
@@ -27,6 +27,7 @@ def replay_handlers(catalog: Catalog, reply_limit_bytes: int, *, same_host: bool
         same_host: whether clients on this host may copy rows out of the tables' files.
     """
     figures: dict[str, MethodFigures] = defaultdict(MethodFigures)
+    streams = OpenStreams(catalog.bounds.max_streams_per_client)
     tables, inserts = TableHandlers(catalog, same_host=same_host), InsertHandlers(catalog)
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
     methods = {
@@ -36,11 +37,11 @@ def replay_handlers(catalog: Catalog, reply_limit_bytes: int, *, same_host: bool
         "DescribeTable": unary(replay_pb2.DescribeTableRequest, tables.describe, figures["DescribeTable"]),
         "ResetTable": unary(replay_pb2.ResetTableRequest, tables.reset, figures["ResetTable"]),
         "Insert": unary(replay_pb2.InsertRequest, inserts.insert, figures["Insert"]),
-        "Write": streaming(replay_pb2.WriteRequest, inserts.write_stream, figures["Write"]),
+        "Write": streaming(replay_pb2.WriteRequest, inserts.write_stream, figures["Write"], streams),
         "Sample": unary(replay_pb2.SampleRequest, sampling.sample, figures["Sample"]),
         "Read": unary(replay_pb2.ReadRequest, sampling.read, figures["Read"]),
         "UpdatePriorities": unary(replay_pb2.UpdatePrioritiesRequest, sampling.update, figures["UpdatePriorities"]),
-        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, figures["Learn"]),
+        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, figures["Learn"], streams),
         "Stats": unary(replay_pb2.StatsRequest, stats.stats, figures["Stats"]),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -28,6 +30,34 @@ M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryHandler = Callable[[Framed[M]], Awaitable[bytes]]
 MessageHandler = Callable[[Framed[M]], Awaitable[bytes]]
+
+
+class OpenStreams:
+    """How many streams each client has open. A client is a connection, which a channel has one of."""
+
+    def __init__(self, most: int) -> None:
+        """Begin with none; a client may have ``most``."""
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one_more(self, client: str) -> Iterator[None]:
+        """Count a stream while it is open.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        if self._open[client] >= self._most:
+            raise errors.too_large(
+                "streams of one client", self._most, self._open[client] + 1, "max_streams_per_client of the server"
+            )
+        self._open[client] += 1
+        try:
+            yield
+        finally:
+            self._open[client] -= 1
+            if not self._open[client]:
+                del self._open[client]
 
 
 def unary(
@@ -81,7 +111,7 @@ class OpenStream:
 
 
 def streaming(
-    message_type: type[M], open_stream: Callable[[OpenStream], Any], figures: MethodFigures
+    message_type: type[M], open_stream: Callable[[OpenStream], Any], figures: MethodFigures, streams: OpenStreams
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
     """An RPC in which each message of a stream is answered by one message, in order.
 
@@ -89,13 +119,14 @@ def streaming(
         message_type: type of the requests.
         open_stream: makes a context manager for each stream; what it yields is the stream's `MessageHandler`.
         figures: where to count.
+        streams: how many each client may have.
     """
 
     async def call(context: Context) -> None:
         with figures.at_work():
             try:
                 stream = OpenStream()
-                with open_stream(stream) as handler:
+                with streams.one_more(context.peer()), open_stream(stream) as handler:
                     while isinstance(data := await stream.read(context), bytes):
                         began = time.perf_counter()
                         answer = await handler(parse(message_type, data))

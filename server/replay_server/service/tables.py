@@ -7,6 +7,7 @@ from functools import partial
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
+from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.service import fields
 from replay_server.table import Table
@@ -22,7 +23,7 @@ def describe(table: Table, *, same_host: bool = False) -> replay_pb2.TableDescri
         inserted=table.inserted,
         slots=table.config.slots,
         row_bytes=table.config.schema.row_bytes,
-        directory=str(table.directory.folder.absolute()) if same_host else "",
+        directory=str(table.directory.folder.absolute()) if same_host and not table.is_queue else "",
     )
 
 
@@ -56,4 +57,6 @@ class TableHandlers:
     async def reset(self, request: Framed[replay_pb2.ResetTableRequest]) -> bytes:
         """Empty a table."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
-        return replay_pb2.ResetTableResponse(removed=table.reset()).SerializeToString()
+        removed = table.reset()
+        self._catalog.waiters.send_away(table, errors.table_reset)
+        return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
