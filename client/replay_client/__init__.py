@@ -22,6 +22,7 @@ from replay_client.errors import (
     ForkedError,
     InternalServerError,
     InvalidArgumentError,
+    LimitedError,
     ReplayError,
     ResourceExhaustedError,
     SequenceGapError,
@@ -31,12 +32,13 @@ from replay_client.errors import (
     TableExistsError,
     TableNotFoundError,
     TableReplacedError,
+    TableResetError,
     WriterError,
     WriterSupersededError,
     WriterUnknownError,
 )
 from replay_client.sampler import Sampler
-from replay_client.stats import MethodStats, Rates, ServerStats, Stats, TableStats, TimesSampled
+from replay_client.stats import LimiterStats, MethodStats, Rates, ServerStats, Stats, TableStats, TimesSampled
 from replay_client.table import Table
 from replay_client.writer import Writer
 
@@ -49,6 +51,8 @@ __all__ = [
     "ForkedError",
     "InternalServerError",
     "InvalidArgumentError",
+    "LimitedError",
+    "LimiterStats",
     "MethodStats",
     "Rates",
     "ReplayClient",
@@ -68,6 +72,7 @@ __all__ = [
     "TableExistsError",
     "TableNotFoundError",
     "TableReplacedError",
+    "TableResetError",
     "TableStats",
     "TimesSampled",
     "UpdateResult",

@@ -42,8 +42,14 @@ def samples_allowed(limit: RateLimit, counters: Counters, wanted: int) -> int:
 
 
 def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:
-    """Whether so many rows may be inserted, one after the other: the last one is the hardest to allow."""
-    if limit.samples_per_insert is None or counters.size + rows <= limit.min_size:
+    """Whether so many rows may be inserted, one after the other: the last one is the hardest to allow.
+
+    Rows that arrive together and lead beyond ``min_size`` are let in whole, unless they are more than
+    `RateLimit.largest_insert`: nothing may be drawn that would make room for them.
+    """
+    if limit.largest_insert is None or counters.size + rows <= limit.min_size:
         return True
-    after = Counters(counters.size, counters.inserted + rows, counters.sampled)
-    return difference(limit, after) <= limit.max_diff
+    if counters.size < limit.min_size and rows <= limit.largest_insert:
+        return True
+    assert limit.samples_per_insert is not None
+    return (counters.inserted + rows) * limit.samples_per_insert - counters.sampled <= limit.max_diff

@@ -12,10 +12,10 @@ from grpc_reflection.v1alpha import reflection
 
 from replay_server.catalog import Catalog
 from replay_server.service.handlers import SERVICE, replay_handlers
+from replay_server.settings import BYTES_PER_MB
 
 log = logging.getLogger(__name__)
 
-_BYTES_PER_MB = 1 << 20
 _HEAD_BYTES = 1 << 20
 """What a message may carry beside its rows."""
 
@@ -36,7 +36,7 @@ class ReplayServer:
             offer_reflection: whether to describe the contract to whoever asks.
             same_host: whether clients on this host may copy rows out of the tables' files.
         """
-        limit = max_message_mb * _BYTES_PER_MB
+        limit = max_message_mb * BYTES_PER_MB
         self._catalog = catalog
         self._server = grpc.aio.server(
             options=[

@@ -133,7 +133,7 @@ class ServerSettings(BaseSettings):
     max_waiting_calls: int = Field(
         DEFAULT_MAX_WAITING,
         ge=0,
-        description="most calls that wait at once, for rows or for a limiter; over all tables",
+        description="most calls that wait at once, over all tables",
     )
     max_streams_per_client: int = Field(1024, ge=1, description="most streams open at once on one connection")
     max_tables: int = Field(1024, ge=1, description="most tables at once")
@@ -144,7 +144,7 @@ class ServerSettings(BaseSettings):
     max_bytes: ByteSize | None = Field(
         None,
         ge=1,
-        description="most bytes of all tables once they are full, such as 100GiB; default: what the disk has",
+        description="most bytes of all tables once they are full; default: what the disk has",
     )
     drain_s: float = Field(5.0, ge=0, description="seconds that calls at work have to end when the server stops")
     same_host: bool = Field(

@@ -65,7 +65,9 @@ class TableConfig:
             if self.rate_limit.min_size > self.capacity:
                 raise FieldError("min_size", f"at most the capacity, {self.capacity}", str(self.rate_limit.min_size))
         resolved = asdict(make_parameters(self.backend, self.parameters))
-        object.__setattr__(self, "parameters", {name: value for name, value in resolved.items() if value is not None})
+        object.__setattr__(
+            self, "parameters", {name: float(value) for name, value in resolved.items() if value is not None}
+        )
 
     @property
     def slack(self) -> int:

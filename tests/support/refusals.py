@@ -27,6 +27,8 @@ CODES = {
     "WRITER_UNKNOWN": grpc.StatusCode.FAILED_PRECONDITION,
     "WRITER_SUPERSEDED": grpc.StatusCode.ABORTED,
     "SHUTTING_DOWN": grpc.StatusCode.UNAVAILABLE,
+    "LIMITED": grpc.StatusCode.FAILED_PRECONDITION,
+    "TABLE_RESET": grpc.StatusCode.ABORTED,
 }
 """The status code that the contract promises for each reason a caller can meet."""
 
@@ -44,6 +46,8 @@ METADATA = {
     "WRITER_UNKNOWN": {"got"},
     "WRITER_SUPERSEDED": set[str](),
     "SHUTTING_DOWN": set[str](),
+    "LIMITED": {"table", "waited_for"},
+    "TABLE_RESET": {"table"},
 }
 """The metadata that the contract promises for each of them."""
 

@@ -357,7 +357,8 @@ class RateLimiter(google.protobuf.message.Message):
       difference = rows inserted * samples_per_insert - rows drawn.
     A row may be drawn if there are at least `min_size` rows and the difference is at least `min_diff` afterwards. Rows
     may be inserted if there are at most `min_size` rows, or the difference is at most `max_diff`, afterwards. What may
-    not waits. An insert waits for all of its rows; a batch of B rows is B samples, which are allowed one by one as rows
+    not waits. An insert waits for all of its rows (one that leads beyond min_size, and is not longer than the span from
+    min_diff to max_diff allows, does not: no draw could make room for it); a batch of B rows is B samples, which are allowed one by one as rows
     come, and drawn together. Of those that wait, the first comes first.
     """
 
