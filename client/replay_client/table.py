@@ -37,7 +37,7 @@ from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, WRITER_ID_BYTES, Writer
 INSERT_BYTES: Final = 64 << 20
 """Rows of one request: more are inserted in several."""
 INSERT_ROWS: Final = 1 << 17
-"""Rows of one request in number: a server takes a million at once, or what its settings say."""
+"""Rows of one request in number: a server takes what its settings say at once."""
 _WAIT_MARGIN_S: Final = 5.0
 """How much longer than the server may wait for rows we wait for the server."""
 

@@ -21,7 +21,7 @@ class Bounds:
 
     max_message_bytes: int = 512 << 20
     """A message taken or sent."""
-    max_rows_per_call: int = 1 << 20
+    max_rows_per_call: int = 1 << 22
     """Rows or keys of one request, or of its answer."""
     max_waiting_calls: int = DEFAULT_MAX_WAITING
     """Calls that wait at once, over all tables."""

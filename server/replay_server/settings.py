@@ -129,7 +129,7 @@ class ServerSettings(BaseSettings):
     max_message_mb: int = Field(
         512, ge=1, le=MAX_MESSAGE_MB, description="largest message taken or sent, in MiB; a batch has to fit into it"
     )
-    max_rows_per_call: int = Field(1 << 20, ge=1, description="most rows or keys of one request, or of its answer")
+    max_rows_per_call: int = Field(1 << 22, ge=1, description="most rows or keys of one request, or of its answer")
     max_waiting_calls: int = Field(
         DEFAULT_MAX_WAITING,
         ge=0,

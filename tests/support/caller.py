@@ -323,6 +323,7 @@ class CalledTable:
         stats = self.stats()
         stats.ClearField("rates")
         stats.ClearField("ages_s")
+        stats.ClearField("waited")
         rows = self.read(self.live_keys())
         return {
             "description": self.describe().SerializeToString(deterministic=True),

@@ -58,8 +58,8 @@ class InsertHandlers:
         writer_id: bytes,
     ) -> range:
         insertion = request.head.insertion
-        self._catalog.bounds.check_rows(insertion.row_count)
         rows = _new_rows(table, insertion, request.rows)
+        self._catalog.bounds.check_rows(rows.count)
         wait_s = fields.insert_wait_s(insertion)
         return await self._catalog.waiters.insert(table, rows, _stamp(writer_id, insertion.sequence), wait_s)
 

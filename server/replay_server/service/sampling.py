@@ -42,8 +42,8 @@ class SamplingHandlers:
         uid = fields.table_uid(message.table_uid)
         draw = fields.draw(message.draw)
         wait_s = fields.wait_s(message.draw.wait_s)
-        self._catalog.bounds.check_rows(draw.batch_size)
         check_reply_size(self._catalog.find(message.table, uid), draw.batch_size, self._reply_limit_bytes)
+        self._catalog.bounds.check_rows(draw.batch_size)
         table = await self._admit_draw(message.table, uid, draw.batch_size, wait_s, message.same_host)
 
         def choose() -> Choice:
@@ -58,9 +58,9 @@ class SamplingHandlers:
         """Return rows by key."""
         message = request.head
         keys = fields.keys(message.keys)
-        self._catalog.bounds.check_rows(len(keys))
         table = self._catalog.find(message.table, fields.table_uid(message.table_uid))
         check_reply_size(table, len(keys), self._reply_limit_bytes)
+        self._catalog.bounds.check_rows(len(keys))
 
         def choose() -> Choice:
             live = table.live_keys(keys)
@@ -105,8 +105,8 @@ class SamplingHandlers:
         wait_s = fields.wait_s(message.draw.wait_s)
         table = self._catalog.find(name, uid)
         if draw is not None:
-            self._catalog.bounds.check_rows(batches * draw.batch_size)
             check_reply_size(table, batches * draw.batch_size, self._reply_limit_bytes, batches)
+            self._catalog.bounds.check_rows(batches * draw.batch_size)
             self._catalog.waiters.check_draw(table, batches * draw.batch_size, wait_s)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
