@@ -10,7 +10,6 @@ so that a restart changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import numpy as np
@@ -129,38 +128,35 @@ class QueueGate:
 
     Every going out of a row is a delivery; deliveries are numbered: row k has those from ``k * times`` on. How many
     there were is stored before a reply is built: no row goes out more often than it may, whatever happens.
+
+    Rows that are granted make room at once, though they are still there: a draw that waits for more rows, and an
+    insert that waits for room, would otherwise wait for each other. The ring's slack is what that takes.
     """
 
-    def __init__(self, times: int, capacity: int, header: Header) -> None:
+    def __init__(self, times: int, config: TableConfig, header: Header) -> None:
         """Go on with the counter in ``header``; rows that had gone out are no longer live."""
         self._times = times
-        self._capacity = capacity
+        self._config = config
         self._header = header
-        self._promised = 0
+        self._granted = 0
         # A server that was killed may have stored the one and not yet the other.
         header.reset_floor = max(header.reset_floor, min(header.delivered // times, header.inserted))
 
-    @property
-    def available(self) -> int:
-        """Deliveries that the live rows have left and that are promised to nobody."""
-        return self._header.inserted * self._times - self._next - self._promised
-
     def check_draw(self, rows: int) -> None:
         """Refuse more than a full queue, its oldest row almost gone, has to deliver."""
-        most = (self._capacity - 1) * self._times + 1
+        most = (self._config.capacity - 1) * self._times + 1
         if rows > most:
             raise errors.too_large("rows of one draw", most, rows, "capacity of the queue")
 
     def grant(self, rows: int) -> int:
-        """Promise all rows, or none: a batch does not hold what another could have."""
-        if self.available < rows:
-            return 0
-        self._promised += rows
-        return rows
+        """Allow as many deliveries as there are; they are nobody else's until they are given back."""
+        granted = min(rows, self._header.inserted * self._times - self._next - self._granted)
+        self._granted += granted
+        return granted
 
     def give_back(self, rows: int) -> None:
-        """Promise them to others."""
-        self._promised -= rows
+        """Leave them to others."""
+        self._granted -= rows
 
     def deliver(self, rows: int) -> NDArray[np.int64]:
         """Take rows that were granted out of the queue.
@@ -169,7 +165,7 @@ class QueueGate:
             int64[rows]: their keys, oldest first. From now on they are live only as far as they go out again.
         """
         first = self._next
-        self._promised -= rows
+        self._granted -= rows
         self._header.delivered = first + rows
         self._header.reset_floor = (first + rows) // self._times
         return np.arange(first, first + rows) // self._times
@@ -179,21 +175,24 @@ class QueueGate:
         return "rows"
 
     def check_insert(self, rows: int) -> None:
-        """Refuse more than the queue ever has room for."""
-        if rows > self._capacity:
-            raise errors.too_large("rows of one insert", self._capacity, rows, "capacity of the queue")
+        """Refuse what may never fit beside the rows that a draw which waits was granted."""
+        largest = min(self._config.capacity, self._config.slack)
+        if rows > largest and not self.insert_allowed(rows):
+            raise errors.too_large("rows of one insert", largest, rows, "capacity of the queue")
 
     def insert_allowed(self, rows: int) -> bool:
-        """Whether there is room."""
-        return self._header.inserted - self._header.reset_floor + rows <= self._capacity
+        """Whether there is room: among the rows that are nobody's yet, and in the ring."""
+        inserted = self._header.inserted + rows
+        kept = (self._next + self._granted) // self._times
+        return inserted - kept <= self._config.capacity and inserted - self._header.reset_floor <= self._config.slots
 
     def insert_lacks(self) -> WaitedFor:
         """``room``."""
         return "room"
 
     def reset(self) -> None:
-        """Nothing is promised any more."""
-        self._promised = 0
+        """Nothing is granted any more."""
+        self._granted = 0
 
     @property
     def _next(self) -> int:
@@ -204,11 +203,7 @@ class QueueGate:
 def make_gate(config: TableConfig, header: Header) -> LimiterGate | QueueGate | None:
     """The gate of a table; None if it has none."""
     if config.backend == FifoIndex.name:
-        return QueueGate(_times(config.parameters), config.capacity, header)
+        return QueueGate(int(config.parameters["max_times_sampled"]), config, header)
     if config.rate_limit is not None:
         return LimiterGate(config.rate_limit, config.capacity, header)
     return None
-
-
-def _times(parameters: Mapping[str, float]) -> int:
-    return int(parameters["max_times_sampled"])

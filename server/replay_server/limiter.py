@@ -35,10 +35,14 @@ def samples_allowed(limit: RateLimit, counters: Counters, wanted: int) -> int:
     """How many of ``wanted`` samples may be taken, one after the other."""
     if counters.size < limit.min_size:
         return 0
-    spare = difference(limit, counters) - limit.min_diff
-    if limit.samples_per_insert is None or spare >= wanted:
+    if limit.samples_per_insert is None:
         return wanted
-    return max(0, math.floor(spare))
+    before = difference(limit, counters)
+    allowed = max(0, min(wanted, math.floor(before - limit.min_diff)))
+    # The subtraction above is rounded; what counts is the difference afterwards.
+    while allowed and before - allowed < limit.min_diff:
+        allowed -= 1
+    return allowed
 
 
 def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:

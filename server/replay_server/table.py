@@ -68,6 +68,8 @@ class Table:
         self.gate = make_gate(self.config, self._header)
         """What decides when rows may go out and come in; None: nothing does."""
         self._queue = self.gate if isinstance(self.gate, QueueGate) else None
+        # A queue's rows stay until they are drawn; its gate sees to it that they fit.
+        self._kept = self.config.capacity if self._queue is None else self.config.slots
         self._index = make_index(
             self.config.backend,
             make_parameters(self.config.backend, self.config.parameters),
@@ -112,7 +114,7 @@ class Table:
     @property
     def oldest(self) -> int:
         """Key of the oldest live row."""
-        return max(self._header.reset_floor, self._header.inserted - self.config.capacity)
+        return max(self._header.reset_floor, self._header.inserted - self._kept)
 
     @property
     def size(self) -> int:
@@ -334,7 +336,7 @@ class Table:
         Raises:
             AssertionError: if one is broken.
         """
-        assert 0 <= self.size <= self.config.capacity, f"size {self.size} of capacity {self.config.capacity}"
+        assert 0 <= self.size <= self._kept, f"size {self.size} of at most {self._kept}"
         assert self._header.write_horizon == self.inserted, "rows are being written"
         assert sum(rows for _, _, rows in self.times_sampled.bars()) == self.size, "times sampled miss rows"
         self._index.check()

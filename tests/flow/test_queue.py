@@ -103,6 +103,36 @@ def test_inserts_wait_when_it_is_full(queue: CalledTable) -> None:
     assert queue.sample(10).values.tolist() == list(range(1, 11))
 
 
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(("rows", "batch"), [(30, 60), (60, 1), (60, 60), (60, 59), (1, 60), (17, 43)])
+def test_draws_and_inserts_never_wait_for_each_other(new_table: NewTable, rows: int, batch: int, times: int) -> None:
+    # A draw of more is refused: with the oldest row almost gone it might never be allowed.
+    batch = min(batch, 59 * times + 1)
+    queue = new_table(capacity=60, backend="fifo", parameters={"max_times_sampled": times})
+    inserts = [queue.begin_insert(range(start, start + rows)) for start in range(0, 600 // rows * rows, rows)]
+    deliveries = np.repeat(np.arange(600 // rows * rows), times)
+    drawn: list[int] = []
+    while len(drawn) + batch <= len(deliveries):
+        drawn += queue.sample(batch, wait_s=CALL_TIMEOUT_S).values.tolist()
+    for insert in inserts:
+        insert.result()
+    # Calls that begin together arrive in any order.
+    assert Counter(Counter(drawn).values())[times] >= len(drawn) // times - 1
+    assert len(drawn) == len(deliveries) // batch * batch
+
+
+def test_rows_that_a_draw_held_while_it_waited_go_to_the_next(queue: CalledTable) -> None:
+    queue.insert(range(6))
+    draw = queue.begin_sample(10)
+    wait_for_waiting(queue, 1)
+    queue.insert(range(6, 9), wait_s=0.0)
+    with refused("LIMITED", waited_for="rows"):
+        queue.sample(1)
+    draw.cancel()
+    wait_for_waiting(queue, 0)
+    assert queue.sample(9).values.tolist() == list(range(9))
+
+
 def test_an_insert_of_more_than_it_holds_is_refused(queue: CalledTable) -> None:
     with refused("TOO_LARGE", bound="rows of one insert", limit=10, got=11):
         queue.insert(range(11))
