@@ -61,7 +61,7 @@ class ReplayClient:
         backend: str = "sum_tree",
         seed: int | None = None,
         *,
-        min_size: int | None = None,
+        min_size: float | None = None,
         samples_per_insert: float | None = None,
         error_buffer: float | tuple[float, float] | None = None,
         **parameters: float | None,
@@ -76,7 +76,7 @@ class ReplayClient:
             backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
                 whose rows go out oldest first and are gone then, and whose inserts wait when it is full.
             seed: makes draws repeat for the same operations in the same order.
-            min_size: draws wait until there are so many rows.
+            min_size: draws wait until there are so many rows, a whole number.
             samples_per_insert: how often a row is drawn on average: while there are `min_size` rows, draws wait for
                 inserts and inserts for draws to keep it.
             error_buffer: how many samples it may be off to either side (or from which to which difference, as for

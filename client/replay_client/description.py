@@ -97,7 +97,7 @@ def table_config(
     backend: str,
     seed: int | None,
     parameters: Mapping[str, float | None],
-    rate_limit: tuple[int | None, float | None, ErrorBuffer | None] = (None, None, None),
+    rate_limit: tuple[float | None, float | None, ErrorBuffer | None] = (None, None, None),
 ) -> replay_pb2.TableConfig:
     """A table's config as the contract has it. A parameter that is None takes its default.
 

@@ -60,12 +60,12 @@ class RateLimit:
 
     @classmethod
     def of(
-        cls, min_size: int | None, samples_per_insert: float | None, error_buffer: ErrorBuffer | None
+        cls, min_size: float | None, samples_per_insert: float | None, error_buffer: ErrorBuffer | None
     ) -> RateLimit | None:
         """A limit in the words of Reverb's ``MinSize`` and ``SampleToInsertRatio``.
 
         Args:
-            min_size: None stands for 1.
+            min_size: a whole number; None stands for 1.
             samples_per_insert: None: no ratio is kept.
             error_buffer: required with a ratio.
 
@@ -75,13 +75,15 @@ class RateLimit:
         Raises:
             FieldError: names what cannot be used.
         """
+        if min_size is not None and min_size != int(min_size):
+            raise FieldError("min_size", "a whole number", repr(min_size))
+        least = 1 if min_size is None else int(min_size)
         if samples_per_insert is None:
             if error_buffer is not None:
                 raise FieldError("error_buffer", "none without samples_per_insert", repr(error_buffer))
-            return None if min_size is None else cls(min_size)
+            return None if min_size is None else cls(least)
         if error_buffer is None:
             raise FieldError("error_buffer", "a number or two, since samples_per_insert is given", "none")
-        least = 1 if min_size is None else min_size
         if isinstance(error_buffer, int | float):
             middle = samples_per_insert * least
             return cls(least, float(samples_per_insert), middle - error_buffer, middle + error_buffer)

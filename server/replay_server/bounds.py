@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from replay_server import errors
 from replay_server.storage.table_directory import full_bytes
 from replay_server.table_config import TableConfig
-from replay_server.waiting import DEFAULT_MAX_WAITING
+from replay_server.waiting import DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Bounds:
     """Rows or keys of one request, or of its answer."""
     max_waiting_calls: int = DEFAULT_MAX_WAITING
     """Calls that wait at once, over all tables."""
+    max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES
+    """Rows of inserts that wait at once, over all tables."""
     max_streams_per_client: int = 1024
     """Streams that are open at once on one connection."""
     max_tables: int = 1024

@@ -33,7 +33,7 @@ class Catalog:
         self.bounds = bounds or Bounds()
         self._tables: dict[str, Table] = {}
         self._changing = asyncio.Lock()
-        self.waiters = Waiters(self.bounds.max_waiting_calls)
+        self.waiters = Waiters(self.bounds.max_waiting_calls, self.bounds.max_waiting_bytes)
 
     def restore(self) -> None:
         """Open the tables that are stored in the root.

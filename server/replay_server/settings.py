@@ -135,6 +135,7 @@ class ServerSettings(BaseSettings):
         ge=0,
         description="most calls that wait at once, over all tables",
     )
+    max_waiting_mb: int = Field(1024, ge=1, description="most MiB of rows that wait to be inserted, over all tables")
     max_streams_per_client: int = Field(1024, ge=1, description="most streams open at once on one connection")
     max_tables: int = Field(1024, ge=1, description="most tables at once")
     max_columns: int = Field(512, ge=1, description="most columns of one table")
@@ -162,6 +163,7 @@ class ServerSettings(BaseSettings):
             max_message_bytes=self.max_message_mb * BYTES_PER_MB,
             max_rows_per_call=self.max_rows_per_call,
             max_waiting_calls=self.max_waiting_calls,
+            max_waiting_bytes=self.max_waiting_mb * BYTES_PER_MB,
             max_streams_per_client=self.max_streams_per_client,
             max_tables=self.max_tables,
             max_columns=self.max_columns,

@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 DEFAULT_MAX_WAITING = 16_384
 """Calls that wait at once, unless the settings say otherwise."""
+DEFAULT_MAX_WAITING_BYTES = 1 << 30
+"""Bytes of the rows of inserts that wait at once, unless the settings say otherwise."""
 
 
 @dataclass(eq=False)
@@ -66,10 +68,17 @@ class _Lines:
 class Waiters:
     """Lets calls wait until they may go on, the table is reset or dropped, or the server closes."""
 
-    def __init__(self, most: int = DEFAULT_MAX_WAITING) -> None:
-        """Begin with nobody waiting; at most ``most`` calls will."""
+    def __init__(self, most: int = DEFAULT_MAX_WAITING, most_bytes: int = DEFAULT_MAX_WAITING_BYTES) -> None:
+        """Begin with nobody waiting.
+
+        Args:
+            most: calls that may wait at once.
+            most_bytes: bytes of rows that may wait to be inserted; one insert may always wait.
+        """
         self._most = most
+        self._most_bytes = most_bytes
         self._waiting = 0
+        self._waiting_bytes = 0
         self._lines: dict[bytes, _Lines] = {}
         self._closing = False
 
@@ -136,7 +145,8 @@ class Waiters:
             wait_s: how long to wait, in seconds; None: as long as the call lasts.
 
         Raises:
-            RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN.
+            RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN
+                or TOO_LARGE.
         """
         gate = table.gate
         if gate is None or table.is_repeat(stamp):
@@ -150,14 +160,24 @@ class Waiters:
             return keys
         if wait_s == 0:
             raise errors.limited(table.name, gate.insert_lacks())
+        size = rows.count * table.config.schema.row_bytes
+        if self._waiting_bytes and self._waiting_bytes + size > self._most_bytes:
+            raise errors.too_large(
+                "bytes of inserts that wait",
+                self._most_bytes,
+                self._waiting_bytes + size,
+                "max_waiting_mb of the server",
+            )
         line = self._lines_of(table).inserts
         insert = _Insert(rows, stamp, asyncio.get_running_loop().create_future())
         line.append(insert)
         table.waiting_inserts += 1
+        self._waiting_bytes += size
         try:
             return await self._wait(table, insert.admitted, wait_s, gate.insert_lacks)
         finally:
             table.waiting_inserts -= 1
+            self._waiting_bytes -= size
             if insert in line:
                 line.remove(insert)
                 self.changed(table)

@@ -32,7 +32,7 @@ def blocks(draw_or_insert: Callable[[], object]) -> bool:
     return False
 
 
-def insert(table: CalledTable) -> Callable[[], object]:
+def inserting(table: CalledTable) -> Callable[[], object]:
     """Inserts one row, without waiting."""
     return lambda: table.insert([0], wait_s=0.0)
 
@@ -92,23 +92,23 @@ class TestSampleToInsertRatio:
     def test_so_many_inserts_are_allowed_at_once(self, new_table: NewTable, rows: int, blocked: bool) -> None:
         table = new_table(rate_limiter=rate_limiter(2, 1.5, (0.0, 5.0)))
         for _ in range(rows):
-            assert blocks(insert(table)) == blocked
+            assert blocks(inserting(table)) == blocked
 
     def test_samples_make_room_for_inserts(self, new_table: NewTable) -> None:
         table = new_table(rate_limiter=rate_limiter(2, 1.5, (0.0, 5.0)))
         table.insert(range(2))
         table.insert([2])
-        assert blocks(insert(table))
+        assert blocks(inserting(table))
         table.sample(2)
-        assert not blocks(insert(table))
-        assert blocks(insert(table))
+        assert not blocks(inserting(table))
+        assert blocks(inserting(table))
 
     def test_rows_that_are_evicted_still_count_as_inserted(self, new_table: NewTable) -> None:
         table = new_table(capacity=3, rate_limiter=rate_limiter(2, 1.0, (-2.0, 6.0)))
         for _ in range(6):
             table.insert([0], wait_s=0.0)
         assert table.describe().size == 3
-        assert blocks(insert(table))
+        assert blocks(inserting(table))
         table.sample(8)
         assert blocks(lambda: table.sample(1))
 
@@ -125,8 +125,10 @@ class TestSampleToInsertRatio:
         table = new_table(capacity=500, rate_limiter=rate_limiter(50, 4.0, 100.0))
         inserts = [table.begin_insert(range(20)) for _ in range(50)]
         draws = [table.begin_sample(64, CALL_TIMEOUT_S) for _ in range(60)]
-        for call in (*inserts, *draws):
-            call.result()
+        for draw in draws:
+            draw.result()
+        for insert in inserts:
+            insert.result()
         stands = table.stats().rate_limiter
         assert (stands.inserted, stands.sampled) == (1000, 3840)
         assert 100.0 <= stands.difference <= 300.0
@@ -212,10 +214,10 @@ class TestTables:
     def test_a_reset_clears_rows_and_limiter(self, new_table: NewTable) -> None:
         table = new_table(rate_limiter=rate_limiter(1, 1.0, (-1.0, 1.0)))
         table.insert([1])
-        assert blocks(insert(table))
+        assert blocks(inserting(table))
         table.reset()
         assert table.describe().size == 0
-        assert not blocks(insert(table))
+        assert not blocks(inserting(table))
 
     def test_samples_beyond_a_deadline_end_with_deadline_exceeded(self, new_table: NewTable) -> None:
         table = new_table(rate_limiter=rate_limiter(2))

@@ -138,6 +138,7 @@ def test_an_error_buffer_is_centred_on_what_min_size_rows_allow() -> None:
     ("given", "field"),
     [
         ((0, None, None), "min_size"),
+        ((1.5, None, None), "min_size"),
         ((1, 0.0, 5.0), "samples_per_insert"),
         ((1, -1.0, 5.0), "samples_per_insert"),
         ((1, float("nan"), 5.0), "samples_per_insert"),
@@ -150,7 +151,7 @@ def test_an_error_buffer_is_centred_on_what_min_size_rows_allow() -> None:
     ],
 )
 def test_what_would_block_calls_for_good_is_refused(
-    given: tuple[int | None, float | None, float | tuple[float, float] | None], field: str
+    given: tuple[float | None, float | None, float | tuple[float, float] | None], field: str
 ) -> None:
     with pytest.raises(FieldError) as error:
         RateLimit.of(*given)

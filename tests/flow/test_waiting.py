@@ -327,6 +327,22 @@ def test_the_limiter_goes_on_where_it_was_after_a_restart(
         again.insert([8], wait_s=0.0)
 
 
+def test_too_many_bytes_that_wait_are_refused(start_server: StartServer, call: Call) -> None:
+    server = start_server("--max-waiting-mb", "1")
+    table = call(server).create(capacity=30_000, backend="fifo")
+    table.insert(range(30_000))
+    first = table.begin_insert(range(400))
+    wait_for_waiting(table, 1)
+    calls = [table.begin_insert(range(400)) for _ in range(92)]
+    wait_for_waiting(table, 93)
+    with refused("TOO_LARGE", bound="bytes of inserts that wait", limit=1 << 20) as refusal:
+        table.insert(range(400))
+    assert "max_waiting_mb" in refusal.metadata["setting"]
+    for insert in (first, *calls):
+        table.sample(400)
+        insert.result()
+
+
 def test_too_many_waiting_calls_are_refused(start_server: StartServer, call: Call) -> None:
     server = start_server("--max-waiting-calls", "3")
     table = call(server).create()

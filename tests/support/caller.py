@@ -176,7 +176,7 @@ def table_config(
     backend: object = "",
     parameters: object = None,
     seed: object = None,
-    rate_limiter: replay_pb2.RateLimiter | None = None,
+    rate_limiter: object = None,
 ) -> replay_pb2.TableConfig:
     """A table's config; by default of rows that tell whether they are whole."""
     assert isinstance(capacity, int)
@@ -184,6 +184,7 @@ def table_config(
     assert isinstance(backend, str)
     assert parameters is None or isinstance(parameters, Mapping)
     assert seed is None or isinstance(seed, int)
+    assert rate_limiter is None or isinstance(rate_limiter, replay_pb2.RateLimiter)
     return replay_pb2.TableConfig(
         name=name,
         columns=schema.to_proto(),
