@@ -75,7 +75,7 @@ class RateLimit:
         Raises:
             FieldError: names what cannot be used.
         """
-        if min_size is not None and min_size != int(min_size):
+        if min_size is not None and not float(min_size).is_integer():
             raise FieldError("min_size", "a whole number", repr(min_size))
         least = 1 if min_size is None else int(min_size)
         if samples_per_insert is None:

@@ -503,7 +503,9 @@ class SameHost(google.protobuf.message.Message):
     nonce: builtins.bytes
     """What the file `nonce` holds; empty: send the rows."""
     overtaken: builtins.bool
-    """True if this request stands in for one whose rows were overwritten before they were copied."""
+    """True if this request stands in for one whose rows were overwritten before they were copied. A rate limiter
+    does not count it again.
+    """
     def __init__(
         self,
         *,
