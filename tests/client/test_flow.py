@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import threading
 from collections.abc import Callable
 
@@ -14,9 +16,14 @@ from replay_client import (
     LimitedError,
     ReplayClient,
     ResourceExhaustedError,
+    ServerStats,
+    Stats,
     Table,
     TableResetError,
 )
+from replay_client.cli import render
+from replay_client.cli.plain import plain_stats
+from rich.console import Console
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import row, rows
@@ -26,6 +33,7 @@ from tests.support.server_process import ServerProcess
 NewTable = Callable[..., Table]
 StartServer = Callable[..., ServerProcess]
 Connect = Callable[..., ReplayClient]
+ANY_SERVER = ServerStats(version="0", uptime_s=1.0, resident_bytes=1, cpu_s=1.0, methods={})
 
 
 def test_a_table_says_what_its_limit_is(client: ReplayClient, new_table: NewTable) -> None:
@@ -180,3 +188,18 @@ def test_bounds_name_their_setting(start_server: StartServer, connect: Connect) 
         client.create_table("two", COLUMNS, 10)
     with pytest.raises(ResourceExhaustedError, match="max_message_mb"):
         table.read(np.zeros(300_000, np.int64))
+
+
+def test_the_command_shows_how_the_limiter_stands(new_table: NewTable) -> None:
+    table = new_table(min_size=10, samples_per_insert=2.0, error_buffer=8.0)
+    table.insert(rows(range(12)))
+    table.sample(5, 0.4)
+    console = Console(width=200, record=True, file=io.StringIO())
+    stats = Stats(server=ANY_SERVER, tables={table.name: table.stats()})
+    console.print(render.stats_view(stats, "server", table.name, 200))
+    shown = console.export_text()
+    assert re.search(r"draws per insert +2", shown)
+    assert re.search(r"difference +19 of 12 to 28", shown)
+    plain = plain_stats(stats)["tables"][table.name]
+    assert plain["rate_limit"]["min_size"] == 10
+    assert plain["rate_limiter"] == {"inserted": 12, "sampled": 5, "difference": 19.0}
