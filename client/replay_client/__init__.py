@@ -22,6 +22,7 @@ from replay_client.errors import (
     ForkedError,
     InternalServerError,
     InvalidArgumentError,
+    LimitedError,
     PermissionDeniedError,
     ReplayError,
     ResourceExhaustedError,
@@ -32,6 +33,7 @@ from replay_client.errors import (
     TableExistsError,
     TableNotFoundError,
     TableReplacedError,
+    TableResetError,
     UnauthenticatedError,
     WriterError,
     WriterSupersededError,
@@ -39,7 +41,7 @@ from replay_client.errors import (
 )
 from replay_client.sampler import Sampler
 from replay_client.security import Tls
-from replay_client.stats import MethodStats, Rates, ServerStats, Stats, TableStats, TimesSampled
+from replay_client.stats import LimiterStats, MethodStats, Rates, ServerStats, Stats, TableStats, TimesSampled
 from replay_client.table import Table
 from replay_client.writer import Writer
 
@@ -52,6 +54,8 @@ __all__ = [
     "ForkedError",
     "InternalServerError",
     "InvalidArgumentError",
+    "LimitedError",
+    "LimiterStats",
     "MethodStats",
     "PermissionDeniedError",
     "Rates",
@@ -72,6 +76,7 @@ __all__ = [
     "TableExistsError",
     "TableNotFoundError",
     "TableReplacedError",
+    "TableResetError",
     "TableStats",
     "TimesSampled",
     "Tls",

@@ -73,6 +73,10 @@ class ReplayClient:
         capacity: int,
         backend: str = "sum_tree",
         seed: int | None = None,
+        *,
+        min_size: float | None = None,
+        samples_per_insert: float | None = None,
+        error_buffer: float | tuple[float, float] | None = None,
         **parameters: float | None,
     ) -> Table:
         """Make a table, or find it, if one of this name and the very same config exists.
@@ -82,17 +86,26 @@ class ReplayClient:
             columns: dtype and shape of every column, by name; nested observations are ``obs/name``
                 (`replay_client.spaces.columns_from_space` makes them of a Gymnasium space).
             capacity: number of rows kept.
-            backend: ``"sum_tree"`` (proportional to mass), ``"rank"`` or ``"uniform"``.
+            backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
+                whose rows go out oldest first and are gone then, and whose inserts wait when it is full.
             seed: makes draws repeat for the same operations in the same order.
+            min_size: draws wait until there are so many rows, a whole number.
+            samples_per_insert: how often a row is drawn on average: while there are `min_size` rows, draws wait for
+                inserts and inserts for draws to keep it.
+            error_buffer: how many samples it may be off to either side (or from which to which difference, as for
+                Reverb's ``SampleToInsertRatio``); required with `samples_per_insert`. Batches that a sampler
+                prefetches count as drawn.
             **parameters: of the backend; what is left out, or None, takes its default. ``sum_tree``: `alpha` (0.6),
-                `epsilon` (1e-6), `max_priority` (none). ``rank``: `alpha` (0.6).
+                `epsilon` (1e-6), `max_priority` (none). ``rank``: `alpha` (0.6). ``fifo``: `max_times_sampled` (1).
 
         Raises:
             TableExistsError: a table of this name has another config.
+            ResourceExhaustedError: it would be too large, or one too many.
             InvalidArgumentError: for a config that cannot be.
             ReplayError: another failure.
         """
-        config = table_config(name, columns, capacity, backend, seed, parameters)
+        limit = (min_size, samples_per_insert, error_buffer)
+        config = table_config(name, columns, capacity, backend, seed, parameters, limit)
         response = self._connection.call_message(
             "CreateTable", replay_pb2.CreateTableRequest(config=config), replay_pb2.CreateTableResponse, repeat=True
         )

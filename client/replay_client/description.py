@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from replay_proto.errors import FieldError
+from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client.errors import InternalServerError, InvalidArgumentError
+
+FIFO: Final = "fifo"
+"""The backend whose tables are queues."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class TableDescription:
     capacity: int
     """Number of rows kept."""
     backend: str
-    """How priorities turn into draws: ``sum_tree``, ``rank`` or ``uniform``."""
+    """How priorities turn into draws: ``sum_tree``, ``rank``, ``uniform`` or ``fifo``."""
     parameters: Mapping[str, float]
     """Parameters of the backend, defaults filled in."""
     seed: int | None
@@ -42,17 +47,30 @@ class TableDescription:
     """Path of its files on the server's host; empty if the server does not say."""
     socket: str = ""
     """Path of a socket on the server's host for calls without gRPC; empty if there is none."""
+    rate_limit: RateLimit | None = None
+    """Keeps draws and inserts in step; None if they are not held up."""
+
+    @property
+    def rows_per_insert(self) -> int:
+        """Rows of one insert that is sure to be allowed sooner or later."""
+        fitting = self.slots - self.capacity
+        if self.backend == FIFO:
+            fitting = min(fitting, self.capacity)
+        if self.rate_limit is not None and self.rate_limit.largest_insert is not None:
+            fitting = min(fitting, self.rate_limit.largest_insert)
+        return fitting
 
     @classmethod
     def from_proto(cls, message: replay_pb2.TableDescription) -> TableDescription:
         """Read it from a message.
 
         Raises:
-            InternalServerError: if this version of the client does not understand its columns.
+            InternalServerError: if this version of the client does not understand its columns or its rate limiter.
         """
         config = message.config
         try:
             schema = Schema.from_proto(config.columns)
+            rate_limit = RateLimit.from_proto(config.rate_limiter) if config.HasField("rate_limiter") else None
         except FieldError as error:
             raise InternalServerError(
                 f"table {config.name!r} is of a kind this client does not know: {error}"
@@ -71,6 +89,7 @@ class TableDescription:
             row_bytes=message.row_bytes,
             directory=message.directory,
             socket=message.socket,
+            rate_limit=rate_limit,
         )
 
 
@@ -81,13 +100,17 @@ def table_config(
     backend: str,
     seed: int | None,
     parameters: Mapping[str, float | None],
+    rate_limit: tuple[float | None, float | None, ErrorBuffer | None] = (None, None, None),
 ) -> replay_pb2.TableConfig:
     """A table's config as the contract has it. A parameter that is None takes its default.
+
+    ``rate_limit`` is `min_size`, `samples_per_insert` and `error_buffer`.
 
     Raises:
         InvalidArgumentError: for what cannot be said in a message; the rest is checked by the server.
     """
     try:
+        limit = RateLimit.of(*rate_limit)
         return replay_pb2.TableConfig(
             name=name,
             columns=Schema(dict(columns)).to_proto(),
@@ -97,6 +120,7 @@ def table_config(
                 parameters={name: float(value) for name, value in parameters.items() if value is not None},
             ),
             seed=seed,
+            rate_limiter=None if limit is None else limit.to_proto(),
         )
     except FieldError as error:
         raise InvalidArgumentError.from_field_error(error) from None

@@ -97,6 +97,21 @@ class TableEmptyError(ReplayError):
     default_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class LimitedError(ReplayError):
+    """The table's rate limiter or queue does not allow this now. Give a `timeout_s` to wait for it.
+
+    ``metadata`` has ``waited_for``: ``rows``, ``samples``, ``inserts`` or ``room``.
+    """
+
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class TableResetError(ReplayError):
+    """The table was reset while the call waited; the call had no effect."""
+
+    default_code = grpc.StatusCode.ABORTED
+
+
 class DeadlineExceededError(ReplayError, TimeoutError):
     """The time given ran out."""
 
@@ -183,6 +198,8 @@ BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "WRITER_UNKNOWN": WriterUnknownError,
     "WRITER_SUPERSEDED": WriterSupersededError,
     "SHUTTING_DOWN": ServerUnavailableError,
+    "LIMITED": LimitedError,
+    "TABLE_RESET": TableResetError,
     "INTERNAL": InternalServerError,
     "UNAUTHENTICATED": UnauthenticatedError,
     "PERMISSION_DENIED": PermissionDeniedError,
@@ -225,7 +242,9 @@ def from_status(status: status_pb2.Status) -> ReplayError:
 def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo | None) -> ReplayError:
     if info is None:
         kind = _BY_CODE.get(code, ReplayError)
-        return kind(f"{message} ({code.name})", code=code)
+        # The one bound that gRPC keeps by itself.
+        hint = ": see max_message_mb of the server" if kind is ResourceExhaustedError else ""
+        return kind(f"{message} ({code.name}){hint}", code=code)
     kind = BY_REASON.get(info.reason) or _BY_CODE.get(code, ReplayError)
     return kind(message, code=code, reason=info.reason, metadata=info.metadata)
 

@@ -10,7 +10,8 @@ Each `next()` sends one request, which carries the updates handed over before it
 way. With ``prefetch=p`` a batch was therefore asked for ``p - 1`` steps before it is returned, and does not know of the
 last ``p - 1`` updates: the learner never waits for the network, in exchange for priorities that are a few steps old.
 With ``prefetch=1`` nothing is asked for ahead, and every batch knows of every update before it. From 8 on, several
-batches are asked for in one message, whose updates wait for each other; the bound stays ``p - 1``.
+batches are asked for in one message, whose updates wait for each other; the bound stays ``p - 1``. What is on its way
+counts as drawn to a table's rate limiter, and is gone from a queue, whether it is used or not.
 
 When the connection breaks it is opened again, and what was not answered is asked for again: updates set the same
 priorities once more, batches are drawn anew.
@@ -132,7 +133,9 @@ class Sampler:
         Raises:
             TableReplacedError: the table was dropped and another has its name.
             TableEmptyError: it has no rows, and the sampler was not told to wait.
-            DeadlineExceededError: it had no rows for `timeout_s` seconds.
+            LimitedError: its rate limiter or queue allows no batch, and the sampler was not told to wait.
+            DeadlineExceededError: it had no rows, or allowed no batch, for `timeout_s` seconds.
+            TableResetError: it was reset while the batch was waited for. Calling again goes on.
             ServerUnavailableError: the server was away for `reconnect_timeout_s`. Calling again tries again.
             ReplayError: the server refused for another reason.
         """

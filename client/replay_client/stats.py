@@ -73,6 +73,18 @@ class TimesSampled:
 
 
 @dataclass(frozen=True)
+class LimiterStats:
+    """How a table's rate limiter stands."""
+
+    inserted: int
+    """Rows inserted since the table was made or reset."""
+    sampled: int
+    """Rows drawn since then."""
+    difference: float
+    """``inserted * samples_per_insert - sampled``; 0 where no ratio is kept."""
+
+
+@dataclass(frozen=True)
 class TableStats:
     """One table. "Ever" is since the table was made; "since the start" is of the server."""
 
@@ -93,7 +105,11 @@ class TableStats:
     rates: Rates
     """Rates over the last seconds."""
     waiting: int
-    """Calls that wait for rows."""
+    """Calls that wait, for whatever it is."""
+    waiting_inserts: int
+    """Calls among them that wait to insert."""
+    waited: int
+    """Calls that had to wait, since the start."""
     total_mass: float
     """Mass of all live rows."""
     largest_priority: float
@@ -106,6 +122,8 @@ class TableStats:
     """Quantiles of the age of live rows, in seconds."""
     times_sampled: tuple[TimesSampled, ...]
     """How often live rows have been drawn."""
+    rate_limiter: LimiterStats | None
+    """How the rate limiter stands; None if there is none."""
     sampled_same_host: int
     """Rows drawn that clients on the server's host copied themselves, since the start."""
     overtaken: int
@@ -158,6 +176,8 @@ class TableStats:
                 updated_per_s=message.rates.updated_per_s,
             ),
             waiting=message.waiting,
+            waiting_inserts=message.waiting_inserts,
+            waited=message.waited,
             total_mass=message.total_mass,
             largest_priority=message.largest_priority,
             smallest_priority=message.smallest_priority,
@@ -168,7 +188,12 @@ class TableStats:
             overtaken=message.overtaken,
             batches=message.batches,
             batches_ahead=message.batches_ahead,
+            rate_limiter=_limiter(message.rate_limiter) if message.HasField("rate_limiter") else None,
         )
+
+
+def _limiter(message: replay_pb2.LimiterStats) -> LimiterStats:
+    return LimiterStats(message.inserted, message.sampled, message.difference)
 
 
 @dataclass(frozen=True)

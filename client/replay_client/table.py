@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 INSERT_BYTES: Final = 64 << 20
 """Rows of one request: more are inserted in several."""
+INSERT_ROWS: Final = 1 << 17
+"""Rows of one request in number: a server takes what its settings say at once."""
 _WAIT_MARGIN_S: Final = 5.0
 """How much longer than the server may wait for rows we wait for the server."""
 
@@ -107,7 +109,8 @@ class Table:
         Args:
             rows: by column, ``[n, *shape]``; a nested observation as a mapping or a tuple.
             priorities: float64[n], the absolute TD errors; None: the largest live priority.
-            timeout_s: how long each request may take, in seconds; None: the client's own.
+            timeout_s: how long each request may take, in seconds, a wait for the table's rate limiter or for room in
+                a queue included; None: the client's own.
 
         Returns:
             int64[n]: the keys of the rows.
@@ -116,8 +119,11 @@ class Table:
             InvalidArgumentError: they are not rows of this table.
             TableReplacedError: the table was dropped and another has its name.
             ResourceExhaustedError: a bound was passed, or the server's disk is full.
+            DeadlineExceededError: the rate limiter, or a full queue, did not allow it in time (``metadata`` has
+                ``waited_for``): nothing was inserted.
+            TableResetError: the table was reset while the request waited: nothing was inserted.
             ReplayError: another failure. Whether the rows were inserted is then unknown if it is a
-                `DeadlineExceededError` or a `ServerUnavailableError`.
+                `DeadlineExceededError` of the call or a `ServerUnavailableError`.
         """
         self._connection.check_usable()
         columns, row_count = checked_rows(self.schema, rows)
@@ -143,19 +149,22 @@ class Table:
         draw_mode: DrawMode = "stratified",
         timeout_s: float | None = None,
     ) -> Batch:
-        """Draw rows by priority, with replacement.
+        """Draw rows by priority, with replacement; of a queue the oldest, which are gone then.
 
         Args:
             batch_size: how many, at least 1; it may exceed the table's size.
             beta: exponent of the importance-sampling weights, at least 0: 0 corrects nothing, 1 wholly.
             weight_norm: what weights are divided by: the largest in the batch, or in the table.
             draw_mode: one draw in each of `batch_size` equal segments of the mass, or each over the whole.
-            timeout_s: how long to wait while the table is empty, in seconds; None: not at all.
+            timeout_s: how long to wait while the table is empty, or its rate limiter or queue does not allow the
+                draw, in seconds; None: not at all.
 
         Raises:
             InvalidArgumentError: for a number out of range or an unknown name.
             TableEmptyError: there is no row, and no `timeout_s`.
-            DeadlineExceededError: there was no row for `timeout_s` seconds.
+            LimitedError: the draw is not allowed now, and there is no `timeout_s`.
+            DeadlineExceededError: what was waited for did not come for `timeout_s` seconds.
+            TableResetError: the table was reset meanwhile.
             TableReplacedError: the table was dropped and another has its name.
             ReplayError: another failure.
         """
@@ -284,7 +293,8 @@ class Table:
             draw_mode: as for `sample`.
             prefetch: how many batches are on their way while one is waited for; 1: none is asked for ahead. A draw
                 does not know of the last ``prefetch - 1`` updates.
-            timeout_s: how long a batch waits while the table is empty, in seconds; None: not at all.
+            timeout_s: how long a batch waits while the table is empty, or its rate limiter or queue does not allow
+                it, in seconds; None: not at all. What is prefetched uses up what the limiter allows.
             reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
             device: where batches are to be, as tensors (needs torch); they are copied there ahead of need, and a draw
                 does not know of the last ``prefetch`` updates. None: batches are NumPy arrays.
@@ -392,7 +402,7 @@ class Table:
         return self._connection.call(method, request, timeout_s=timeout_s, repeat=True) if answer is None else answer
 
     def _rows_per_insert(self) -> int:
-        return max(1, min(INSERT_BYTES // self.schema.row_bytes, self.slots - self.capacity))
+        return max(1, min(INSERT_BYTES // self.schema.row_bytes, INSERT_ROWS, self._description.rows_per_insert))
 
     def _insert_part(
         self,
@@ -403,9 +413,12 @@ class Table:
     ) -> list[NDArray[np.int64]]:
         """Insert some of the rows in one request; their keys, as ranges."""
         values = {name: array[part] for name, array in columns.items()}
-        message = self._insert_message(values, None if priorities is None else priorities[part], part.stop - part.start)
+        wait_s = self._connection.timeout_s if timeout_s is None else timeout_s
+        message = self._insert_message(
+            values, None if priorities is None else priorities[part], part.stop - part.start, wait_s
+        )
         try:
-            answer = self._connection.call("Insert", message, timeout_s=timeout_s, repeat=True)
+            answer = self._connection.call("Insert", message, timeout_s=wait_s + _WAIT_MARGIN_S, repeat=True)
         except BaseException as error:
             # Whether this sequence was used may not be known: the next insert comes from a new writer.
             self._writer_id = b""
@@ -418,7 +431,7 @@ class Table:
         return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
 
     def _insert_message(
-        self, columns: Mapping[str, Array], priorities: NDArray[np.float64] | None, row_count: int
+        self, columns: Mapping[str, Array], priorities: NDArray[np.float64] | None, row_count: int, wait_s: float
     ) -> bytes:
         if not self._writer_id:
             self._writer_id, self._sequence = secrets.token_bytes(WRITER_ID_BYTES), 0
@@ -426,6 +439,7 @@ class Table:
             row_count=row_count,
             priorities=b"" if priorities is None else priorities.tobytes(),
             sequence=self._sequence + 1,
+            wait_s=wait_s,
         )
         head = replay_pb2.InsertRequest(
             table=self.name, table_uid=self.uid, writer_id=self._writer_id, insertion=insertion

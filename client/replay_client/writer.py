@@ -9,7 +9,7 @@
 
 `append` copies the row and returns. A block is sent when it is full, `max_delay_s` after its first row, at the end of
 an episode, and on `flush`. At most `MAX_BLOCKS_IN_FLIGHT` blocks wait for their acknowledgement: when the server is
-slow, or away, `append` waits.
+slow, or away, or the table's rate limiter or a full queue holds inserts up, `append` waits.
 
 When the connection breaks, the writer opens it again and sends what was not acknowledged; sequence numbers keep it
 from being inserted twice. Only when the server stays away for `reconnect_timeout_s`, or refuses rows, does a call
@@ -44,6 +44,7 @@ from replay_client.errors import (
     ReplayError,
     SequenceTooOldError,
     ServerUnavailableError,
+    TableResetError,
     WriterUnknownError,
 )
 from replay_client.streams import AnsweredStream, Request
@@ -87,7 +88,8 @@ class Writer:
             connection: to the server.
             table: the table; one that was dropped and made anew is another.
             block_rows: rows in a block; None: as many as `BLOCK_BYTES` hold, at most `BLOCK_ROWS`. In any case not
-                more than the table's ring has to spare, which is what the server takes at once.
+                more than the table's ring has to spare, or its rate limiter allows, which is what the server takes at
+                once.
             max_blocks_in_flight: how many blocks may wait for acknowledgement, 1 to `MAX_BLOCKS_IN_FLIGHT`.
             max_delay_s: for how long a row may wait for its block to fill, in seconds.
             reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
@@ -315,6 +317,8 @@ class Writer:
                 self._acknowledge(block, replay_pb2.WriteResponse.FromString(answer).sequence)
             except SequenceTooOldError:
                 self._acknowledge_unanswered()
+            except TableResetError:
+                continue  # The block waited while others' rows were removed; it was not inserted, and is still wanted.
             except WriterUnknownError as error:
                 if not self._begin_anew():
                     return self._end(error)
@@ -381,7 +385,7 @@ def _may_pass(error: ReplayError) -> bool:
 
 def _block_rows(table: TableDescription, wanted: int | None) -> int:
     fitting = wanted or max(1, min(BLOCK_ROWS, BLOCK_BYTES // table.row_bytes))
-    return min(fitting, table.slots - table.capacity)
+    return min(fitting, table.rows_per_insert)
 
 
 def _split(data: bytes) -> Any:

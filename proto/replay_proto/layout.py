@@ -11,6 +11,10 @@ INSERTED = 1
 """Word of the header: rows ever inserted and committed."""
 RESET_FLOOR = 2
 """Word of the header: no key below this is live."""
+DELIVERED = 6
+"""Word of the header: how often rows of a queue went out, counted by key; see `replay_server.gates.QueueGate`."""
+SAMPLED = 7
+"""Word of the header: rows drawn since the table was made or reset, if it has a rate limiter."""
 
 NONCE_FILE = "nonce"
 """Random bytes: whoever echoes them can read the directory."""

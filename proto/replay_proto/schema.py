@@ -30,6 +30,8 @@ DTYPES: Mapping[str, replay_pb2.DataType.ValueType] = {
 }
 """The dtypes a column can have, by NumPy name."""
 
+MAX_DIMENSIONS = 31
+"""NumPy has arrays of 32, one of which counts the rows."""
 _DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
 _COLUMN_NAME = re.compile(r"[A-Za-z0-9.\-/][A-Za-z0-9_.\-/]{0,127}")
 
@@ -160,6 +162,8 @@ def _checked_dtype(given: DTypeLike) -> np.dtype[np.generic]:
 
 def _checked_shape(given: Iterable[int]) -> tuple[int, ...]:
     shape = tuple(int(size) for size in given)
+    if len(shape) > MAX_DIMENSIONS:
+        raise FieldError("shape", f"at most {MAX_DIMENSIONS} dimensions", f"{len(shape)}")
     if any(size < 1 for size in shape):
         raise FieldError("shape", "dimensions of at least 1", str(shape))
     return shape

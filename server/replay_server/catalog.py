@@ -8,12 +8,13 @@ import shutil
 from collections.abc import Iterator
 
 from replay_server import errors
+from replay_server.bounds import Bounds
 from replay_server.storage.mapped_file import NoSpaceError
 from replay_server.storage.root import Root
 from replay_server.storage.table_directory import TableDirectory, finished_tables
 from replay_server.table import Table
 from replay_server.table_config import TableConfig
-from replay_server.waiting import RowWaiters
+from replay_server.waiting import Waiters
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +22,18 @@ log = logging.getLogger(__name__)
 class Catalog:
     """Tables by name. What takes long (allocating, removing) runs in a worker thread."""
 
-    def __init__(self, root: Root) -> None:
-        """Begin without tables; `restore` finds those that are stored."""
+    def __init__(self, root: Root, bounds: Bounds | None = None) -> None:
+        """Begin without tables; `restore` finds those that are stored.
+
+        Args:
+            root: where they are.
+            bounds: what may be asked for; None: the defaults.
+        """
         self._root = root
+        self.bounds = bounds or Bounds()
         self._tables: dict[str, Table] = {}
         self._changing = asyncio.Lock()
-        self.waiters = RowWaiters()
+        self.waiters = Waiters(self.bounds.max_waiting_calls, self.bounds.max_waiting_bytes)
 
     def restore(self) -> None:
         """Open the tables that are stored in the root.
@@ -67,7 +74,7 @@ class Catalog:
             The table, and whether it was made by this call.
 
         Raises:
-            RequestError: TABLE_EXISTS (with another config) or NO_SPACE.
+            RequestError: TABLE_EXISTS (with another config), TOO_LARGE or NO_SPACE.
         """
         async with self._changing:
             existing = self._tables.get(config.name)
@@ -76,6 +83,7 @@ class Catalog:
                 if difference is not None:
                     raise errors.table_exists(config.name, difference)
                 return existing, False
+            self.bounds.check_table(config, (table.config for table in self._tables.values()))
             try:
                 table = await asyncio.to_thread(self._make, config)
             except (NoSpaceError, MemoryError):
@@ -93,7 +101,7 @@ class Catalog:
         async with self._changing:
             table = self.find(name, uid)
             del self._tables[name]
-            self.waiters.wake(table)
+            self.waiters.send_away(table, errors.table_not_found)
             hidden = table.directory.hide()
             await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
         log.info("table %s dropped", name)

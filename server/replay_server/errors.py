@@ -108,14 +108,44 @@ def table_empty(name: str) -> RequestError:
     )
 
 
-def waited_too_long(name: str, wait_s: float) -> RequestError:
-    """No row came in time."""
+def waited_too_long(name: str, wait_s: float, waited_for: str) -> RequestError:
+    """What a call waited for did not come in time: "rows", "samples", "inserts" or "room"."""
     return RequestError(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         replay_pb2.ERROR_REASON_WAITED_TOO_LONG,
-        f"table {name!r} had no rows to draw for {wait_s:g} s",
+        f"table {name!r}: {_LACKING[waited_for]}, and it stayed so for {wait_s:g} s",
         table=name,
-        waited_for="rows",
+        waited_for=waited_for,
+    )
+
+
+def limited(name: str, waited_for: str) -> RequestError:
+    """The table's limiter or queue does not allow something now, and the caller does not wait for it."""
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        replay_pb2.ERROR_REASON_LIMITED,
+        f"table {name!r}: {_LACKING[waited_for]}; ask to wait for it, or try again later",
+        table=name,
+        waited_for=waited_for,
+    )
+
+
+_LACKING = {
+    "rows": "it has not enough rows to draw",
+    "samples": "its rate limiter allows no more draws until rows are inserted",
+    "inserts": "its rate limiter allows no more inserts until rows are drawn",
+    "room": "the queue has no room until rows are drawn",
+}
+"""What a call lacks, by the word that the contract has for it."""
+
+
+def table_reset(name: str) -> RequestError:
+    """The table was reset while a call waited on it."""
+    return RequestError(
+        grpc.StatusCode.ABORTED,
+        replay_pb2.ERROR_REASON_TABLE_RESET,
+        f"table {name!r} was reset while the call waited; it had no effect, repeat it if it is still wanted",
+        table=name,
     )
 
 

@@ -86,7 +86,7 @@ async def serve(settings: ServerSettings) -> None:
     authenticator, credentials = Authenticator(settings.tokens), _credentials(settings)
     os.umask(UMASK if settings.group is None else GROUP_UMASK)
     root = Root.durable(settings.data_dir) if settings.data_dir else Root.in_memory(settings.memory_dir)
-    catalog = Catalog(root)
+    catalog = Catalog(root, settings.bounds())
     try:
         keep_private(root) if settings.group is None else share_with_group(root, settings.group)
         catalog.restore()

@@ -16,10 +16,10 @@ from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.service.handlers import SERVICE, replay_methods
 from replay_server.service.local import LocalServer
+from replay_server.settings import BYTES_PER_MB
 
 log = logging.getLogger(__name__)
 
-_BYTES_PER_MB = 1 << 20
 _HEAD_BYTES = 1 << 20
 """What a message may carry beside its rows."""
 
@@ -55,7 +55,7 @@ class ReplayServer:
             credentials: for TLS; None: connections are not encrypted.
         """
         self._credentials = credentials
-        limit = max_message_mb * _BYTES_PER_MB
+        limit = max_message_mb * BYTES_PER_MB
         self._catalog = catalog
         self._server = grpc.aio.server(
             options=[

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -37,12 +37,16 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 from replay_proto.access.exposure import Protection
+from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
+from replay_server.bounds import Bounds
 from replay_server.table_config import DEFAULT_BACKEND, TableConfig
+from replay_server.waiting import DEFAULT_MAX_WAITING
 
 ENV_PREFIX = "REPLAY_SERVER_"
 MAX_PORT = 65535
+BYTES_PER_MB = 1 << 20
 MAX_MESSAGE_MB = 2047
 """gRPC counts the bytes of a message in 31 bits."""
 
@@ -70,11 +74,17 @@ class TableSettings(BaseModel):
     columns: dict[str, ColumnSettings]
     """By name, in order."""
     backend: str = DEFAULT_BACKEND
-    """sum_tree, rank or uniform."""
+    """sum_tree, rank, uniform or fifo."""
     parameters: dict[str, float] = {}
     """Of the backend, such as alpha."""
     seed: int | None = None
     """Makes draws repeat."""
+    min_size: int | None = None
+    """Draws wait until there are so many rows."""
+    samples_per_insert: float | None = None
+    """How often a row is drawn on average: draws and inserts wait for each other to keep it."""
+    error_buffer: ErrorBuffer | None = None
+    """How far from it samples may stray; required with it."""
 
     def to_config(self) -> TableConfig:
         """The table's config, checked.
@@ -83,7 +93,15 @@ class TableSettings(BaseModel):
             FieldError: names the field that cannot be used.
         """
         columns = {name: Column(column.dtype, column.shape) for name, column in self.columns.items()}
-        return TableConfig(self.name, Schema(columns), self.capacity, self.backend, self.parameters, self.seed)
+        return TableConfig(
+            self.name,
+            Schema(columns),
+            self.capacity,
+            self.backend,
+            self.parameters,
+            self.seed,
+            RateLimit.of(self.min_size, self.samples_per_insert, self.error_buffer),
+        )
 
 
 class ServerSettings(BaseSettings):
@@ -111,6 +129,24 @@ class ServerSettings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe messages logged")
     max_message_mb: int = Field(
         512, ge=1, le=MAX_MESSAGE_MB, description="largest message taken or sent, in MiB; a batch has to fit into it"
+    )
+    max_rows_per_call: int = Field(1 << 22, ge=1, description="most rows or keys of one request, or of its answer")
+    max_waiting_calls: int = Field(
+        DEFAULT_MAX_WAITING,
+        ge=0,
+        description="most calls that wait at once, over all tables",
+    )
+    max_waiting_mb: int = Field(1024, ge=1, description="most MiB of rows that wait to be inserted, over all tables")
+    max_streams_per_client: int = Field(1024, ge=1, description="most streams open at once on one connection")
+    max_tables: int = Field(1024, ge=1, description="most tables at once")
+    max_columns: int = Field(512, ge=1, description="most columns of one table")
+    max_table_bytes: ByteSize | None = Field(
+        None, ge=1, description="most bytes of one table once it is full, such as 20GiB; default: what the disk has"
+    )
+    max_bytes: ByteSize | None = Field(
+        None,
+        ge=1,
+        description="most bytes of all tables once they are full; default: what the disk has",
     )
     drain_s: float = Field(5.0, ge=0, description="seconds that calls at work have to end when the server stops")
     same_host: bool = Field(
@@ -153,6 +189,20 @@ class ServerSettings(BaseSettings):
             tls=self.tls_cert is not None,
             client_certificates=self.tls_client_ca is not None,
             tokens=self.tokens is not None,
+        )
+
+    def bounds(self) -> Bounds:
+        """What callers may ask for at most."""
+        return Bounds(
+            max_message_bytes=self.max_message_mb * BYTES_PER_MB,
+            max_rows_per_call=self.max_rows_per_call,
+            max_waiting_calls=self.max_waiting_calls,
+            max_waiting_bytes=self.max_waiting_mb * BYTES_PER_MB,
+            max_streams_per_client=self.max_streams_per_client,
+            max_tables=self.max_tables,
+            max_columns=self.max_columns,
+            max_table_bytes=self.max_table_bytes,
+            max_bytes=self.max_bytes,
         )
 
     @classmethod

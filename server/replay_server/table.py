@@ -15,7 +15,9 @@ from replay_proto.framing import Array
 
 from replay_server import errors
 from replay_server.backends import LiveRows, make_index, make_parameters
+from replay_server.backends.index import Drawn
 from replay_server.draws import Draw, DrawnBatch, WeightNorm, choose_fractions, importance_weights
+from replay_server.gates import QueueGate, make_gate
 from replay_server.statistics.ages import InsertClock
 from replay_server.statistics.rates import Rate
 from replay_server.statistics.times_sampled import TimesSampled
@@ -63,6 +65,11 @@ class Table:
         self.config: TableConfig = directory.config
         self.uid = directory.uid
         self._header = directory.header
+        self.gate = make_gate(self.config, self._header)
+        """What decides when rows may go out and come in; None: nothing does."""
+        self._queue = self.gate if isinstance(self.gate, QueueGate) else None
+        # A queue's rows stay until they are drawn; its gate sees to it that they fit.
+        self._kept = self.config.capacity if self._queue is None else self.config.slots
         self._index = make_index(
             self.config.backend,
             make_parameters(self.config.backend, self.config.parameters),
@@ -90,7 +97,13 @@ class Table:
         self.batches_ahead = 0
         """Sum over these of how many batches' updates each draw did not know of."""
         self.waiting = 0
-        """Calls that wait for rows."""
+        """Calls that wait, for whatever it is."""
+        self.waiting_inserts = 0
+        """Calls among them that wait to insert."""
+        self.waited = 0
+        """Calls that had to wait, since the server began."""
+        self.resets = 0
+        """How often it was reset, since the server began."""
 
     @property
     def name(self) -> str:
@@ -105,7 +118,7 @@ class Table:
     @property
     def oldest(self) -> int:
         """Key of the oldest live row."""
-        return max(self._header.reset_floor, self._header.inserted - self.config.capacity)
+        return max(self._header.reset_floor, self._header.inserted - self._kept)
 
     @property
     def size(self) -> int:
@@ -137,6 +150,11 @@ class Table:
         """Largest priority that its backend takes."""
         return self._index.priority_limit
 
+    @property
+    def is_queue(self) -> bool:
+        """Whether rows are gone once they were drawn, and are not overwritten before."""
+        return self._queue is not None
+
     def check_uid(self, uid: bytes) -> None:
         """Make sure that a caller means this table and not an earlier one of its name.
 
@@ -145,6 +163,14 @@ class Table:
         """
         if uid != self.uid:
             raise errors.table_replaced(self.name)
+
+    def is_repeat(self, stamp: WriterStamp | None) -> bool:
+        """Whether an insert was applied before, and would only be answered again.
+
+        Raises:
+            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
+        """
+        return stamp is not None and self.directory.writers.find(stamp.writer_id, stamp.sequence) is not None
 
     def insert(self, rows: NewRows, stamp: WriterStamp | None) -> range:
         """Add rows, at once or, without a writer, in pieces that fit into the slack.
@@ -203,7 +229,9 @@ class Table:
         self._forget(oldest, self.oldest)
 
     def draw(self, draw: Draw) -> DrawnBatch:
-        """Draw rows by priority, with replacement.
+        """Draw rows by priority, with replacement; those of a queue by age, and once and for all.
+
+        Whether its `gate` has granted them is the caller's to know.
 
         Raises:
             RequestError: TABLE_EMPTY.
@@ -219,11 +247,15 @@ class Table:
         live = self.live
         if live.size == 0:
             raise errors.table_empty(self.name)
-        fractions = [choose_fractions(self._random, draw.batch_size, draw.mode) for _ in range(count)]
-        drawn = self._index.draw(np.concatenate(fractions) if count > 1 else fractions[0], live)
-        self.times_sampled.draw(drawn.keys)
+        if self._queue is None:
+            fractions = [choose_fractions(self._random, draw.batch_size, draw.mode) for _ in range(count)]
+            drawn = self._index.draw(np.concatenate(fractions) if count > 1 else fractions[0], live)
+            self.times_sampled.draw(drawn.keys)
+            total_mass, smallest = self.total_mass, self._index.smallest_probability(live)
+        else:
+            total_mass, smallest = self.total_mass, 1.0
+            drawn = self._deliver(self._queue, draw.batch_size * count)
         self.rows_sampled.add(len(drawn.keys))
-        total_mass, smallest = self.total_mass, self._index.smallest_probability(live)
         batches = []
         for start in range(0, len(drawn.keys), draw.batch_size):
             rows = slice(start, start + draw.batch_size)
@@ -242,6 +274,14 @@ class Table:
                 )
             )
         return batches
+
+    def _deliver(self, queue: QueueGate, rows: int) -> Drawn:
+        """Take rows out of the queue. They stay where they are until something else runs on the event loop."""
+        oldest = self.oldest
+        keys = queue.deliver(rows)
+        self.times_sampled.draw(keys)
+        self._forget(oldest, self.oldest)
+        return Drawn(keys, np.ones(rows))
 
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
         """Set priorities of live rows.
@@ -282,6 +322,9 @@ class Table:
             How many live rows there were.
         """
         oldest, removed = self.oldest, self.size
+        self.resets += 1
+        if self.gate is not None:
+            self.gate.reset()
         self._header.reset_floor = self.inserted
         self._forget(oldest, self.inserted)
         return removed
@@ -297,7 +340,7 @@ class Table:
         Raises:
             AssertionError: if one is broken.
         """
-        assert 0 <= self.size <= self.config.capacity, f"size {self.size} of capacity {self.config.capacity}"
+        assert 0 <= self.size <= self._kept, f"size {self.size} of at most {self._kept}"
         assert self._header.write_horizon == self.inserted, "rows are being written"
         assert sum(rows for _, _, rows in self.times_sampled.bars()) == self.size, "times sampled miss rows"
         self._index.check()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from replay_proto.errors import FieldError
+from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_server.backends import make_parameters
+from replay_server.backends import FifoIndex, make_parameters
 
 DEFAULT_BACKEND = "sum_tree"
 MAX_CAPACITY = 1 << 40
@@ -38,6 +40,8 @@ class TableConfig:
     """The backend's parameters; those left out are filled in with their defaults."""
     seed: int | None = None
     """Makes draws repeat for the same operations in the same order since the table was made."""
+    rate_limit: RateLimit | None = None
+    """Keeps draws and inserts in step; None: they are not held up."""
 
     def __post_init__(self) -> None:
         """Check every field and fill in the backend's defaults.
@@ -55,8 +59,15 @@ class TableConfig:
             raise FieldError("capacity", f"1 to {MAX_CAPACITY} rows", str(self.capacity))
         if self.seed is not None and not 0 <= self.seed <= _MAX_SEED:
             raise FieldError("seed", f"0 to {_MAX_SEED}", str(self.seed))
+        if self.rate_limit is not None:
+            if self.backend == FifoIndex.name:
+                raise FieldError("rate_limiter", "none with the backend fifo, which limits itself", "one")
+            if self.rate_limit.min_size > self.capacity:
+                raise FieldError("min_size", f"at most the capacity, {self.capacity}", str(self.rate_limit.min_size))
         resolved = asdict(make_parameters(self.backend, self.parameters))
-        object.__setattr__(self, "parameters", {name: value for name, value in resolved.items() if value is not None})
+        object.__setattr__(
+            self, "parameters", {name: float(value) for name, value in resolved.items() if value is not None}
+        )
 
     @property
     def slack(self) -> int:
@@ -85,6 +96,7 @@ class TableConfig:
             "seed": str(self.seed),
             **{f"columns.{name}": str(column) for name, column in self.schema.items()},
             **{name: repr(value) for name, value in self.parameters.items()},
+            **({name: repr(value) for name, value in asdict(self.rate_limit).items()} if self.rate_limit else {}),
         }
 
     def to_proto(self) -> replay_pb2.TableConfig:
@@ -95,6 +107,7 @@ class TableConfig:
             capacity=self.capacity,
             backend=replay_pb2.Backend(name=self.backend, parameters=self.parameters),
             seed=self.seed,
+            rate_limiter=None if self.rate_limit is None else self.rate_limit.to_proto(),
         )
 
     @classmethod
@@ -111,6 +124,7 @@ class TableConfig:
             backend=config.backend.name or DEFAULT_BACKEND,
             parameters=dict(config.backend.parameters),
             seed=config.seed if config.HasField("seed") else None,
+            rate_limit=RateLimit.from_proto(config.rate_limiter) if config.HasField("rate_limiter") else None,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -124,6 +138,8 @@ class TableConfig:
             "backend": self.backend,
             "parameters": dict(self.parameters),
             "seed": self.seed,
+            # JSON has no infinity, which bounds stand at where no ratio is kept.
+            "rate_limit": None if self.rate_limit is None else _finite_only(asdict(self.rate_limit)),
         }
 
     @classmethod
@@ -135,6 +151,18 @@ class TableConfig:
             KeyError: if one is missing.
         """
         columns = {name: Column(column["dtype"], column["shape"]) for name, column in config["columns"].items()}
+        # Manifests from before there were rate limits do not speak of them.
+        rate_limit = config.get("rate_limit")
         return cls(
-            config["name"], Schema(columns), config["capacity"], config["backend"], config["parameters"], config["seed"]
+            config["name"],
+            Schema(columns),
+            config["capacity"],
+            config["backend"],
+            config["parameters"],
+            config["seed"],
+            None if rate_limit is None else RateLimit(**rate_limit),
         )
+
+
+def _finite_only(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}

@@ -1,54 +1,292 @@
-"""Calls that wait for a table to have rows."""
+"""Calls that wait for a table: draws for rows, or for what its gate allows, and inserts for what its gate allows.
+
+Draws wait in one line and inserts in another, first come first served: whoever comes while others wait goes behind
+them. What a call waits for is given to it by the call that brings it about, at once: nobody can come in between, and
+a call that is sent away instead has had no effect. `Waiters.changed` is called after everything that may let
+somebody on.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 from replay_server import errors
-from replay_server.table import Table
+from replay_server.errors import RequestError
+from replay_server.gates import WaitedFor
+from replay_server.table import NewRows, Table, WriterStamp
+
+T = TypeVar("T")
+
+DEFAULT_MAX_WAITING = 16_384
+"""Calls that wait at once, unless the settings say otherwise."""
+DEFAULT_MAX_WAITING_BYTES = 1 << 30
+"""Bytes of the rows of inserts that wait at once, unless the settings say otherwise."""
 
 
-class RowWaiters:
-    """Lets calls wait until a table has rows, is dropped, or the server closes."""
+@dataclass(eq=False)
+class _Draw:
+    """A draw that waits."""
 
-    def __init__(self) -> None:
-        """Begin with nobody waiting."""
-        self._changes: dict[bytes, asyncio.Event] = {}
-        self._closing = False
+    rows: int
+    admitted: asyncio.Future[None]
+    granted: int = 0
 
-    async def wait(self, table: Table, wait_s: float, deadline: float) -> None:
-        """Return once something has changed for a table that has no rows.
+
+@dataclass(eq=False)
+class _Insert:
+    """An insert that waits; it is applied when its turn comes."""
+
+    rows: NewRows
+    stamp: WriterStamp | None
+    admitted: asyncio.Future[range]
+
+
+@dataclass
+class _Lines:
+    """Who waits for one table."""
+
+    draws: deque[_Draw] = field(default_factory=deque)
+    inserts: deque[_Insert] = field(default_factory=deque)
+
+    def refuse_all(self, refusal: Callable[[], RequestError]) -> None:
+        """Send everybody away."""
+        futures: list[asyncio.Future[Any]] = [
+            *(draw.admitted for draw in self.draws),
+            *(insert.admitted for insert in self.inserts),
+        ]
+        self.draws.clear()
+        self.inserts.clear()
+        for admitted in futures:
+            if not admitted.done():
+                admitted.set_exception(refusal())
+
+
+class Waiters:
+    """Lets calls wait until they may go on, the table is reset or dropped, or the server closes."""
+
+    def __init__(self, most: int = DEFAULT_MAX_WAITING, most_bytes: int = DEFAULT_MAX_WAITING_BYTES) -> None:
+        """Begin with nobody waiting.
 
         Args:
-            table: the table; look it up and look at it again afterwards.
-            wait_s: how long the call waits in all, for the refusal.
-            deadline: when that is over, by `time.monotonic`.
+            most: calls that may wait at once.
+            most_bytes: bytes of rows that may wait to be inserted; one insert may always wait.
+        """
+        self._most = most
+        self._most_bytes = most_bytes
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._lines: dict[bytes, _Lines] = {}
+        self._closing = False
+
+    def check_draw(self, table: Table, rows: int, wait_s: float) -> None:
+        """Refuse a draw that would be refused at once.
 
         Raises:
-            RequestError: WAITED_TOO_LONG, or SHUTTING_DOWN.
+            RequestError: TABLE_EMPTY, LIMITED or TOO_LARGE.
         """
-        table.waiting += 1
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                if not self._closing:
-                    await self._changes.setdefault(table.uid, asyncio.Event()).wait()
-        except TimeoutError:
-            raise errors.waited_too_long(table.name, wait_s) from None
-        finally:
-            table.waiting -= 1
-        if self._closing:
-            raise errors.shutting_down()
+        if table.gate is not None:
+            table.gate.check_draw(rows)
+        if wait_s > 0:
+            return
+        if table.size == 0:
+            raise errors.table_empty(table.name)
+        if table.gate is not None:
+            granted = 0 if self._has_line(table, "draws") else table.gate.grant(rows)
+            table.gate.give_back(granted)
+            if granted < rows:
+                raise errors.limited(table.name, table.gate.draw_lacks())
 
-    def wake(self, table: Table) -> None:
-        """The table has rows, or is gone."""
-        change = self._changes.pop(table.uid, None)
-        if change is not None:
-            change.set()
+    async def draw(self, table: Table, rows: int, wait_s: float) -> None:
+        """Return once so many rows may be drawn; they are granted by then, and are to be drawn without waiting.
+
+        Args:
+            table: the table; look it up again afterwards.
+            rows: how many.
+            wait_s: how long to wait, in seconds.
+
+        Raises:
+            RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN or
+                TOO_LARGE.
+        """
+        self.check_draw(table, rows, wait_s)
+        draw = _Draw(rows, asyncio.get_running_loop().create_future())
+        if not self._has_line(table, "draws") and _grant(table, draw):
+            # The samples taken may be what an insert waits for.
+            self.changed(table)
+            return
+        resets = table.resets
+        line = self._lines_of(table).draws
+        line.append(draw)
+        try:
+            self.changed(table)
+            await self._wait(table, draw.admitted, wait_s, lambda: _draw_lacks(table))
+            if table.resets != resets:
+                raise errors.table_reset(table.name)
+        except BaseException:
+            if draw in line:
+                line.remove(draw)
+            if draw.granted and table.gate is not None and table.resets == resets:
+                table.gate.give_back(draw.granted)
+            # Those behind may be let on in its place.
+            self.changed(table)
+            raise
+
+    async def insert(self, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None) -> range:
+        """Insert rows once they are allowed, as `Table.insert` does.
+
+        Args:
+            table: the table.
+            rows: what to add.
+            stamp: whose insert it is; a repeat is answered at once.
+            wait_s: how long to wait, in seconds; None: as long as the call lasts.
+
+        Raises:
+            RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN
+                or TOO_LARGE.
+        """
+        gate = table.gate
+        if gate is None or table.is_repeat(stamp):
+            keys = table.insert(rows, stamp)
+            self.changed(table)
+            return keys
+        gate.check_insert(rows.count)
+        if not self._has_line(table, "inserts") and gate.insert_allowed(rows.count):
+            keys = table.insert(rows, stamp)
+            self.changed(table)
+            return keys
+        if wait_s == 0:
+            raise errors.limited(table.name, gate.insert_lacks())
+        size = rows.count * table.config.schema.row_bytes
+        if self._waiting_bytes and self._waiting_bytes + size > self._most_bytes:
+            raise errors.too_large(
+                "bytes of inserts that wait",
+                self._most_bytes,
+                self._waiting_bytes + size,
+                "max_waiting_mb of the server",
+            )
+        line = self._lines_of(table).inserts
+        insert = _Insert(rows, stamp, asyncio.get_running_loop().create_future())
+        line.append(insert)
+        table.waiting_inserts += 1
+        self._waiting_bytes += size
+        try:
+            return await self._wait(table, insert.admitted, wait_s, gate.insert_lacks)
+        finally:
+            table.waiting_inserts -= 1
+            self._waiting_bytes -= size
+            if insert in line:
+                line.remove(insert)
+                self.changed(table)
+
+    def changed(self, table: Table) -> None:
+        """Let those on who may go on now; call it when rows came or went, or were granted or given back."""
+        lines = self._lines.get(table.uid)
+        if lines is None:
+            return
+        moved = True
+        while moved:
+            moved = self._serve_draws(table, lines.draws)
+            moved = self._serve_inserts(table, lines.inserts) or moved
+        if not lines.draws and not lines.inserts:
+            del self._lines[table.uid]
+
+    def send_away(self, table: Table, refusal: Callable[[str], RequestError]) -> None:
+        """Refuse all who wait for a table; ``refusal`` is made with its name."""
+        lines = self._lines.pop(table.uid, None)
+        if lines is not None:
+            lines.refuse_all(lambda: refusal(table.name))
 
     def close(self) -> None:
         """Send everybody away; nobody waits from now on."""
         self._closing = True
-        for change in self._changes.values():
-            change.set()
-        self._changes.clear()
+        for lines in self._lines.values():
+            lines.refuse_all(errors.shutting_down)
+        self._lines.clear()
+
+    async def _wait(
+        self, table: Table, admitted: asyncio.Future[T], wait_s: float | None, lacks: Callable[[], WaitedFor]
+    ) -> T:
+        """Wait for a call's turn, and count it as long as it does."""
+        if not admitted.done():
+            if self._closing:
+                raise errors.shutting_down()
+            if self._waiting >= self._most:
+                raise errors.too_large(
+                    "calls that wait", self._most, self._waiting + 1, "max_waiting_calls of the server"
+                )
+            table.waited += 1
+
+        def expire(allowed_s: float) -> None:
+            # Whoever was let on at the last moment stays so: refused is only what has had no effect.
+            if not admitted.done():
+                admitted.set_exception(errors.waited_too_long(table.name, allowed_s, lacks()))
+
+        timer = None if wait_s is None else asyncio.get_running_loop().call_later(wait_s, expire, wait_s)
+        table.waiting += 1
+        self._waiting += 1
+        try:
+            return await admitted
+        finally:
+            table.waiting -= 1
+            self._waiting -= 1
+            if timer is not None:
+                timer.cancel()
+
+    def _has_line(self, table: Table, line: Literal["draws", "inserts"]) -> bool:
+        """Whether somebody waits already."""
+        lines = self._lines.get(table.uid)
+        return lines is not None and any(not waiter.admitted.done() for waiter in getattr(lines, line))
+
+    def _lines_of(self, table: Table) -> _Lines:
+        return self._lines.setdefault(table.uid, _Lines())
+
+    def _serve_draws(self, table: Table, line: deque[_Draw]) -> bool:
+        """Grant what there is to those who came first; whether there was anything."""
+        moved = False
+        while line:
+            draw = line[0]
+            if not draw.admitted.done():
+                before = draw.granted
+                if not _grant(table, draw):
+                    return moved or draw.granted > before
+                draw.admitted.set_result(None)
+                moved = True
+            line.popleft()
+        return moved
+
+    def _serve_inserts(self, table: Table, line: deque[_Insert]) -> bool:
+        """Apply the inserts that came first, as far as they are allowed; whether there was one."""
+        moved = False
+        while line:
+            insert = line[0]
+            if not insert.admitted.done():
+                try:
+                    if not _insert_allowed(table, insert):
+                        return moved
+                    insert.admitted.set_result(table.insert(insert.rows, insert.stamp))
+                except Exception as error:
+                    insert.admitted.set_exception(error)
+                moved = True
+            line.popleft()
+        return moved
+
+
+def _grant(table: Table, draw: _Draw) -> bool:
+    """Grant a draw what it still lacks, as far as there is any; whether it has all now."""
+    if table.gate is None:
+        return table.size > 0
+    draw.granted += table.gate.grant(draw.rows - draw.granted)
+    return draw.granted == draw.rows
+
+
+def _draw_lacks(table: Table) -> WaitedFor:
+    return "rows" if table.gate is None else table.gate.draw_lacks()
+
+
+def _insert_allowed(table: Table, insert: _Insert) -> bool:
+    """Whether it is allowed, or was applied meanwhile over another stream of its writer."""
+    return table.gate is None or table.gate.insert_allowed(insert.rows.count) or table.is_repeat(insert.stamp)

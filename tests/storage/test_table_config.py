@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from replay_proto.errors import FieldError
+from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import DTYPES, Column, Schema
 from replay_server.table_config import TableConfig
 
@@ -29,6 +30,7 @@ BACKENDS: st.SearchStrategy[tuple[str, dict[str, float]]] = st.one_of(
     ),
     st.tuples(st.just("rank"), st.fixed_dictionaries({}, optional={"alpha": st.floats(0, 3)})),
     st.tuples(st.just("uniform"), st.just({})),
+    st.tuples(st.just("fifo"), st.fixed_dictionaries({}, optional={"max_times_sampled": st.integers(1, 10_000)})),
 )
 
 
@@ -36,14 +38,27 @@ BACKENDS: st.SearchStrategy[tuple[str, dict[str, float]]] = st.one_of(
 def configs(draw: st.DrawFn) -> TableConfig:
     """Any config that there can be."""
     backend, parameters = draw(BACKENDS)
+    capacity = draw(st.integers(1, 1 << 40))
     return TableConfig(
         draw(NAMES),
         Schema(draw(st.dictionaries(NAMES, COLUMNS, min_size=1, max_size=5))),
-        draw(st.integers(1, 1 << 40)),
+        capacity,
         backend,
         parameters,
         draw(st.none() | st.integers(0, 2**64 - 1)),
+        None if backend == "fifo" else draw(st.none() | rate_limits(capacity)),
     )
+
+
+@st.composite
+def rate_limits(draw: st.DrawFn, capacity: int) -> RateLimit:
+    """Any limit that a table of this capacity can have."""
+    min_size = draw(st.integers(1, min(capacity, 1 << 20)))
+    ratio = draw(st.none() | st.floats(1e-3, 1e3))
+    buffer = None if ratio is None else max(1.0, ratio) * draw(st.floats(1.1, 1e3))
+    limit = RateLimit.of(min_size, ratio, buffer)
+    assert limit is not None
+    return limit
 
 
 @given(configs())
@@ -60,7 +75,7 @@ def test_a_difference_is_found_from_either_side(first: TableConfig, second: Tabl
     # Names are compared by whoever looks a table up.
     same = all(
         getattr(first, name) == getattr(second, name)
-        for name in ("schema", "capacity", "backend", "parameters", "seed")
+        for name in ("schema", "capacity", "backend", "parameters", "seed", "rate_limit")
     ) and list(first.schema) == list(second.schema)
     assert (one is None) == same
 
@@ -84,6 +99,7 @@ def table(**changes: object) -> TableConfig:
         ({"backend": "uniform"}, "backend", "sum_tree", "uniform"),
         ({"parameters": {"alpha": 0.5}}, "alpha", "0.6", "0.5"),
         ({"parameters": {"max_priority": 0.5}}, "max_priority", "absent", "0.5"),
+        ({"rate_limit": RateLimit(5)}, "min_size", "absent", "5"),
         ({"schema": Schema({**WHOLE, "value": Column("bool")})}, "columns.value", "int64", "bool"),
         ({"schema": Schema({**WHOLE, "x": Column("bool", (2, 3))})}, "columns.x", "absent", "bool[2,3]"),
     ],
@@ -118,9 +134,20 @@ def test_defaults_that_are_given_are_no_difference() -> None:
         ({"backend": "heap"}, "backend"),
         ({"parameters": {"beta": 1.0}}, "beta"),
         ({"parameters": {"alpha": -1.0}}, "alpha"),
+        ({"parameters": {"max_times_sampled": 2.0}}, "max_times_sampled"),
+        ({"backend": "fifo", "parameters": {"max_times_sampled": 0.0}}, "max_times_sampled"),
+        ({"backend": "fifo", "parameters": {"max_times_sampled": 1.5}}, "max_times_sampled"),
+        ({"backend": "fifo", "rate_limit": RateLimit(5)}, "rate_limiter"),
+        ({"rate_limit": RateLimit(101)}, "min_size"),
     ],
 )
 def test_a_field_that_cannot_be_used_is_named(change: dict[str, object], field: str) -> None:
     with pytest.raises(FieldError) as error:
         table(**change)
     assert error.value.field == field
+
+
+def test_a_manifest_from_before_rate_limits_is_read() -> None:
+    manifest = table().to_json()
+    del manifest["rate_limit"]
+    assert TableConfig.from_json(manifest) == table()

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 import grpc
 import numpy as np
@@ -34,6 +35,32 @@ def int64(values: ArrayLike) -> bytes:
 def keys_of(ranges: Sequence[replay_pb2.KeyRange]) -> NDArray[np.int64]:
     """int64[n]: the keys of an answer to an insert."""
     return np.concatenate([np.arange(part.first, part.first + part.count) for part in ranges])
+
+
+class InsertCall(Protocol):
+    """An insert that was begun."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def cancel(self) -> bool:
+        """Give it up."""
+
+    def result(self) -> replay_pb2.InsertResponse:
+        """Wait for its answer."""
+
+
+class SampleCall(Protocol):
+    """A draw that was begun."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def cancel(self) -> bool:
+        """Give it up."""
+
+    def result(self) -> replay_pb2.SampleResponse:
+        """Wait for its answer."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +176,7 @@ def table_config(
     backend: object = "",
     parameters: object = None,
     seed: object = None,
+    rate_limiter: object = None,
 ) -> replay_pb2.TableConfig:
     """A table's config; by default of rows that tell whether they are whole."""
     assert isinstance(capacity, int)
@@ -156,12 +184,14 @@ def table_config(
     assert isinstance(backend, str)
     assert parameters is None or isinstance(parameters, Mapping)
     assert seed is None or isinstance(seed, int)
+    assert rate_limiter is None or isinstance(rate_limiter, replay_pb2.RateLimiter)
     return replay_pb2.TableConfig(
         name=name,
         columns=schema.to_proto(),
         capacity=capacity,
         backend=replay_pb2.Backend(name=backend, parameters=parameters),
         seed=seed,
+        rate_limiter=rate_limiter,
     )
 
 
@@ -188,27 +218,50 @@ class CalledTable:
         sequence: int = 0,
         stream: int = 0,
         episode: int = 0,
+        wait_s: float | None = None,
     ) -> NDArray[np.int64]:
         """Insert the rows of these values; int64[n], their keys."""
         rows = np.atleast_1d(np.asarray(values, np.int64))
-        answer = self.stub.Insert(
-            replay_pb2.InsertRequest(
-                table=self.name,
-                table_uid=self.uid,
-                writer_id=writer_id,
-                insertion=replay_pb2.Insertion(
-                    row_count=len(rows),
-                    priorities=b"" if priorities is None else float64(priorities),
-                    sequence=sequence,
-                    stream=stream,
-                    episode=episode,
-                ),
-                rows=rows_of(rows),
-            ),
-            timeout=CALL_TIMEOUT_S,
+        request = self.insert_request(rows)
+        request.writer_id = writer_id
+        request.insertion.MergeFrom(
+            replay_pb2.Insertion(
+                priorities=b"" if priorities is None else float64(priorities),
+                sequence=sequence,
+                stream=stream,
+                episode=episode,
+                wait_s=wait_s,
+            )
         )
+        answer = self.stub.Insert(request, timeout=CALL_TIMEOUT_S)
         assert answer.table_uid == self.uid
         return keys_of(answer.keys)
+
+    def insert_request(self, values: ArrayLike) -> replay_pb2.InsertRequest:
+        """A request that inserts the rows of these values."""
+        rows = np.atleast_1d(np.asarray(values, np.int64))
+        return replay_pb2.InsertRequest(
+            table=self.name,
+            table_uid=self.uid,
+            insertion=replay_pb2.Insertion(row_count=len(rows)),
+            rows=rows_of(rows),
+        )
+
+    def begin_insert(self, values: ArrayLike, wait_s: float | None = None) -> InsertCall:
+        """Begin to insert rows; ``result()`` waits for the answer."""
+        request = self.insert_request(values)
+        if wait_s is not None:
+            request.insertion.wait_s = wait_s
+        call: InsertCall = self.stub.Insert.future(request, timeout=CALL_TIMEOUT_S)
+        return call
+
+    def begin_sample(self, batch_size: int, wait_s: float = CALL_TIMEOUT_S) -> SampleCall:
+        """Begin to draw a batch; ``result()`` waits for the answer."""
+        request = replay_pb2.SampleRequest(
+            table=self.name, table_uid=self.uid, draw=make_draw(batch_size, wait_s=wait_s)
+        )
+        call: SampleCall = self.stub.Sample.future(request, timeout=CALL_TIMEOUT_S)
+        return call
 
     def sample(self, batch_size: int, **draw: object) -> Sampled:
         """Draw a batch; ``draw`` are further fields of a Draw."""
@@ -271,6 +324,7 @@ class CalledTable:
         stats = self.stats()
         stats.ClearField("rates")
         stats.ClearField("ages_s")
+        stats.ClearField("waited")
         rows = self.read(self.live_keys())
         return {
             "description": self.describe().SerializeToString(deterministic=True),

@@ -29,6 +29,8 @@ CODES = {
     "SHUTTING_DOWN": grpc.StatusCode.UNAVAILABLE,
     "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
     "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
+    "LIMITED": grpc.StatusCode.FAILED_PRECONDITION,
+    "TABLE_RESET": grpc.StatusCode.ABORTED,
 }
 """The status code that the contract promises for each reason a caller can meet."""
 
@@ -48,6 +50,8 @@ METADATA = {
     "SHUTTING_DOWN": set[str](),
     "UNAUTHENTICATED": set[str](),
     "PERMISSION_DENIED": {"right", "table"},
+    "LIMITED": {"table", "waited_for"},
+    "TABLE_RESET": {"table"},
 }
 """The metadata that the contract promises for each of them."""
 

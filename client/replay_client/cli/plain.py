@@ -21,6 +21,7 @@ def plain_description(description: TableDescription) -> dict[str, Any]:
         "backend": description.backend,
         "parameters": dict(description.parameters),
         "seed": description.seed,
+        "rate_limit": None if description.rate_limit is None else _plain(description.rate_limit),
         "size": description.size,
         "inserted": description.inserted,
         "slots": description.slots,

@@ -148,12 +148,32 @@ def _key_figures(table: TableStats) -> Table:
         ("copied on this host", f"{count_text(table.sampled_same_host)} rows"),
         ("evicted", count_text(table.evicted)),
         ("repeated inserts", count_text(table.repeated_inserts)),
-        ("calls waiting", count_text(table.waiting)),
+        ("calls waiting", _waiting(table)),
+        *_limiter_figures(table),
         ("total mass", number_text(table.total_mass)),
         ("priorities", f"{number_text(table.smallest_priority)} to {number_text(table.largest_priority)}"),
     ):
         grid.add_row(label, value)
     return grid
+
+
+def _waiting(table: TableStats) -> str:
+    inserts = f", {count_text(table.waiting_inserts)} to insert" if table.waiting_inserts else ""
+    return count_text(table.waiting) + inserts
+
+
+def _limiter_figures(table: TableStats) -> list[tuple[str, str]]:
+    limit, stands = table.table.rate_limit, table.rate_limiter
+    if limit is None or stands is None:
+        return []
+    figures = [("drawn from", f"{count_text(limit.min_size)} rows on")]
+    if limit.samples_per_insert is not None:
+        bounds = f"{number_text(limit.min_diff)} to {number_text(limit.max_diff)}"
+        figures += [
+            ("draws per insert", number_text(limit.samples_per_insert)),
+            ("difference", f"{number_text(stands.difference)} of {bounds}"),
+        ]
+    return figures
 
 
 def _times_sampled(bars: Sequence[TimesSampled]) -> RenderableType:

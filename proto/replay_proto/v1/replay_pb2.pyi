@@ -57,7 +57,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_TABLE_EMPTY: _ErrorReason.ValueType  # 5
     """FAILED_PRECONDITION: there is no row to draw, and the request did not ask to wait. Metadata: `table`."""
     ERROR_REASON_WAITED_TOO_LONG: _ErrorReason.ValueType  # 6
-    """DEADLINE_EXCEEDED: there was no row to draw for `wait_s` seconds. Metadata: `table`, `waited_for`."""
+    """DEADLINE_EXCEEDED: what the call waited for did not come within `wait_s` seconds; the call had no effect, but
+    for the update of a LearnRequest. What it was: "rows" (to draw), "samples" or "inserts" (that the rate limiter
+    allows), "room" (in a queue). Metadata: `table`, `waited_for`.
+    """
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 7
     """RESOURCE_EXHAUSTED: a bound was passed. Metadata: `bound`, `limit`, `got`, `setting`."""
     ERROR_REASON_NO_SPACE: _ErrorReason.ValueType  # 8
@@ -78,12 +81,18 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """UNAVAILABLE: the server is shutting down. Try again once it is back."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 14
     """INTERNAL: a fault of the server, which logged it."""
-    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 20
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 15
     """UNAUTHENTICATED: the server wants a token, and the call has none, a wrong one, or one that is valid no more."""
-    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 21
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 16
     """PERMISSION_DENIED: the call's token does not give this right on this table, whether it exists or
     not. Metadata: `right`, `table` (empty: no table is named).
     """
+    ERROR_REASON_LIMITED: _ErrorReason.ValueType  # 17
+    """FAILED_PRECONDITION: the table's rate limiter, or its queue, does not allow this now, and the request did
+    not ask to wait. Metadata: `table`, `waited_for` (as in WAITED_TOO_LONG).
+    """
+    ERROR_REASON_TABLE_RESET: _ErrorReason.ValueType  # 18
+    """ABORTED: the table was reset while the call waited; the call had no effect. Metadata: `table`."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of its google.rpc.ErrorInfo, without the prefix."""
@@ -101,7 +110,10 @@ ERROR_REASON_TABLE_REPLACED: ErrorReason.ValueType  # 4
 ERROR_REASON_TABLE_EMPTY: ErrorReason.ValueType  # 5
 """FAILED_PRECONDITION: there is no row to draw, and the request did not ask to wait. Metadata: `table`."""
 ERROR_REASON_WAITED_TOO_LONG: ErrorReason.ValueType  # 6
-"""DEADLINE_EXCEEDED: there was no row to draw for `wait_s` seconds. Metadata: `table`, `waited_for`."""
+"""DEADLINE_EXCEEDED: what the call waited for did not come within `wait_s` seconds; the call had no effect, but
+for the update of a LearnRequest. What it was: "rows" (to draw), "samples" or "inserts" (that the rate limiter
+allows), "room" (in a queue). Metadata: `table`, `waited_for`.
+"""
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 7
 """RESOURCE_EXHAUSTED: a bound was passed. Metadata: `bound`, `limit`, `got`, `setting`."""
 ERROR_REASON_NO_SPACE: ErrorReason.ValueType  # 8
@@ -122,12 +134,18 @@ ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 13
 """UNAVAILABLE: the server is shutting down. Try again once it is back."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 14
 """INTERNAL: a fault of the server, which logged it."""
-ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 20
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 15
 """UNAUTHENTICATED: the server wants a token, and the call has none, a wrong one, or one that is valid no more."""
-ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 21
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 16
 """PERMISSION_DENIED: the call's token does not give this right on this table, whether it exists or
 not. Metadata: `right`, `table` (empty: no table is named).
 """
+ERROR_REASON_LIMITED: ErrorReason.ValueType  # 17
+"""FAILED_PRECONDITION: the table's rate limiter, or its queue, does not allow this now, and the request did
+not ask to wait. Metadata: `table`, `waited_for` (as in WAITED_TOO_LONG).
+"""
+ERROR_REASON_TABLE_RESET: ErrorReason.ValueType  # 18
+"""ABORTED: the table was reset while the call waited; the call had no effect. Metadata: `table`."""
 global___ErrorReason = ErrorReason
 
 class _DataType:
@@ -323,12 +341,18 @@ class Backend(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """"sum_tree" (proportional), "rank" or "uniform"."""
+    """"sum_tree" (proportional), "rank", "uniform", or "fifo": a queue. Its rows go out oldest first, without
+    replacement, each `max_times_sampled` times at most, and over the wire only; probabilities and weights are 1,
+    priorities are kept and change nothing. A draw waits until it can have all of its rows, an insert until there
+    is room: nothing is overwritten. A row counts as drawn before it is sent, so none goes out too often; one whose
+    answer is lost is lost.
+    """
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Parameters by name; what is left out takes its default. "sum_tree": `alpha` (at least 0, default
         0.6), `epsilon` (added to a priority, at least 0, default 1e-6), `max_priority` (cap on
         priority + epsilon before the exponent, above 0, default none). "rank": `alpha`. "uniform": none.
+        "fifo": `max_times_sampled` (1 to 10000, default 1; its repeats follow each other).
         """
 
     def __init__(
@@ -342,6 +366,44 @@ class Backend(google.protobuf.message.Message):
 global___Backend = Backend
 
 @typing.final
+class RateLimiter(google.protobuf.message.Message):
+    """Keeps draws and inserts in step: Reverb's rate limiter, with rows for its items and samples. Since the table was
+    made or reset, and over restarts, let
+      difference = rows inserted * samples_per_insert - rows drawn.
+    A row may be drawn if there are at least `min_size` rows and the difference is at least `min_diff` afterwards. Rows
+    may be inserted if there are at most `min_size` rows, or the difference is at most `max_diff`, afterwards. What may
+    not waits. An insert waits for all of its rows (one that leads beyond min_size, and is not longer than the span from
+    min_diff to max_diff allows, does not: no draw could make room for it); a batch of B rows is B samples, which are allowed one by one as rows
+    come, and drawn together. Of those that wait, the first comes first.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MIN_SIZE_FIELD_NUMBER: builtins.int
+    SAMPLES_PER_INSERT_FIELD_NUMBER: builtins.int
+    MIN_DIFF_FIELD_NUMBER: builtins.int
+    MAX_DIFF_FIELD_NUMBER: builtins.int
+    min_size: builtins.int
+    """Draws wait until there are so many rows; 1 to the capacity."""
+    samples_per_insert: builtins.float
+    """How often a row is drawn on average, above 0. 0: no ratio is kept, and the two below are 0."""
+    min_diff: builtins.float
+    """Draws wait rather than take the difference below this; at most min_size * samples_per_insert."""
+    max_diff: builtins.float
+    """Inserts wait rather than take the difference above this; at least min_diff + 2 * max(1, samples_per_insert)."""
+    def __init__(
+        self,
+        *,
+        min_size: builtins.int = ...,
+        samples_per_insert: builtins.float = ...,
+        min_diff: builtins.float = ...,
+        max_diff: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_diff", b"max_diff", "min_diff", b"min_diff", "min_size", b"min_size", "samples_per_insert", b"samples_per_insert"]) -> None: ...
+
+global___RateLimiter = RateLimiter
+
+@typing.final
 class TableConfig(google.protobuf.message.Message):
     """All that defines a table. It does not change while the table lives."""
 
@@ -352,6 +414,7 @@ class TableConfig(google.protobuf.message.Message):
     CAPACITY_FIELD_NUMBER: builtins.int
     BACKEND_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
+    RATE_LIMITER_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique in the server; 1 to 128 characters: letters, digits, '_', '-' and '.'; it begins with a
     letter or a digit.
@@ -368,6 +431,10 @@ class TableConfig(google.protobuf.message.Message):
     def backend(self) -> global___Backend:
         """Default: "sum_tree"."""
 
+    @property
+    def rate_limiter(self) -> global___RateLimiter:
+        """None: draws wait for a row, inserts for nothing. Not with "fifo", which limits itself."""
+
     def __init__(
         self,
         *,
@@ -376,9 +443,10 @@ class TableConfig(google.protobuf.message.Message):
         capacity: builtins.int = ...,
         backend: global___Backend | None = ...,
         seed: builtins.int | None = ...,
+        rate_limiter: global___RateLimiter | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "seed", b"seed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "capacity", b"capacity", "columns", b"columns", "name", b"name", "seed", b"seed"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "rate_limiter", b"rate_limiter", "seed", b"seed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "capacity", b"capacity", "columns", b"columns", "name", b"name", "rate_limiter", b"rate_limiter", "seed", b"seed"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
 
 global___TableConfig = TableConfig
@@ -456,7 +524,9 @@ class SameHost(google.protobuf.message.Message):
     nonce: builtins.bytes
     """What the file `nonce` holds; empty: send the rows."""
     overtaken: builtins.bool
-    """True if this request stands in for one whose rows were overwritten before they were copied."""
+    """True if this request stands in for one whose rows were overwritten before they were copied. A rate limiter
+    does not count it again.
+    """
     def __init__(
         self,
         *,
@@ -547,6 +617,7 @@ class Insertion(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     STREAM_FIELD_NUMBER: builtins.int
     EPISODE_FIELD_NUMBER: builtins.int
+    WAIT_S_FIELD_NUMBER: builtins.int
     row_count: builtins.int
     """Number of rows, at least 1."""
     priorities: builtins.bytes
@@ -561,6 +632,10 @@ class Insertion(google.protobuf.message.Message):
     """
     episode: builtins.int
     """Number of the episode within the stream; kept with each row."""
+    wait_s: builtins.float
+    """How long to wait where the table's rate limiter or a full queue does not allow the insert, in seconds; 0: not at
+    all. Absent: as long as the call or stream lasts. On a stream, later messages wait behind it.
+    """
     def __init__(
         self,
         *,
@@ -569,8 +644,11 @@ class Insertion(google.protobuf.message.Message):
         sequence: builtins.int = ...,
         stream: builtins.int = ...,
         episode: builtins.int = ...,
+        wait_s: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["episode", b"episode", "priorities", b"priorities", "row_count", b"row_count", "sequence", b"sequence", "stream", b"stream"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_wait_s", b"_wait_s", "wait_s", b"wait_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_wait_s", b"_wait_s", "episode", b"episode", "priorities", b"priorities", "row_count", b"row_count", "sequence", b"sequence", "stream", b"stream", "wait_s", b"wait_s"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_wait_s", b"_wait_s"]) -> typing.Literal["wait_s"] | None: ...
 
 global___Insertion = Insertion
 
@@ -724,7 +802,9 @@ class Draw(google.protobuf.message.Message):
     draw_mode: global___DrawMode.ValueType
     """How the points are chosen."""
     wait_s: builtins.float
-    """How long to wait while there is no row to draw, in seconds; 0: not at all."""
+    """How long to wait while there is no row to draw, or the table's rate limiter or queue does not allow the
+    draw, in seconds; 0: not at all.
+    """
     def __init__(
         self,
         *,
@@ -1435,6 +1515,9 @@ class TableStats(google.protobuf.message.Message):
     OVERTAKEN_FIELD_NUMBER: builtins.int
     BATCHES_FIELD_NUMBER: builtins.int
     BATCHES_AHEAD_FIELD_NUMBER: builtins.int
+    WAITING_INSERTS_FIELD_NUMBER: builtins.int
+    WAITED_FIELD_NUMBER: builtins.int
+    RATE_LIMITER_FIELD_NUMBER: builtins.int
     bytes: builtins.int
     """Bytes reserved for the table's rows, priorities and records."""
     evicted: builtins.int
@@ -1448,7 +1531,7 @@ class TableStats(google.protobuf.message.Message):
     repeated_inserts: builtins.int
     """Repeated inserts that were answered and not applied again, since the start."""
     waiting: builtins.int
-    """Calls that wait for rows."""
+    """Calls that wait, for whatever it is."""
     total_mass: builtins.float
     """Mass of all live rows."""
     largest_priority: builtins.float
@@ -1465,6 +1548,10 @@ class TableStats(google.protobuf.message.Message):
     """Sum over those batches of `ahead`, since the start: over `batches`, how many batches' updates a draw does
     not know of, in the mean.
     """
+    waiting_inserts: builtins.int
+    """Calls among `waiting` that wait to insert."""
+    waited: builtins.int
+    """Calls that had to wait, since the start."""
     @property
     def table(self) -> global___TableDescription:
         """The table: config with all parameters, uid, size, inserted."""
@@ -1486,6 +1573,10 @@ class TableStats(google.protobuf.message.Message):
     @property
     def times_sampled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimesSampled]:
         """How often live rows have been drawn, since they were inserted or the server began."""
+
+    @property
+    def rate_limiter(self) -> global___LimiterStats:
+        """How the rate limiter stands; absent if there is none."""
 
     def __init__(
         self,
@@ -1509,11 +1600,40 @@ class TableStats(google.protobuf.message.Message):
         overtaken: builtins.int = ...,
         batches: builtins.int = ...,
         batches_ahead: builtins.int = ...,
+        waiting_inserts: builtins.int = ...,
+        waited: builtins.int = ...,
+        rate_limiter: global___LimiterStats | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["rates", b"rates", "table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "largest_priority", b"largest_priority", "overtaken", b"overtaken", "priorities", b"priorities", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "updated", b"updated", "waiting", b"waiting"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["rate_limiter", b"rate_limiter", "rates", b"rates", "table", b"table"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "largest_priority", b"largest_priority", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts"]) -> None: ...
 
 global___TableStats = TableStats
+
+@typing.final
+class LimiterStats(google.protobuf.message.Message):
+    """How a table's rate limiter stands."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INSERTED_FIELD_NUMBER: builtins.int
+    SAMPLED_FIELD_NUMBER: builtins.int
+    DIFFERENCE_FIELD_NUMBER: builtins.int
+    inserted: builtins.int
+    """Rows inserted since the table was made or reset."""
+    sampled: builtins.int
+    """Rows drawn since then; those that a waiting draw was already allowed count."""
+    difference: builtins.float
+    """inserted * samples_per_insert - sampled; 0 where no ratio is kept."""
+    def __init__(
+        self,
+        *,
+        inserted: builtins.int = ...,
+        sampled: builtins.int = ...,
+        difference: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["difference", b"difference", "inserted", b"inserted", "sampled", b"sampled"]) -> None: ...
+
+global___LimiterStats = LimiterStats
 
 @typing.final
 class Rates(google.protobuf.message.Message):

@@ -136,7 +136,8 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResetTable(self, request, context):
-        """Makes every row of a table disappear. Keys go on counting, the uid stays.
+        """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
+        Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
         Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

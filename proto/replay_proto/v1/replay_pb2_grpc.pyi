@@ -78,7 +78,8 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Makes every row of a table disappear. Keys go on counting, the uid stays.
+    """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
+    Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
     Right: admin.
     """
 
@@ -183,7 +184,8 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Makes every row of a table disappear. Keys go on counting, the uid stays.
+    """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
+    Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
     Right: admin.
     """
 
@@ -298,7 +300,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ResetTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ResetTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ResetTableResponse]]:
-        """Makes every row of a table disappear. Keys go on counting, the uid stays.
+        """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
+        Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
         Right: admin.
         """
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 
+from replay_server.backends.fifo import FifoIndex, FifoParameters
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows, PriorityIndex
 from replay_server.backends.rank import RankIndex, RankParameters
 from replay_server.backends.sum_tree import SumTree, SumTreeParameters
@@ -27,6 +28,8 @@ __all__ = [
     "DEAD_PRIORITY",
     "Backend",
     "Drawn",
+    "FifoIndex",
+    "FifoParameters",
     "LiveRows",
     "Parameters",
     "PriorityIndex",
@@ -63,7 +66,7 @@ class Backend(Protocol):
         """Make an index; see `make_index`."""
 
 
-BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (SumTree, RankIndex, UniformIndex)}
+BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (SumTree, RankIndex, UniformIndex, FifoIndex)}
 """Every backend by its name."""
 
 

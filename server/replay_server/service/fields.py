@@ -116,6 +116,11 @@ def draw(value: replay_pb2.Draw) -> Draw:
     return Draw(value.batch_size, value.beta, norm, mode)
 
 
+def insert_wait_s(insertion: replay_pb2.Insertion) -> float | None:
+    """How long an insert waits, in seconds; None: as long as its call lasts."""
+    return wait_s(insertion.wait_s) if insertion.HasField("wait_s") else None
+
+
 def wait_s(value: float) -> float:
     """How long to wait, in seconds."""
     if not (math.isfinite(value) and value >= 0):

@@ -13,7 +13,7 @@ from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.service.inserts import InsertHandlers
 from replay_server.service.rights import Demand, Rpc, on_table, to_create, to_learn, to_list, to_see_figures
-from replay_server.service.rpc import streaming, unary, unary_of_caller
+from replay_server.service.rpc import OpenStreams, streaming, unary, unary_of_caller
 from replay_server.service.sampling import SamplingHandlers
 from replay_server.service.stats import StatsHandler
 from replay_server.service.tables import TableHandlers
@@ -40,6 +40,7 @@ def replay_methods(
     def rpc(name: str, demand: Demand) -> Rpc:
         return Rpc(figures[name], authenticator, demand)
 
+    streams = OpenStreams(catalog.bounds.max_streams_per_client)
     tables, inserts = TableHandlers(catalog, socket=socket), InsertHandlers(catalog)
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
     read, write, admin = on_table(Right.READ), on_table(Right.WRITE), on_table(Right.ADMIN)
@@ -52,10 +53,10 @@ def replay_methods(
         ),
         "ResetTable": unary(replay_pb2.ResetTableRequest, tables.reset, rpc("ResetTable", admin)),
         "Insert": unary(replay_pb2.InsertRequest, inserts.insert, rpc("Insert", write)),
-        "Write": streaming(replay_pb2.WriteRequest, inserts.write_stream, rpc("Write", write)),
+        "Write": streaming(replay_pb2.WriteRequest, inserts.write_stream, rpc("Write", write), streams),
         "Sample": unary(replay_pb2.SampleRequest, sampling.sample, rpc("Sample", read)),
         "Read": unary(replay_pb2.ReadRequest, sampling.read, rpc("Read", read)),
         "UpdatePriorities": unary(replay_pb2.UpdatePrioritiesRequest, sampling.update, rpc("UpdatePriorities", write)),
-        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn", to_learn)),
+        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn", to_learn), streams),
         "Stats": unary_of_caller(replay_pb2.StatsRequest, stats.stats, rpc("Stats", to_see_figures)),
     }

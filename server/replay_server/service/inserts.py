@@ -29,7 +29,7 @@ class InsertHandlers:
     async def insert(self, request: Framed[replay_pb2.InsertRequest]) -> bytes:
         """Add rows."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
-        keys = self._insert(table, request, request.head.writer_id)
+        keys = await self._insert(table, request, request.head.writer_id)
         return replay_pb2.InsertResponse(keys=[_key_range(keys)], table_uid=table.uid).SerializeToString()
 
     @contextmanager
@@ -43,7 +43,7 @@ class InsertHandlers:
             name, uid, writer_id = stream.identify(request.head)
             table = self._catalog.find(name, uid)
             stream.claim(table, writer_id)
-            keys = self._insert(table, request, writer_id)
+            keys = await self._insert(table, request, writer_id)
             return replay_pb2.WriteResponse(
                 keys=[_key_range(keys)], sequence=request.head.insertion.sequence, table_uid=table.uid
             ).SerializeToString()
@@ -51,7 +51,7 @@ class InsertHandlers:
         with stream.alive():
             yield write
 
-    def _insert(
+    async def _insert(
         self,
         table: Table,
         request: Framed[replay_pb2.InsertRequest] | Framed[replay_pb2.WriteRequest],
@@ -59,9 +59,9 @@ class InsertHandlers:
     ) -> range:
         insertion = request.head.insertion
         rows = _new_rows(table, insertion, request.rows)
-        keys = table.insert(rows, _stamp(writer_id, insertion.sequence))
-        self._catalog.waiters.wake(table)
-        return keys
+        self._catalog.bounds.check_rows(rows.count)
+        wait_s = fields.insert_wait_s(insertion)
+        return await self._catalog.waiters.insert(table, rows, _stamp(writer_id, insertion.sequence), wait_s)
 
 
 class _WriteStream:

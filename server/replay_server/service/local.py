@@ -72,6 +72,10 @@ class _LocalContext:
         await self._connection.write(status, FrameKind.STATUS)
         raise _RefusedError
 
+    def peer(self) -> str:
+        """A name for the connection."""
+        return f"local:{id(self._connection)}"
+
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """What the client said of itself."""
         return (("authorization", self._hello.authorization),) if self._hello.authorization else ()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -31,6 +33,34 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryHandler = Callable[[Framed[M]], Awaitable[bytes]]
 CallerHandler = Callable[[Framed[M], Caller], Awaitable[bytes]]
 MessageHandler = Callable[[Framed[M]], Awaitable[bytes]]
+
+
+class OpenStreams:
+    """How many streams each client has open. A client is a connection, which a channel has one of."""
+
+    def __init__(self, most: int) -> None:
+        """Begin with none; a client may have ``most``."""
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one_more(self, client: str) -> Iterator[None]:
+        """Count a stream while it is open.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        if self._open[client] >= self._most:
+            raise errors.too_large(
+                "streams of one client", self._most, self._open[client] + 1, "max_streams_per_client of the server"
+            )
+        self._open[client] += 1
+        try:
+            yield
+        finally:
+            self._open[client] -= 1
+            if not self._open[client]:
+                del self._open[client]
 
 
 def unary(message_type: type[M], handler: UnaryHandler[M], rpc: Rpc) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -95,7 +125,7 @@ class OpenStream:
 
 
 def streaming(
-    message_type: type[M], open_stream: Callable[[OpenStream], Any], rpc: Rpc
+    message_type: type[M], open_stream: Callable[[OpenStream], Any], rpc: Rpc, streams: OpenStreams
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
     """An RPC in which each message of a stream is answered by one message, in order.
 
@@ -103,6 +133,7 @@ def streaming(
         message_type: type of the requests.
         open_stream: makes a context manager for each stream; what it yields is the stream's `MessageHandler`.
         rpc: what else belongs to it; its messages have a `table`, which later ones of a stream may leave out.
+        streams: how many each client may have.
     """
     figures = rpc.figures
 
@@ -111,7 +142,7 @@ def streaming(
             try:
                 caller, table = _caller(rpc, context), ""
                 stream = OpenStream()
-                with open_stream(stream) as handler:
+                with streams.one_more(context.peer()), open_stream(stream) as handler:
                     while isinstance(data := await stream.read(context), bytes):
                         began = time.perf_counter()
                         request = parse(message_type, data)

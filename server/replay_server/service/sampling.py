@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -12,7 +11,6 @@ from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
-from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.draws import DrawnBatch
 from replay_server.service import fields
@@ -43,8 +41,10 @@ class SamplingHandlers:
         message = request.head
         uid = fields.table_uid(message.table_uid)
         draw = fields.draw(message.draw)
-        table = await self._table_with_rows(message.table, uid, fields.wait_s(message.draw.wait_s))
-        check_reply_size(table, draw.batch_size, self._reply_limit_bytes)
+        wait_s = fields.wait_s(message.draw.wait_s)
+        check_reply_size(self._catalog.find(message.table, uid), draw.batch_size, self._reply_limit_bytes)
+        self._catalog.bounds.check_rows(draw.batch_size)
+        table = await self._admit_draw(message.table, uid, draw.batch_size, wait_s, message.same_host)
 
         def choose() -> Choice:
             batch = table.draw(draw)
@@ -52,7 +52,7 @@ class SamplingHandlers:
 
         if self._copies_itself(table, message.same_host):
             return _reply_without_rows(table, choose())
-        return await reply_with_rows(table, choose, draw.batch_size)
+        return self._drawn(table, await reply_with_rows(table, choose, draw.batch_size))
 
     async def read(self, request: Framed[replay_pb2.ReadRequest]) -> bytes:
         """Return rows by key."""
@@ -60,6 +60,7 @@ class SamplingHandlers:
         keys = fields.keys(message.keys)
         table = self._catalog.find(message.table, fields.table_uid(message.table_uid))
         check_reply_size(table, len(keys), self._reply_limit_bytes)
+        self._catalog.bounds.check_rows(len(keys))
 
         def choose() -> Choice:
             live = table.live_keys(keys)
@@ -79,7 +80,7 @@ class SamplingHandlers:
         """Set priorities."""
         message = request.head
         table = self._catalog.find(message.table, fields.table_uid(message.table_uid, required=True))
-        result = _update(table, message.update)
+        result = self._update(table, message.update)
         return replay_pb2.UpdatePrioritiesResponse(result=result).SerializeToString()
 
     @contextmanager
@@ -105,15 +106,15 @@ class SamplingHandlers:
         table = self._catalog.find(name, uid)
         if draw is not None:
             check_reply_size(table, batches * draw.batch_size, self._reply_limit_bytes, batches)
-            if wait_s == 0 and table.size == 0:
-                raise errors.table_empty(name)
+            self._catalog.bounds.check_rows(batches * draw.batch_size)
+            self._catalog.waiters.check_draw(table, batches * draw.batch_size, wait_s)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
-            response.update.CopyFrom(_update(table, message.update))
+            response.update.CopyFrom(self._update(table, message.update))
         if draw is None:
             return response.SerializeToString()
-        table = await self._table_with_rows(name, uid, wait_s)
+        table = await self._admit_draw(name, uid, batches * draw.batch_size, wait_s, message.same_host)
         table.batches_drawn += batches
         # Each batch of the message comes after the ones before it.
         table.batches_ahead += batches * ahead + batches * (batches - 1) // 2
@@ -126,23 +127,37 @@ class SamplingHandlers:
 
         if self._copies_itself(table, message.same_host):
             return _reply_without_rows(table, choose())
-        return await reply_with_rows(table, choose, batches * draw.batch_size)
+        return self._drawn(table, await reply_with_rows(table, choose, batches * draw.batch_size))
+
+    def _update(self, table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
+        keys = fields.keys(update.keys)
+        self._catalog.bounds.check_rows(len(keys))
+        priorities = fields.priorities(update.priorities, len(keys), table.priority_limit)
+        updated, stale = table.update(keys, priorities)
+        return replay_pb2.UpdateResult(updated=updated, stale=stale)
 
     def _copies_itself(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
         """Whether a client has shown that it can read the table's directory."""
         table.overtaken_copies += same_host.overtaken
-        return self._same_host and hmac.compare_digest(same_host.nonce, table.directory.nonce)
+        return self._same_host and not table.is_queue and hmac.compare_digest(same_host.nonce, table.directory.nonce)
 
-    async def _table_with_rows(self, name: str, uid: bytes, wait_s: float) -> Table:
-        """The table, once it has rows; without ``wait_s``, if it has."""
+    async def _admit_draw(
+        self, name: str, uid: bytes, rows: int, wait_s: float, same_host: replay_pb2.SameHost
+    ) -> Table:
+        """The table, once so many rows may be drawn from it; without ``wait_s``, if they may be."""
         table = self._catalog.find(name, uid)
-        deadline = time.monotonic() + wait_s
-        while wait_s > 0 and table.size == 0:
-            await self._catalog.waiters.wait(table, wait_s, deadline)
-            table = self._catalog.find(name, uid or table.uid)
-        if table.size == 0:
-            raise errors.table_empty(name)
-        return table
+        if table.gate is None and table.size:
+            return table
+        # What replaces a batch that could not be used was paid for with that batch.
+        if table.is_queue or not same_host.overtaken or not table.size:
+            await self._catalog.waiters.draw(table, rows, wait_s)
+        return self._catalog.find(name, uid or table.uid)
+
+    def _drawn(self, table: Table, reply: bytes) -> bytes:
+        """The reply to a draw whose rows were copied; where they were a queue's, there is room now."""
+        if table.is_queue:
+            self._catalog.waiters.changed(table)
+        return reply
 
 
 def _reply_without_rows(table: Table, choice: Choice) -> bytes:
@@ -156,13 +171,6 @@ def _constant(field: str, first: T, now: T) -> T:
     if first and now and first != now:
         raise FieldError(field, f"what the stream said before ({first!r}), or nothing", repr(now))
     return first or now
-
-
-def _update(table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
-    keys = fields.keys(update.keys)
-    priorities = fields.priorities(update.priorities, len(keys), table.priority_limit)
-    updated, stale = table.update(keys, priorities)
-    return replay_pb2.UpdateResult(updated=updated, stale=stale)
 
 
 def _to_proto(batch: DrawnBatch) -> replay_pb2.Batch:

@@ -14,6 +14,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server import __version__
 from replay_server.access.caller import Caller
 from replay_server.catalog import Catalog
+from replay_server.gates import LimiterGate
 from replay_server.service.tables import describe
 from replay_server.statistics.methods import MethodFigures
 from replay_server.statistics.rates import WINDOW_S
@@ -78,6 +79,9 @@ class StatsHandler:
                 updated_per_s=table.priorities_updated.per_second(),
             ),
             waiting=table.waiting,
+            waiting_inserts=table.waiting_inserts,
+            waited=table.waited,
+            rate_limiter=_limiter(table),
             sampled_same_host=table.rows_copied_by_clients,
             overtaken=table.overtaken_copies,
             batches=table.batches_drawn,
@@ -107,6 +111,15 @@ class StatsHandler:
             replay_pb2.Quantile(fraction=fraction, value=value)
             for fraction, value in zip(_QUANTILES, values, strict=True)
         ]
+
+
+def _limiter(table: Table) -> replay_pb2.LimiterStats | None:
+    if not isinstance(table.gate, LimiterGate):
+        return None
+    counters = table.gate.counters
+    return replay_pb2.LimiterStats(
+        inserted=counters.inserted, sampled=counters.sampled, difference=table.gate.difference
+    )
 
 
 def _age_quantiles(table: Table) -> list[replay_pb2.Quantile]:

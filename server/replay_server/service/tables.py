@@ -8,6 +8,7 @@ from replay_proto.access.tokens import Right
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
+from replay_server import errors
 from replay_server.access.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.service import fields
@@ -61,8 +62,11 @@ class TableHandlers:
     async def reset(self, request: Framed[replay_pb2.ResetTableRequest]) -> bytes:
         """Empty a table."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
-        return replay_pb2.ResetTableResponse(removed=table.reset()).SerializeToString()
+        removed = table.reset()
+        self._catalog.waiters.send_away(table, errors.table_reset)
+        return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
-        """A table as it stands; who may read it learns where its files are."""
-        return describe(table, socket=self._socket if caller.may(Right.READ, table.name) else None)
+        """A table as it stands; who may read it, unless it is a queue, learns where its files are."""
+        is_offered = not table.is_queue and caller.may(Right.READ, table.name)
+        return describe(table, socket=self._socket if is_offered else None)

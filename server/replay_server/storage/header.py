@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from replay_proto.layout import HEADER_FILE, HEADER_WORDS, INSERTED, RESET_FLOOR, WRITE_HORIZON
+from replay_proto.layout import DELIVERED, HEADER_FILE, HEADER_WORDS, INSERTED, RESET_FLOOR, SAMPLED, WRITE_HORIZON
 
 from replay_server.storage.mapped_file import MappedFile
 
@@ -14,7 +14,7 @@ MAX_KEY = (1 << 48) - 1
 
 
 class Header:
-    """``write_horizon``, ``inserted`` and ``reset_floor`` of a table, each stored in one aligned word.
+    """``write_horizon``, ``inserted``, ``reset_floor`` and the counters of a table, each stored in one aligned word.
 
     A reader in another process that copied row k and then finds ``k + slots >= write_horizon`` has
     copied it whole. ``inserted`` is the one commit point of an insert.
@@ -39,6 +39,8 @@ class Header:
                 "the file is damaged"
             )
         self.write_horizon = self._inserted
+        self._delivered = int(self._words[DELIVERED])
+        self._sampled = int(self._words[SAMPLED])
 
     @property
     def inserted(self) -> int:
@@ -66,6 +68,24 @@ class Header:
     @write_horizon.setter
     def write_horizon(self, value: int) -> None:
         self._words[WRITE_HORIZON] = self._write_horizon = value
+
+    @property
+    def delivered(self) -> int:
+        """Number of the next delivery of a queue, unless a reset went beyond it."""
+        return self._delivered
+
+    @delivered.setter
+    def delivered(self, value: int) -> None:
+        self._words[DELIVERED] = self._delivered = value
+
+    @property
+    def sampled(self) -> int:
+        """Rows drawn since the table was made or reset, if it has a rate limiter."""
+        return self._sampled
+
+    @sampled.setter
+    def sampled(self, value: int) -> None:
+        self._words[SAMPLED] = self._sampled = value
 
     def flush(self) -> None:
         """Write it to the disk."""

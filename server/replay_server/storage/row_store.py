@@ -17,6 +17,7 @@ from replay_server.storage.mapped_file import MappedFile
 LINK_COLUMN = "_link"
 """Reserved column that says where each row came from: uint64[2], its stream and its episode."""
 _LINK = Column("uint64", (2,))
+LINK_BYTES = _LINK.row_bytes
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 from replay_server.storage.header import Header
 from replay_server.storage.mapped_file import MappedFile, NoSpaceError, tells_full
 from replay_server.storage.permissions import FOLDER_MODE
-from replay_server.storage.row_store import RowStore
-from replay_server.storage.writer_records import WriterRecords
+from replay_server.storage.row_store import LINK_BYTES, RowStore
+from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRecords
 from replay_server.table_config import TableConfig
 
 FORMAT_VERSION = 1
@@ -43,6 +43,12 @@ _REMOVED = ".dropped-"
 
 class DamagedTableError(Exception):
     """A table's directory is not what this version can read; the message names the file and the fault."""
+
+
+def full_bytes(config: TableConfig) -> int:
+    """Bytes that the files of a table take once it is full, but for a few kilobytes."""
+    per_row = config.schema.row_bytes + LINK_BYTES + _PRIORITY_BYTES
+    return config.slots * per_row + WRITER_RECORDS_BYTES
 
 
 class TableDirectory:

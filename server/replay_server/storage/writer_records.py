@@ -27,6 +27,7 @@ WRITER_ID_BYTES = 16
 
 _RECORD = np.dtype([("sequence", "<i8"), ("first_key", "<i8"), ("count", "<i8")])
 _WRITER = np.dtype([("id", "<u8", (2,)), ("records", _RECORD, (INSERTS_KEPT,))])
+WRITER_RECORDS_BYTES = WRITERS_KEPT * _WRITER.itemsize
 
 
 @dataclass
@@ -46,7 +47,7 @@ class WriterRecords:
             inserted: the table's commit point; records beyond it are erased.
             create: make the file, or open it.
         """
-        self._file = MappedFile(folder / FILE_NAME, WRITERS_KEPT * _WRITER.itemsize, create=create)
+        self._file = MappedFile(folder / FILE_NAME, WRITER_RECORDS_BYTES, create=create)
         self._file.reserve(self._file.size)
         table: NDArray[np.void] = self._file.view(_WRITER, (WRITERS_KEPT,))  # type: ignore[assignment]
         self._ids = table["id"]

@@ -1,0 +1,125 @@
+"""A table's rate limit: how draws and inserts are kept in step. Its meaning, and its limits, are Reverb's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from replay_proto.errors import FieldError
+from replay_proto.v1 import replay_pb2
+
+ErrorBuffer = float | tuple[float, float]
+"""How far the difference may stray: so much to either side of ``min_size * samples_per_insert``, or from one to
+the other number."""
+
+
+@dataclass(frozen=True)
+class RateLimit:
+    """See the contract's RateLimiter."""
+
+    min_size: int = 1
+    """Draws wait until there are so many rows."""
+    samples_per_insert: float | None = None
+    """How often a row is drawn on average; None: no ratio is kept."""
+    min_diff: float = -math.inf
+    """Draws wait rather than take ``inserted * samples_per_insert - sampled`` below this."""
+    max_diff: float = math.inf
+    """Inserts wait rather than take it above this."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers as Reverb does.
+
+        Raises:
+            FieldError: names the one that cannot be used, or would block draws or inserts for good.
+        """
+        if self.min_size < 1:
+            raise FieldError("min_size", "at least 1", str(self.min_size))
+        ratio = self.samples_per_insert
+        if ratio is None:
+            if (self.min_diff, self.max_diff) != (-math.inf, math.inf):
+                raise FieldError("error_buffer", "none without samples_per_insert", f"{self.min_diff}, {self.max_diff}")
+            return
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise FieldError("samples_per_insert", "a finite number above 0", str(ratio))
+        if not (math.isfinite(self.min_diff) and math.isfinite(self.max_diff)):
+            raise FieldError("error_buffer", "finite numbers", f"{self.min_diff}, {self.max_diff}")
+        least = 2 * max(1.0, ratio)
+        if self.max_diff - self.min_diff < least:
+            raise FieldError(
+                "error_buffer",
+                f"a span (2 * error_buffer) of at least 2 * max(1, samples_per_insert) = {least:g}, or nothing may "
+                "be allowed at all",
+                f"{self.max_diff - self.min_diff:g}",
+            )
+        if self.min_diff > ratio * self.min_size:
+            raise FieldError(
+                "error_buffer",
+                f"a lower end of at most samples_per_insert * min_size = {ratio * self.min_size:g}",
+                f"{self.min_diff:g}",
+            )
+
+    @classmethod
+    def of(
+        cls, min_size: float | None, samples_per_insert: float | None, error_buffer: ErrorBuffer | None
+    ) -> RateLimit | None:
+        """A limit in the words of Reverb's ``MinSize`` and ``SampleToInsertRatio``.
+
+        Args:
+            min_size: a whole number; None stands for 1.
+            samples_per_insert: None: no ratio is kept.
+            error_buffer: required with a ratio.
+
+        Returns:
+            None if nothing is given.
+
+        Raises:
+            FieldError: names what cannot be used.
+        """
+        if min_size is not None and not float(min_size).is_integer():
+            raise FieldError("min_size", "a whole number", repr(min_size))
+        least = 1 if min_size is None else int(min_size)
+        if samples_per_insert is None:
+            if error_buffer is not None:
+                raise FieldError("error_buffer", "none without samples_per_insert", repr(error_buffer))
+            return None if min_size is None else cls(least)
+        if error_buffer is None:
+            raise FieldError("error_buffer", "a number or two, since samples_per_insert is given", "none")
+        if isinstance(error_buffer, int | float):
+            middle = samples_per_insert * least
+            return cls(least, float(samples_per_insert), middle - error_buffer, middle + error_buffer)
+        lower, upper = error_buffer
+        return cls(least, float(samples_per_insert), float(lower), float(upper))
+
+    @property
+    def largest_insert(self) -> int | None:
+        """Rows of the largest insert that is sure to be allowed sooner or later, if rows are drawn; None: any."""
+        if self.samples_per_insert is None:
+            return None
+        # Draws of single samples bring the difference to less than 1 above min_diff.
+        return max(1, math.floor((self.max_diff - self.min_diff - 1) / self.samples_per_insert))
+
+    def to_proto(self) -> replay_pb2.RateLimiter:
+        """The limit as the contract has it."""
+        if self.samples_per_insert is None:
+            return replay_pb2.RateLimiter(min_size=self.min_size)
+        return replay_pb2.RateLimiter(
+            min_size=self.min_size,
+            samples_per_insert=self.samples_per_insert,
+            min_diff=self.min_diff,
+            max_diff=self.max_diff,
+        )
+
+    @classmethod
+    def from_proto(cls, message: replay_pb2.RateLimiter) -> RateLimit:
+        """Read it from a message.
+
+        Raises:
+            FieldError: names what cannot be used.
+        """
+        if message.samples_per_insert != 0:
+            return cls(message.min_size, message.samples_per_insert, message.min_diff, message.max_diff)
+        if message.min_diff or message.max_diff:
+            raise FieldError(
+                "error_buffer", "none without samples_per_insert", f"{message.min_diff}, {message.max_diff}"
+            )
+        return cls(message.min_size)

@@ -1,0 +1,72 @@
+"""What a caller may ask for at most: bounds that the settings set, and the refusals that name them.
+
+Bounds that follow from something else are kept where that is: bytes of a reply (`service.gathering`), rows of an insert
+with a writer (`table`), calls that wait (`waiting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from replay_server import errors
+from replay_server.storage.table_directory import full_bytes
+from replay_server.table_config import TableConfig
+from replay_server.waiting import DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """See `ServerSettings`, whose settings of the same names these are."""
+
+    max_message_bytes: int = 512 << 20
+    """A message taken or sent."""
+    max_rows_per_call: int = 1 << 22
+    """Rows or keys of one request, or of its answer."""
+    max_waiting_calls: int = DEFAULT_MAX_WAITING
+    """Calls that wait at once, over all tables."""
+    max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES
+    """Rows of inserts that wait at once, over all tables."""
+    max_streams_per_client: int = 1024
+    """Streams that are open at once on one connection."""
+    max_tables: int = 1024
+    """Tables at once."""
+    max_columns: int = 512
+    """Columns of one table."""
+    max_table_bytes: int | None = None
+    """One table once it is full; None: what the file system has."""
+    max_bytes: int | None = None
+    """All tables once they are full; None: what the file system has."""
+
+    def check_rows(self, rows: int) -> None:
+        """Refuse more rows, or keys, than one call may name or ask for.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("rows of one call", self.max_rows_per_call, rows, "max_rows_per_call of the server")
+
+    def check_table(self, config: TableConfig, others: Iterable[TableConfig]) -> None:
+        """Refuse a table that is too large, or one too many.
+
+        Args:
+            config: of the new table.
+            others: of those that there are.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        others = list(others)
+        _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
+        _check("columns of a table", self.max_columns, len(config.schema), "max_columns of the server")
+        _check("bytes of a row", self.max_message_bytes, config.schema.row_bytes, "max_message_mb of the server")
+        size = full_bytes(config)
+        _check("bytes of a full table", self.max_table_bytes, size, "max_table_bytes of the server")
+        if self.max_bytes is not None:
+            total = size + sum(map(full_bytes, others))
+            _check("bytes of all tables once full", self.max_bytes, total, "max_bytes of the server")
+
+
+def _check(bound: str, most: int | None, got: int, setting: str) -> None:
+    if most is not None and got > most:
+        raise errors.too_large(bound, most, got, setting)

@@ -1,0 +1,209 @@
+"""What stands between callers and the rows of a table: its rate limiter, or the order of a queue.
+
+    gate = make_gate(config, header)            # None: draws need a row, inserts nothing
+    gate.grant(256)                             # samples a draw may have now, to be drawn or given back
+    gate.insert_allowed(17)
+
+Gates count and decide; `replay_server.waiting` lets calls wait for them. What they count lies in the table's header,
+so that a restart changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.rate_limit import RateLimit
+
+from replay_server import errors
+from replay_server.backends import FifoIndex
+from replay_server.limiter import Counters, difference, insert_allowed, samples_allowed
+from replay_server.storage.header import Header
+from replay_server.table_config import TableConfig
+
+WaitedFor = Literal["rows", "samples", "inserts", "room"]
+"""What a call waits for, as the contract names it."""
+
+
+class Gate(Protocol):
+    """Decides when rows of a table may go out and come in."""
+
+    def check_draw(self, rows: int) -> None:
+        """Refuse a draw that can never be allowed.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+
+    def grant(self, rows: int) -> int:
+        """Allow a draw some of its rows, or all; what is granted is counted, until it is drawn or given back.
+
+        Returns:
+            How many, at most ``rows``.
+        """
+
+    def give_back(self, rows: int) -> None:
+        """What was granted is not drawn after all."""
+
+    def draw_lacks(self) -> WaitedFor:
+        """What a draw that was not granted all its rows waits for."""
+
+    def check_insert(self, rows: int) -> None:
+        """Refuse an insert that is not allowed now and may never be.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+
+    def insert_allowed(self, rows: int) -> bool:
+        """Whether so many rows may be inserted now."""
+
+    def insert_lacks(self) -> WaitedFor:
+        """What an insert that is not allowed waits for."""
+
+    def reset(self) -> None:
+        """The table is about to lose all its rows."""
+
+
+class LimiterGate:
+    """A rate limiter over a ring. A `Gate`."""
+
+    def __init__(self, limit: RateLimit, capacity: int, header: Header) -> None:
+        """Go on with the counters in ``header``."""
+        self.limit = limit
+        self._capacity = capacity
+        self._header = header
+
+    @property
+    def counters(self) -> Counters:
+        """As the table stands."""
+        inserted = self._header.inserted - self._header.reset_floor
+        return Counters(min(inserted, self._capacity), inserted, self._header.sampled)
+
+    @property
+    def difference(self) -> float:
+        """What the limiter keeps in bounds."""
+        return difference(self.limit, self.counters)
+
+    def check_draw(self, rows: int) -> None:
+        """Nothing: samples are granted one by one, so any draw gets there."""
+
+    def grant(self, rows: int) -> int:
+        """Allow as many samples as the counters do."""
+        granted = samples_allowed(self.limit, self.counters, rows)
+        if granted:
+            self._header.sampled += granted
+        return granted
+
+    def give_back(self, rows: int) -> None:
+        """Count them out again."""
+        self._header.sampled -= rows
+
+    def draw_lacks(self) -> WaitedFor:
+        """``rows`` below min_size, else ``samples``."""
+        return "rows" if self.counters.size < self.limit.min_size else "samples"
+
+    def check_insert(self, rows: int) -> None:
+        """Refuse what draws of single samples might never make room for."""
+        largest = self.limit.largest_insert
+        if largest is not None and rows > largest and not self.insert_allowed(rows):
+            raise errors.too_large("rows of one insert", largest, rows, "error_buffer of the table's rate limiter")
+
+    def insert_allowed(self, rows: int) -> bool:
+        """Whether the counters allow it."""
+        return insert_allowed(self.limit, self.counters, rows)
+
+    def insert_lacks(self) -> WaitedFor:
+        """``inserts``."""
+        return "inserts"
+
+    def reset(self) -> None:
+        """Begin anew. First of all: a server killed before the rows are gone must not owe samples to no rows."""
+        self._header.sampled = 0
+
+
+class QueueGate:
+    """The order of a queue: oldest first, each row so many times, and no insert over rows not yet gone. A `Gate`.
+
+    Every going out of a row is a delivery; deliveries are numbered: row k has those from ``k * times`` on. How many
+    there were is stored before a reply is built: no row goes out more often than it may, whatever happens.
+
+    Rows that are granted make room at once, though they are still there: a draw that waits for more rows, and an
+    insert that waits for room, would otherwise wait for each other. The ring's slack is what that takes.
+    """
+
+    def __init__(self, times: int, config: TableConfig, header: Header) -> None:
+        """Go on with the counter in ``header``; rows that had gone out are no longer live."""
+        self._times = times
+        self._config = config
+        self._header = header
+        self._granted = 0
+        # A server that was killed may have stored the one and not yet the other.
+        header.reset_floor = max(header.reset_floor, min(header.delivered // times, header.inserted))
+
+    def check_draw(self, rows: int) -> None:
+        """Refuse more than a full queue, its oldest row almost gone, has to deliver."""
+        most = (self._config.capacity - 1) * self._times + 1
+        if rows > most:
+            raise errors.too_large("rows of one draw", most, rows, "capacity of the queue")
+
+    def grant(self, rows: int) -> int:
+        """Allow as many deliveries as there are; they are nobody else's until they are given back."""
+        granted = min(rows, self._header.inserted * self._times - self._next - self._granted)
+        self._granted += granted
+        return granted
+
+    def give_back(self, rows: int) -> None:
+        """Leave them to others."""
+        self._granted -= rows
+
+    def deliver(self, rows: int) -> NDArray[np.int64]:
+        """Take rows that were granted out of the queue.
+
+        Returns:
+            int64[rows]: their keys, oldest first. From now on they are live only as far as they go out again.
+        """
+        first = self._next
+        self._granted -= rows
+        self._header.delivered = first + rows
+        self._header.reset_floor = (first + rows) // self._times
+        return np.arange(first, first + rows) // self._times
+
+    def draw_lacks(self) -> WaitedFor:
+        """``rows``."""
+        return "rows"
+
+    def check_insert(self, rows: int) -> None:
+        """Refuse what may never fit beside the rows that a draw which waits was granted."""
+        largest = min(self._config.capacity, self._config.slack)
+        if rows > largest and not self.insert_allowed(rows):
+            raise errors.too_large("rows of one insert", largest, rows, "capacity of the queue")
+
+    def insert_allowed(self, rows: int) -> bool:
+        """Whether there is room: among the rows that are nobody's yet, and in the ring."""
+        inserted = self._header.inserted + rows
+        kept = (self._next + self._granted) // self._times
+        return inserted - kept <= self._config.capacity and inserted - self._header.reset_floor <= self._config.slots
+
+    def insert_lacks(self) -> WaitedFor:
+        """``room``."""
+        return "room"
+
+    def reset(self) -> None:
+        """Nothing is granted any more."""
+        self._granted = 0
+
+    @property
+    def _next(self) -> int:
+        """Number of the next delivery."""
+        return max(self._header.delivered, self._header.reset_floor * self._times)
+
+
+def make_gate(config: TableConfig, header: Header) -> LimiterGate | QueueGate | None:
+    """The gate of a table; None if it has none."""
+    if config.backend == FifoIndex.name:
+        return QueueGate(int(config.parameters["max_times_sampled"]), config, header)
+    if config.rate_limit is not None:
+        return LimiterGate(config.rate_limit, config.capacity, header)
+    return None

@@ -1,0 +1,205 @@
+"""Rate limiters and queues as the library has them."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from replay_client import (
+    Column,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    LimitedError,
+    ReplayClient,
+    ResourceExhaustedError,
+    ServerStats,
+    Stats,
+    Table,
+    TableResetError,
+)
+from replay_client.cli import render
+from replay_client.cli.plain import plain_stats
+from rich.console import Console
+
+from tests.client.conftest import COLUMNS
+from tests.client.numbered import row, rows
+from tests.support.deadlines import wait_until
+from tests.support.server_process import ServerProcess
+
+NewTable = Callable[..., Table]
+StartServer = Callable[..., ServerProcess]
+Connect = Callable[..., ReplayClient]
+ANY_SERVER = ServerStats(version="0", uptime_s=1.0, resident_bytes=1, cpu_s=1.0, methods={})
+
+
+def test_a_table_says_what_its_limit_is(client: ReplayClient, new_table: NewTable) -> None:
+    table = new_table(min_size=100, samples_per_insert=4.0, error_buffer=50.0)
+    limit = client.table(table.name).describe().rate_limit
+    assert limit is not None
+    assert (limit.min_size, limit.samples_per_insert, limit.min_diff, limit.max_diff) == (100, 4.0, 350.0, 450.0)
+    table.insert(rows(range(100)))
+    table.sample(10, 0.4)
+    stands = table.stats().rate_limiter
+    assert stands is not None
+    assert (stands.inserted, stands.sampled, stands.difference) == (100, 10, 390.0)
+    assert new_table().describe().rate_limit is None
+    assert new_table().stats().rate_limiter is None
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"min_size": 0}, "min_size"),
+        ({"min_size": 1001}, "min_size"),
+        ({"samples_per_insert": 1.0}, "error_buffer"),
+        ({"samples_per_insert": 1.0, "error_buffer": 0.5}, "error_buffer"),
+        ({"error_buffer": 0.5}, "error_buffer"),
+        ({"max_times_sampled": 1}, "max_times_sampled"),
+    ],
+)
+def test_what_cannot_be_is_refused(new_table: NewTable, given: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        new_table(**given)
+    assert error.value.metadata["field"] == field
+
+
+def test_a_sample_is_refused_waits_or_gives_up(new_table: NewTable) -> None:
+    table = new_table(min_size=5)
+    table.insert(rows(range(4)))
+    with pytest.raises(LimitedError) as limited:
+        table.sample(2, 0.4)
+    assert limited.value.metadata["waited_for"] == "rows"
+    with pytest.raises(DeadlineExceededError, match="not enough rows"):
+        table.sample(2, 0.4, timeout_s=0.05)
+    waiting = threading.Timer(0.05, lambda: table.insert(rows([4])))
+    waiting.start()
+    assert len(table.sample(2, 0.4, timeout_s=30).keys) == 2
+    waiting.join()
+
+
+def test_a_large_insert_goes_in_as_the_limiter_allows(new_table: NewTable) -> None:
+    table = new_table(min_size=10, samples_per_insert=2.0, error_buffer=20.0)
+    inserting = threading.Thread(target=lambda: table.insert(rows(range(200)), timeout_s=30))
+    inserting.start()
+    for _ in range(48):
+        table.sample(8, 0.4, timeout_s=30)
+    inserting.join()
+    assert table.describe().inserted == 200
+    with pytest.raises(DeadlineExceededError) as late:
+        table.insert(rows(range(200, 300)), timeout_s=0.05)
+    assert late.value.metadata["waited_for"] == "inserts"
+
+
+def test_a_writer_waits_in_append_and_flush_and_loses_nothing(new_table: NewTable) -> None:
+    table = new_table(min_size=10, samples_per_insert=1.0, error_buffer=20.0)
+    appended = threading.Event()
+
+    def write() -> None:
+        with table.writer(max_delay_s=0.01) as writer:
+            for number in range(1000):
+                writer.append(**row(number))
+            appended.set()
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    wait_until(lambda: table.stats().waiting_inserts == 1, "the writer waits")
+    assert not appended.is_set()
+    inserted = 0
+    while writing.is_alive() and inserted < 1000:
+        table.sample(10, 0.4, timeout_s=30)
+        inserted = table.describe().inserted
+    writing.join()
+    read = table.read(np.arange(1000))
+    assert read["number"].tolist() == list(range(1000))
+
+
+def test_a_writer_goes_on_after_a_reset(new_table: NewTable) -> None:
+    table = new_table(capacity=10, backend="fifo")
+    with table.writer(max_delay_s=0.01) as writer:
+        for number in range(15):
+            writer.append(**row(number))
+        wait_until(lambda: table.stats().waiting_inserts == 1, "the writer waits")
+        table.reset()
+        writer.flush(timeout_s=30)
+        drawn = table.sample(table.describe().size, 0.0)["number"].tolist()
+    assert drawn == list(range(15 - len(drawn), 15))
+
+
+def test_a_sampler_that_waited_is_told_of_a_reset_and_goes_on(new_table: NewTable) -> None:
+    table = new_table(min_size=10)
+    with table.sampler(4, 0.4, prefetch=2, timeout_s=60.0) as sampler:
+        errors: list[Exception] = []
+
+        def draw() -> None:
+            try:
+                next(sampler)
+            except TableResetError as error:
+                errors.append(error)
+
+        drawing = threading.Thread(target=draw)
+        drawing.start()
+        wait_until(lambda: table.stats().waiting == 1, "the sampler waits")
+        table.reset()
+        drawing.join()
+        assert len(errors) == 1
+        table.insert(rows(range(10)))
+        assert len(next(sampler).keys) == 4
+
+
+def test_what_a_sampler_prefetches_counts_as_drawn(new_table: NewTable) -> None:
+    table = new_table(min_size=10, samples_per_insert=1.0, error_buffer=10.0)
+    table.insert(rows(range(10)))
+    with table.sampler(2, 0.4, prefetch=4, timeout_s=30.0) as sampler:
+        next(sampler)
+        wait_until(lambda: table.stats().sampled == 8, "four batches are drawn")
+    stands = table.stats().rate_limiter
+    assert stands is not None
+    assert stands.sampled == 8
+
+
+def test_a_queue_hands_out_rows_in_order_and_once(new_table: NewTable) -> None:
+    # Rows as large as those that a client on the same host copies itself.
+    columns = {**COLUMNS, "image": Column("uint8", (64, 64))}
+    table = new_table(columns=columns, capacity=64, backend="fifo")
+    images = {"image": np.zeros((200, 64, 64), np.uint8)}
+
+    inserting = threading.Thread(target=lambda: table.insert({**rows(range(200)), **images}, timeout_s=30))
+    inserting.start()
+    drawn = []
+    with table.sampler(20, 0.0, prefetch=2, timeout_s=30.0) as sampler:
+        for _ in range(9):
+            batch = next(sampler)
+            drawn += batch["number"].tolist()
+            assert batch.weights.tolist() == [1.0] * 20
+        sampler.prefetch = 1
+        drawn += next(sampler)["number"].tolist()
+    inserting.join()
+    assert drawn == list(range(200))
+
+
+def test_bounds_name_their_setting(start_server: StartServer, connect: Connect) -> None:
+    client = connect(start_server("--max-tables", "1", "--max-message-mb", "2"))
+    table = client.create_table("one", COLUMNS, 10)
+    with pytest.raises(ResourceExhaustedError, match="max_tables"):
+        client.create_table("two", COLUMNS, 10)
+    with pytest.raises(ResourceExhaustedError, match="max_message_mb"):
+        table.read(np.zeros(300_000, np.int64))
+
+
+def test_the_command_shows_how_the_limiter_stands(new_table: NewTable) -> None:
+    table = new_table(min_size=10, samples_per_insert=2.0, error_buffer=8.0)
+    table.insert(rows(range(12)))
+    table.sample(5, 0.4)
+    console = Console(width=200, record=True, file=io.StringIO())
+    stats = Stats(server=ANY_SERVER, tables={table.name: table.stats()})
+    console.print(render.stats_view(stats, "server", table.name, 200))
+    shown = console.export_text()
+    assert re.search(r"draws per insert +2", shown)
+    assert re.search(r"difference +19 of 12 to 28", shown)
+    plain = plain_stats(stats)["tables"][table.name]
+    assert plain["rate_limit"]["min_size"] == 10
+    assert plain["rate_limiter"] == {"inserted": 12, "sampled": 5, "difference": 19.0}

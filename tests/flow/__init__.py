@@ -1,0 +1,1 @@
+"""Rate limiters, queues, calls that wait, and bounds."""

@@ -1,0 +1,178 @@
+"""Bounds on what callers may ask for: each is named, with its setting, and what is within it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_proto.schema import Column, Schema
+from replay_proto.v1 import replay_pb2
+
+from tests.support.caller import CalledTable, Caller, LearnStream, WriteStream, make_draw, make_update
+from tests.support.refusals import refused
+from tests.support.rows import WHOLE
+from tests.support.server_process import ServerProcess
+
+WRITER = b"0123456789abcdef"
+ROWS = 50
+ROW_BYTES = WHOLE.row_bytes + 16 + 8
+WRITERS_BYTES = 4096 * (16 + 16 * 24)
+
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with small bounds."""
+    folder: Path = tmp_path_factory.mktemp("bounds")
+    process = ServerProcess(
+        folder / "log",
+        *("--memory-dir", str(folder), "--max-message-mb", "2", "--max-rows-per-call", str(ROWS)),
+        *("--max-streams-per-client", "3", "--max-tables", "4", "--max-columns", "5"),
+        *("--max-table-bytes", "4MB", "--max-bytes", "7MB"),
+    )
+    yield process
+    assert process.terminate() == 0
+    assert "Traceback" not in process.log()
+
+
+@pytest.fixture
+def small(small_server: ServerProcess) -> Iterator[Caller]:
+    """Its caller, without tables."""
+    with Caller(small_server.address) as caller:
+        yield caller
+        for name in caller.table_names():
+            caller.table(name).drop()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call with ``rows`` rows or keys."""
+
+    what: str
+    call: Callable[[CalledTable, int], object]
+
+
+def _learn(table: CalledTable, **request: object) -> None:
+    stream = LearnStream(table)
+    stream.ask(**request)
+    stream.close()
+
+
+def _write(table: CalledTable, rows: int) -> None:
+    stream = WriteStream(table, WRITER)
+    stream.write(np.arange(rows), 1)
+    stream.close()
+
+
+CASES = [
+    Case("Insert", lambda table, rows: table.insert(np.arange(rows))),
+    Case("Write", _write),
+    Case("Sample", lambda table, rows: table.sample(rows)),
+    Case("Read", lambda table, rows: table.read(np.zeros(rows))),
+    Case("UpdatePriorities", lambda table, rows: table.update(np.zeros(rows), np.ones(rows))),
+    Case("Learn, update", lambda table, rows: _learn(table, update=make_update(np.zeros(rows), np.ones(rows)))),
+    Case("Learn, draw", lambda table, rows: _learn(table, draw=make_draw(rows))),
+    Case("Learn, batches", lambda table, rows: _learn(table, draw=make_draw(1), batches=rows)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
+def test_rows_of_one_call(small: Caller, case: Case) -> None:
+    table = small.create(capacity=40)
+    table.insert([1, 2, 3])
+    case.call(table, ROWS)
+    before = table.state()
+    with refused("TOO_LARGE", bound="rows of one call", limit=ROWS, got=ROWS + 1) as refusal:
+        case.call(table, ROWS + 1)
+    assert "max_rows_per_call" in refusal.metadata["setting"]
+    assert table.state() == before
+
+
+def test_streams_of_one_client(small: Caller, small_server: ServerProcess) -> None:
+    table = small.create()
+    table.insert([1])
+    streams = [LearnStream(table), LearnStream(table)]
+    streams[0].ask(draw=make_draw(1))
+    streams[1].ask(draw=make_draw(1))
+    writer = WriteStream(table, WRITER)
+    writer.write([1], 1)
+    fourth = LearnStream(table)
+    fourth.send(draw=make_draw(1))
+    with refused("TOO_LARGE", bound="streams of one client", limit=3, got=4) as refusal:
+        fourth.receive()
+    assert "max_streams_per_client" in refusal.metadata["setting"]
+    # Another client has its own, and one that was closed makes room.
+    with Caller(small_server.address) as other:
+        LearnStream(table.through(other)).ask(draw=make_draw(1))
+    streams[0].close()
+    assert list(streams[0].call) == []
+    LearnStream(table).ask(draw=make_draw(1))
+
+
+def test_tables(small: Caller) -> None:
+    for number in range(4):
+        small.create(f"t{number}", capacity=1)
+    with refused("TOO_LARGE", bound="tables", limit=4, got=5) as refusal:
+        small.create("t4", capacity=1)
+    assert "max_tables" in refusal.metadata["setting"]
+    small.create("t3", capacity=1)  # it is there already
+    small.table("t0").drop()
+    small.create("t4", capacity=1)
+
+
+def test_columns(small: Caller) -> None:
+    def schema(columns: int) -> Schema:
+        return Schema({f"c{number}": Column("bool") for number in range(columns)})
+
+    small.create(schema=schema(5))
+    with refused("TOO_LARGE", bound="columns of a table", limit=5, got=6) as refusal:
+        small.create(schema=schema(6))
+    assert "max_columns" in refusal.metadata["setting"]
+
+
+def test_bytes_of_a_row(small: Caller) -> None:
+    small.create(capacity=1, schema=Schema({"x": Column("uint8", (1 << 14,))}))
+    with refused("TOO_LARGE", bound="bytes of a row", limit=2 << 20) as refusal:
+        small.create(capacity=1, schema=Schema({"x": Column("uint8", ((2 << 20) + 1,))}))
+    assert "max_message_mb" in refusal.metadata["setting"]
+
+
+def test_bytes_of_one_table_and_of_all(small: Caller) -> None:
+    size = WRITERS_BYTES + (10_000 + 156) * ROW_BYTES
+    small.create("first", capacity=10_000)
+    with refused("TOO_LARGE", bound="bytes of a full table", limit=4_000_000) as refusal:
+        small.create("large", capacity=100_000)
+    assert "max_table_bytes" in refusal.metadata["setting"]
+    small.create("second", capacity=10_000)
+    small.create("third", capacity=10_000)
+    with refused("TOO_LARGE", bound="bytes of all tables once full", limit=7_000_000, got=4 * size) as refusal:
+        small.create("fourth", capacity=10_000)
+    assert "max_bytes" in refusal.metadata["setting"]
+    small.table("first").drop()
+    small.create("fourth", capacity=10_000)
+
+
+def test_a_full_table_takes_what_it_was_counted_as(small: Caller) -> None:
+    table = small.create(capacity=1000)
+    for start in range(0, 2000, ROWS):
+        table.insert(np.arange(start, start + ROWS))
+    assert table.stats().bytes == WRITERS_BYTES + 1064 * ROW_BYTES
+
+
+def _with_column(name: str, shape: list[int]) -> replay_pb2.CreateTableRequest:
+    stored = replay_pb2.StoredColumn(data_type=replay_pb2.DATA_TYPE_BOOL, shape=shape)
+    column = replay_pb2.Column(name=name, stored=stored)
+    return replay_pb2.CreateTableRequest(config=replay_pb2.TableConfig(name="t", capacity=1, columns=[column]))
+
+
+def test_names_and_dimensions(small: Caller) -> None:
+    small.create("n" * 128)
+    with refused("INVALID_FIELD", field="name"):
+        small.create("n" * 129)
+    with refused("INVALID_FIELD", field="columns"):
+        small.stub.CreateTable(_with_column("x" * 129, []))
+    with refused("INVALID_FIELD", field="columns.x.shape"):
+        small.stub.CreateTable(_with_column("x", [1] * 32))
+    small.stub.CreateTable(_with_column("x" * 128, [1] * 31))

@@ -1,0 +1,158 @@
+"""The limiter's arithmetic for many rows at once, against Reverb's for one row at a time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from replay_proto.errors import FieldError
+from replay_proto.rate_limit import RateLimit
+from replay_server.limiter import Counters, difference, insert_allowed, samples_allowed
+
+COUNTS = st.integers(1, 40)
+
+
+class OneByOne:
+    """Reverb's limiter, word for word: every row is one item, and is asked for on its own."""
+
+    def __init__(self, limit: RateLimit, capacity: int) -> None:
+        self.limit = limit
+        self.capacity = capacity
+        self.inserts = self.samples = self.deletes = 0
+
+    @property
+    def ratio(self) -> float:
+        return 1.0 if self.limit.samples_per_insert is None else self.limit.samples_per_insert
+
+    def can_sample(self) -> bool:
+        if self.inserts - self.deletes < self.limit.min_size:
+            return False
+        return self.inserts * self.ratio - self.samples - 1 >= self.limit.min_diff
+
+    def can_insert(self) -> bool:
+        if self.inserts + 1 - self.deletes <= self.limit.min_size:
+            return True
+        return (1 + self.inserts) * self.ratio - self.samples <= self.limit.max_diff
+
+    def insert(self) -> None:
+        self.inserts += 1
+        if self.inserts - self.deletes > self.capacity:
+            self.deletes += 1
+
+    def could_insert(self, rows: int) -> bool:
+        """Whether all of the rows would be let in, one after the other."""
+        ahead = OneByOne(self.limit, self.capacity)
+        ahead.inserts, ahead.samples, ahead.deletes = self.inserts, self.samples, self.deletes
+        for _ in range(rows):
+            if not ahead.can_insert():
+                return False
+            ahead.inserts += 1  # what is evicted meanwhile does not let more in
+        return True
+
+
+class Limiting(RuleBasedStateMachine):
+    """Inserts, draws and resets, as far as they are allowed."""
+
+    @initialize(
+        min_size=st.integers(1, 30),
+        more=st.integers(0, 50),
+        ratio=st.none() | st.sampled_from([0.1, 0.25, 0.3, 1.0, 1.7, 8.0]),
+        lower=st.floats(-100, 100),
+        width=st.floats(1.0, 8.0),
+    )
+    def make(self, min_size: int, more: int, ratio: float | None, lower: float, width: float) -> None:
+        if ratio is None:
+            self.limit = RateLimit(min_size)
+        else:
+            lower = min(lower, ratio * min_size)
+            self.limit = RateLimit(min_size, ratio, lower, lower + 2.001 * width * max(1.0, ratio))
+        self.capacity = min_size + more
+        self.oracle = OneByOne(self.limit, self.capacity)
+
+    @property
+    def counters(self) -> Counters:
+        oracle = self.oracle
+        return Counters(oracle.inserts - oracle.deletes, oracle.inserts, oracle.samples)
+
+    @rule(rows=COUNTS)
+    def insert(self, rows: int) -> None:
+        allowed = insert_allowed(self.limit, self.counters, rows)
+        size, largest = self.counters.size, self.limit.largest_insert
+        leads_beyond = size < self.limit.min_size and largest is not None and rows <= largest
+        assert allowed == (self.oracle.could_insert(rows) or leads_beyond)
+        if allowed:
+            for _ in range(rows):
+                self.oracle.insert()
+
+    @rule(wanted=COUNTS)
+    def draw(self, wanted: int) -> None:
+        granted = samples_allowed(self.limit, self.counters, wanted)
+        assert 0 <= granted <= wanted
+        for _ in range(granted):
+            assert self.oracle.can_sample()
+            self.oracle.samples += 1
+        assert granted == wanted or not self.oracle.can_sample()
+
+    @rule()
+    def reset(self) -> None:
+        self.oracle = OneByOne(self.limit, self.capacity)
+
+    @rule()
+    def the_largest_insert_is_allowed_once_enough_was_drawn(self) -> None:
+        largest = self.limit.largest_insert
+        assume(largest is not None)
+        assert largest is not None
+        while self.oracle.can_sample():
+            self.oracle.samples += 1
+        assert insert_allowed(self.limit, self.counters, largest)
+
+    @invariant()
+    def one_of_the_two_is_always_allowed(self) -> None:
+        assert insert_allowed(self.limit, self.counters, 1) or samples_allowed(self.limit, self.counters, 1)
+
+    @invariant()
+    def the_difference_is_within_its_bounds(self) -> None:
+        # Up to min_size rows may come in whatever the difference.
+        counters = self.counters
+        if counters.sampled:
+            assert difference(self.limit, counters) >= self.limit.min_diff
+        if self.limit.samples_per_insert is not None and counters.size > self.limit.min_size:
+            assert self.limit.largest_insert is not None
+            beyond = self.limit.min_size - 1 + self.limit.largest_insert
+            assert difference(self.limit, counters) <= max(self.limit.max_diff, self.limit.samples_per_insert * beyond)
+
+
+TestLimiting = Limiting.TestCase
+TestLimiting.settings = settings(max_examples=300, stateful_step_count=40)
+
+
+def test_an_error_buffer_is_centred_on_what_min_size_rows_allow() -> None:
+    assert RateLimit.of(100, 4.0, 50) == RateLimit(100, 4.0, 350.0, 450.0)
+    assert RateLimit.of(100, 4.0, (10.0, 500.0)) == RateLimit(100, 4.0, 10.0, 500.0)
+    assert RateLimit.of(100, None, None) == RateLimit(100)
+    assert RateLimit.of(None, None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ((0, None, None), "min_size"),
+        ((1.5, None, None), "min_size"),
+        ((1, 0.0, 5.0), "samples_per_insert"),
+        ((1, -1.0, 5.0), "samples_per_insert"),
+        ((1, float("nan"), 5.0), "samples_per_insert"),
+        ((1, 1.0, None), "error_buffer"),
+        ((1, None, 5.0), "error_buffer"),
+        ((1, 1.0, 0.9), "error_buffer"),
+        ((1, 8.0, 7.9), "error_buffer"),
+        ((1, 1.0, (0.0, float("inf"))), "error_buffer"),
+        ((10, 1.0, (10.1, 100.0)), "error_buffer"),
+    ],
+)
+def test_what_would_block_calls_for_good_is_refused(
+    given: tuple[float | None, float | None, float | tuple[float, float] | None], field: str
+) -> None:
+    with pytest.raises(FieldError) as error:
+        RateLimit.of(*given)
+    assert error.value.field == field
