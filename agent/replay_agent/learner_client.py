@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -19,6 +20,8 @@ from replay_agent.weights_service import UNLIMITED_MESSAGES
 # A learner that is restarted is back within seconds: do not wait longer than that between attempts.
 MAX_RECONNECT_BACKOFF_MS = 1_000
 MIN_TIMEOUT_S = 0.01
+# How long a call waits for its answer before it looks whether the actor was told to stop.
+STOP_LOOK_S = 0.2
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -32,18 +35,27 @@ class RunChangedError(Exception):
     """The learner was restarted: join again."""
 
 
-class LearnerClient:
-    """Joins a learner, reports to it and fetches its weights. Calls wait for a learner that is away."""
+class ToldToStopError(Exception):
+    """The actor was told to stop while it waited for the learner."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+
+class LearnerClient:
+    """Joins a learner, reports to it and fetches its weights.
+
+    Calls wait for a learner that is away, for as long as nobody says stop: every method may raise `ToldToStopError`.
+    """
+
+    def __init__(self, address: str, timeout_s: float, stop: threading.Event | None = None) -> None:
         """Open a channel; the learner need not be there yet.
 
         Args:
             address: ``host:port``.
             timeout_s: how long a call may take, in seconds, a wait for the learner included.
+            stop: once it is set, no call waits any longer.
         """
         self._address = address
         self._timeout_s = timeout_s
+        self._stop = stop or threading.Event()
         options = (*UNLIMITED_MESSAGES, ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS))
         self._channel = grpc.insecure_channel(address, options)
         self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
@@ -97,7 +109,7 @@ class LearnerClient:
         while True:
             left_s = max(deadline - time.monotonic(), MIN_TIMEOUT_S)
             try:
-                return method(request, timeout=left_s, wait_for_ready=True)
+                return self._result(method.future(request, timeout=left_s, wait_for_ready=True))
             except grpc.RpcError as error:
                 code = error.code()
                 if code is grpc.StatusCode.FAILED_PRECONDITION:
@@ -107,6 +119,21 @@ class LearnerClient:
                         f"no learner answered at {self._address} for {self._timeout_s:.0f} s ({code.name}: "
                         f"{error.details()}); check --learner, and that replay-train runs"
                     ) from error
+                self._raise_if_told_to_stop()
+
+    def _result(self, call: grpc.Future[Response]) -> Response:
+        """Wait for an answer, with an eye on the request to stop."""
+        while True:
+            try:
+                return call.result(STOP_LOOK_S)
+            except grpc.FutureTimeoutError:
+                if self._stop.is_set():
+                    call.cancel()
+                self._raise_if_told_to_stop()
+
+    def _raise_if_told_to_stop(self) -> None:
+        if self._stop.is_set():
+            raise ToldToStopError(f"told to stop while waiting for the learner at {self._address}")
 
     def __enter__(self) -> LearnerClient:
         """Use it in a ``with`` block."""
