@@ -329,6 +329,10 @@ class LearnStream:
     def ask(self, **request: object) -> tuple[replay_pb2.LearnResponse, list[Sampled]]:
         """Send a request and return its answer, with its batches decoded."""
         self.send(**request)  # type: ignore[arg-type]
+        return self.receive_batches()
+
+    def receive_batches(self) -> tuple[replay_pb2.LearnResponse, list[Sampled]]:
+        """The next answer, with its batches decoded."""
         answer = self.receive()
         return answer, list(batches_in(answer))
 
@@ -362,7 +366,7 @@ class WriteStream:
         self._requests: queue.SimpleQueue[replay_pb2.WriteRequest | None] = queue.SimpleQueue()
         self.call = table.stub.Write(iter(self._requests.get, None), timeout=CALL_TIMEOUT_S)
 
-    def send(self, values: ArrayLike, sequence: int) -> None:
+    def send(self, values: ArrayLike, sequence: int, priorities: ArrayLike | None = None) -> None:
         """Send rows."""
         rows = np.atleast_1d(np.asarray(values, np.int64))
         self.send_message(
@@ -370,7 +374,11 @@ class WriteStream:
                 table=self._table.name,
                 table_uid=self._table.uid,
                 writer_id=self._writer_id,
-                insertion=replay_pb2.Insertion(row_count=len(rows), sequence=sequence),
+                insertion=replay_pb2.Insertion(
+                    row_count=len(rows),
+                    sequence=sequence,
+                    priorities=b"" if priorities is None else float64(priorities),
+                ),
                 rows=rows_of(rows),
             )
         )
