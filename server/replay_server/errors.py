@@ -140,6 +140,16 @@ def no_space(name: str) -> RequestError:
     )
 
 
+def no_space_for_checkpoint(folder: str) -> RequestError:
+    """The disk that holds the checkpoints is full."""
+    return RequestError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        replay_pb2.ERROR_REASON_NO_SPACE,
+        f"no space left for a checkpoint in {folder}, the earlier ones stay; free some, or keep fewer, then try again",
+        table="",
+    )
+
+
 def sequence_gap(expected: int, got: int) -> RequestError:
     """A writer left out a sequence number."""
     return RequestError(
@@ -188,6 +198,37 @@ def shutting_down() -> RequestError:
         grpc.StatusCode.UNAVAILABLE,
         replay_pb2.ERROR_REASON_SHUTTING_DOWN,
         "the server is shutting down; try again once it is back",
+    )
+
+
+def checkpoints_off() -> RequestError:
+    """There is no place for checkpoints."""
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        replay_pb2.ERROR_REASON_CHECKPOINTS_OFF,
+        "this server writes no checkpoints: start it with --checkpoint-dir",
+        setting="checkpoint_dir",
+    )
+
+
+def checkpoint_not_found(name: str) -> RequestError:
+    """There is no such checkpoint."""
+    return RequestError(
+        grpc.StatusCode.NOT_FOUND,
+        replay_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND,
+        f"no checkpoint is called {name!r}",
+        checkpoint=name,
+    )
+
+
+def checkpoint_damaged(name: str, file: str, fault: str) -> RequestError:
+    """A checkpoint cannot be trusted."""
+    return RequestError(
+        grpc.StatusCode.DATA_LOSS,
+        replay_pb2.ERROR_REASON_CHECKPOINT_DAMAGED,
+        f"checkpoint {name!r} is damaged: {fault}; use another one",
+        checkpoint=name,
+        file=file,
     )
 
 

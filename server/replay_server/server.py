@@ -11,6 +11,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from replay_server.catalog import Catalog
+from replay_server.checkpoint.store import Checkpoints
 from replay_server.service.handlers import SERVICE, replay_handlers
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,15 @@ class BindError(Exception):
 class ReplayServer:
     """Serves the tables of a catalog at one address."""
 
-    def __init__(self, catalog: Catalog, *, max_message_mb: int, offer_reflection: bool, same_host: bool) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        max_message_mb: int,
+        offer_reflection: bool,
+        same_host: bool,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         """Prepare; nothing listens yet.
 
         Args:
@@ -35,6 +44,7 @@ class ReplayServer:
             max_message_mb: largest message taken or sent, in MiB.
             offer_reflection: whether to describe the contract to whoever asks.
             same_host: whether clients on this host may copy rows out of the tables' files.
+            checkpoints: where checkpoints are written; None: nowhere.
         """
         limit = max_message_mb * _BYTES_PER_MB
         self._catalog = catalog
@@ -50,7 +60,9 @@ class ReplayServer:
                 ("grpc.http2.max_ping_strikes", 0),
             ]
         )
-        self._server.add_generic_rpc_handlers([replay_handlers(catalog, limit - _HEAD_BYTES, same_host=same_host)])
+        self._server.add_generic_rpc_handlers(
+            [replay_handlers(catalog, limit - _HEAD_BYTES, same_host=same_host, checkpoints=checkpoints)]
+        )
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if offer_reflection:

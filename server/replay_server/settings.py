@@ -24,9 +24,9 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -116,10 +116,24 @@ class ServerSettings(BaseSettings):
         True, description="let clients on this host that can read the tables' files copy rows out of them"
     )
     reflection: bool = Field(True, description="offer gRPC server reflection")
+    checkpoint_dir: Path | None = Field(None, description="directory for checkpoints; without it there are none")
+    checkpoint_every: float | None = Field(
+        None, gt=0, description="seconds between checkpoints of all tables; without it they are written on request only"
+    )
+    keep_checkpoints: int = Field(
+        3, ge=1, description="checkpoints of a series that are kept, where the request does not say how many"
+    )
+    restore: Path | None = Field(None, description="checkpoint whose tables are made at start")
     exit_with_parent: bool = Field(
         False, description="stop when standard input ends, as it does when the process that holds it dies"
     )
     tables: CliSuppress[list[TableSettings]] = Field([], description="tables to make at start; from the TOML file")
+
+    @model_validator(mode="after")
+    def _has_a_place_for_checkpoints(self) -> Self:
+        if self.checkpoint_every is not None and self.checkpoint_dir is None:
+            raise ValueError("checkpoint_every needs a checkpoint_dir to write to; give both or neither")
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -99,6 +99,11 @@ class Table:
         return self._header.inserted
 
     @property
+    def write_horizon(self) -> int:
+        """Rows below this key may be being written."""
+        return self._header.write_horizon
+
+    @property
     def oldest(self) -> int:
         """Key of the oldest live row."""
         return max(self._header.reset_floor, self._header.inserted - self.config.capacity)

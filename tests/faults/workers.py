@@ -26,7 +26,7 @@ _WAIT_S = 30.0
 
 def first_priority(values: NDArray[np.int64]) -> NDArray[np.float64]:
     """The priorities that rows of these values are inserted with."""
-    return 1.0 + values % 97
+    return 1.0 + (values % 97).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -213,4 +213,5 @@ class Learner(Worker):
             self.updates += len(update)
         assert all(len(batch.values) == _BATCH for batch in batches)
         keys = np.concatenate([batch.keys for batch in batches])
-        return keys[keys % self._learners == self._number]
+        own: NDArray[np.int64] = keys[keys % self._learners == self._number]
+        return own

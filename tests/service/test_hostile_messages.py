@@ -47,6 +47,7 @@ def hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
     process = ServerProcess(
         folder / "log",
         *("--max-message-mb", "2", "--memory-dir", str(folder / "memory")),
+        *("--checkpoint-dir", str(folder / "checkpoints"), "--keep-checkpoints", "2"),
         within=with_small_disk(folder / "memory", 48),
     )
     yield process
@@ -105,6 +106,9 @@ def good_request(method: str, table: CalledTable) -> Message:
         "UpdatePriorities": replay_pb2.UpdatePrioritiesRequest(table=name, table_uid=uid, update=update),
         "Learn": replay_pb2.LearnRequest(table=name, table_uid=uid, update=update, draw=draw, batches=3),
         "Stats": replay_pb2.StatsRequest(table=name),
+        "Checkpoint": replay_pb2.CheckpointRequest(tables=[name], series="series", keep=2),
+        "ListCheckpoints": replay_pb2.ListCheckpointsRequest(),
+        "VerifyCheckpoint": replay_pb2.VerifyCheckpointRequest(name="series-000001"),
     }
     return requests[method]
 

@@ -34,8 +34,10 @@ def lived_in(table: CalledTable) -> dict[str, object]:
     """All of a table that has to outlive its server."""
     keys = table.live_keys()
     rows = table.read(keys)
+    description = table.describe()
+    description.ClearField("directory")
     return {
-        "description": table.describe().SerializeToString(deterministic=True),
+        "description": description.SerializeToString(deterministic=True),
         "keys": rows.keys.tolist(),
         "values": rows.values.tolist(),
         "priorities": rows.priorities.tolist(),

@@ -127,6 +127,21 @@ class Caller:
         listed = self.stub.ListTables(replay_pb2.ListTablesRequest(), timeout=CALL_TIMEOUT_S).tables
         return [description.config.name for description in listed]
 
+    def checkpoint(self, *tables: str, series: str = "", keep: int = 0) -> replay_pb2.CheckpointDescription:
+        """Have a checkpoint written."""
+        request = replay_pb2.CheckpointRequest(tables=tables, series=series, keep=keep)
+        return self.stub.Checkpoint(request, timeout=CALL_TIMEOUT_S).checkpoint
+
+    def checkpoints(self) -> list[str]:
+        """Names of all checkpoints, as they are listed."""
+        listed = self.stub.ListCheckpoints(replay_pb2.ListCheckpointsRequest(), timeout=CALL_TIMEOUT_S)
+        return [checkpoint.name for checkpoint in listed.checkpoints]
+
+    def verify(self, checkpoint: str) -> replay_pb2.CheckpointDescription:
+        """Have a checkpoint read through."""
+        request = replay_pb2.VerifyCheckpointRequest(name=checkpoint)
+        return self.stub.VerifyCheckpoint(request, timeout=CALL_TIMEOUT_S).checkpoint
+
     def server_stats(self) -> replay_pb2.ServerStats:
         """Figures of the server."""
         return self.stub.Stats(replay_pb2.StatsRequest(), timeout=CALL_TIMEOUT_S).server

@@ -27,6 +27,9 @@ CODES = {
     "WRITER_UNKNOWN": grpc.StatusCode.FAILED_PRECONDITION,
     "WRITER_SUPERSEDED": grpc.StatusCode.ABORTED,
     "SHUTTING_DOWN": grpc.StatusCode.UNAVAILABLE,
+    "CHECKPOINTS_OFF": grpc.StatusCode.FAILED_PRECONDITION,
+    "CHECKPOINT_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "CHECKPOINT_DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
 """The status code that the contract promises for each reason a caller can meet."""
 
@@ -44,6 +47,9 @@ METADATA = {
     "WRITER_UNKNOWN": {"got"},
     "WRITER_SUPERSEDED": set[str](),
     "SHUTTING_DOWN": set[str](),
+    "CHECKPOINTS_OFF": {"setting"},
+    "CHECKPOINT_NOT_FOUND": {"checkpoint"},
+    "CHECKPOINT_DAMAGED": {"checkpoint", "file"},
 }
 """The metadata that the contract promises for each of them."""
 

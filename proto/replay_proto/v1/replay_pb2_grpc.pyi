@@ -119,6 +119,26 @@ class ReplayServiceStub:
     ]
     """Figures of the server and its tables. Cheap: it never passes over all rows."""
 
+    Checkpoint: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.CheckpointRequest,
+        replay_proto.v1.replay_pb2.CheckpointResponse,
+    ]
+    """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
+    not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
+    """
+
+    ListCheckpoints: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.ListCheckpointsRequest,
+        replay_proto.v1.replay_pb2.ListCheckpointsResponse,
+    ]
+    """Lists the checkpoints of the server, oldest first."""
+
+    VerifyCheckpoint: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.VerifyCheckpointRequest,
+        replay_proto.v1.replay_pb2.VerifyCheckpointResponse,
+    ]
+    """Reads a checkpoint through and compares every file with its checksum."""
+
 class ReplayServiceAsyncStub:
     """Prioritized replay tables, served to actors that insert and learners that sample."""
 
@@ -203,6 +223,26 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.StatsResponse,
     ]
     """Figures of the server and its tables. Cheap: it never passes over all rows."""
+
+    Checkpoint: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.CheckpointRequest,
+        replay_proto.v1.replay_pb2.CheckpointResponse,
+    ]
+    """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
+    not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
+    """
+
+    ListCheckpoints: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.ListCheckpointsRequest,
+        replay_proto.v1.replay_pb2.ListCheckpointsResponse,
+    ]
+    """Lists the checkpoints of the server, oldest first."""
+
+    VerifyCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.VerifyCheckpointRequest,
+        replay_proto.v1.replay_pb2.VerifyCheckpointResponse,
+    ]
+    """Reads a checkpoint through and compares every file with its checksum."""
 
 class ReplayServiceServicer(metaclass=abc.ABCMeta):
     """Prioritized replay tables, served to actors that insert and learners that sample."""
@@ -312,5 +352,31 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.StatsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.StatsResponse]]:
         """Figures of the server and its tables. Cheap: it never passes over all rows."""
+
+    @abc.abstractmethod
+    def Checkpoint(
+        self,
+        request: replay_proto.v1.replay_pb2.CheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.CheckpointResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.CheckpointResponse]]:
+        """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
+        not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
+        """
+
+    @abc.abstractmethod
+    def ListCheckpoints(
+        self,
+        request: replay_proto.v1.replay_pb2.ListCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.ListCheckpointsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ListCheckpointsResponse]]:
+        """Lists the checkpoints of the server, oldest first."""
+
+    @abc.abstractmethod
+    def VerifyCheckpoint(
+        self,
+        request: replay_proto.v1.replay_pb2.VerifyCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.VerifyCheckpointResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.VerifyCheckpointResponse]]:
+        """Reads a checkpoint through and compares every file with its checksum."""
 
 def add_ReplayServiceServicer_to_server(servicer: ReplayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -18,7 +18,7 @@ import errno
 import json
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -64,14 +64,27 @@ class TableDirectory:
         self.writers = WriterRecords(folder, inserted=self.header.inserted, create=create)
 
     @classmethod
-    def create(cls, parent: Path, config: TableConfig) -> TableDirectory:
+    def create(
+        cls,
+        parent: Path,
+        config: TableConfig,
+        *,
+        uid: bytes | None = None,
+        fill: Callable[[TableDirectory], None] = lambda directory: None,
+    ) -> TableDirectory:
         """Make the directory of a new table below ``parent``.
+
+        Args:
+            parent: of all tables.
+            config: of the table.
+            uid: of the table; None: a new one.
+            fill: puts rows into it before it gets its name.
 
         Raises:
             NoSpaceError: if there is no room for it; nothing is left behind.
             OSError: if it cannot be made.
         """
-        uid = secrets.token_bytes(UID_BYTES)
+        uid = uid or secrets.token_bytes(UID_BYTES)
         unfinished = parent / f"{_UNFINISHED}{uid.hex()}"
         try:
             unfinished.mkdir(mode=0o700)
@@ -79,6 +92,7 @@ class TableDirectory:
             (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
             (unfinished / NONCE_FILE).write_bytes(secrets.token_bytes(NONCE_BYTES))
             directory = cls(unfinished, config, uid, create=True)
+            fill(directory)
             directory.folder = unfinished.rename(parent / config.name)
         except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -103,6 +103,11 @@ class WriterRecords:
         self._file.flush()
 
     @property
+    def content(self) -> NDArray[np.uint8]:
+        """The file as it stands. What is stored to it counts once the table is opened again."""
+        return self._file.bytes
+
+    @property
     def reserved_bytes(self) -> int:
         """Bytes of the file."""
         return self._file.reserved
