@@ -14,11 +14,14 @@ KILLS = 20
 def test_kills_at_any_moment_lose_nothing_double_nothing_and_tear_nothing(
     start_server: Callable[..., ServerProcess], tmp_path: Path
 ) -> None:
-    torture = Torture(start_server("--data-dir", str(tmp_path / "data")), seed=7)
+    checkpoints = tmp_path / "checkpoints"
+    server = start_server("--data-dir", str(tmp_path / "data"), "--checkpoint-dir", str(checkpoints))
+    torture = Torture(server, checkpoints, seed=7)
     for _ in range(KILLS):
         torture.round()
     figures = torture.figures
     assert figures.kills == KILLS
     assert figures.rows > KILLS * 100
     assert figures.priorities > KILLS * 10
+    assert figures.checkpoints > KILLS
     assert figures.in_flight_applied + figures.in_flight_not_applied > KILLS

@@ -21,11 +21,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from replay_server.checkpoint.reading import restore
+from replay_server.storage.table_directory import TableDirectory
+from replay_server.table import Table
 from rich.progress import track
 
 from tests.faults.report import write_section
-from tests.faults.workers import CallWriter, Learner, StreamWriter, Worker, Writer, first_priority
+from tests.faults.workers import (
+    VALUES_PER_WRITER,
+    CallWriter,
+    Checkpointer,
+    Learner,
+    StreamWriter,
+    Worker,
+    Writer,
+    first_priority,
+)
 from tests.support.caller import CalledTable, Caller
+from tests.support.rows import columns_of, values_in
 from tests.support.server_process import ServerProcess
 
 CAPACITY = 1000
@@ -57,6 +70,10 @@ class Figures:
     """Priorities acknowledged."""
     rows_audited: int = 0
     """Rows read and compared after kills."""
+    checkpoints: int = 0
+    """Checkpoints acknowledged."""
+    checkpoints_audited: int = 0
+    """Checkpoints restored and compared after kills."""
     restarts_s: list[float] = field(default_factory=list)
     """How long each start took."""
     broken_by: Counter[str] = field(default_factory=Counter)
@@ -72,21 +89,25 @@ class Figures:
         yield "inserts without an answer that had been applied", f"{self.in_flight_applied:,}"
         yield "inserts without an answer that had not been", f"{self.in_flight_not_applied:,}"
         yield "rows compared after kills", f"{self.rows_audited:,}"
+        yield "checkpoints written under load", f"{self.checkpoints:,}"
+        yield "checkpoints restored and compared after kills", f"{self.checkpoints_audited:,}"
         yield "median of a restart", f"{statistics.median(self.restarts_s):.2f} s"
-        yield "acknowledged rows lost, rows doubled, torn rows, priorities lost", "0"
+        yield "acknowledged rows lost, rows doubled, torn rows, priorities lost, checkpoints damaged", "0"
 
 
 class Torture:
     """A server, its load, and what the load remembers."""
 
-    def __init__(self, server: ServerProcess, seed: int) -> None:
-        """Make the table on a server that keeps its tables."""
+    def __init__(self, server: ServerProcess, checkpoints: Path, seed: int) -> None:
+        """Make the table on a server that keeps its tables, and checkpoints in that directory."""
         self.figures = Figures()
         self._server = server
         self._random = random.Random(seed)
         self._writers: list[Writer] = [
             (StreamWriter if number % 2 else CallWriter)(number, seed + number) for number in range(4)
         ]
+        self._checkpointer = Checkpointer()
+        self._checkpoints = checkpoints
         self._learners = [Learner(number, LEARNERS, seed + number) for number in range(LEARNERS)]
         with Caller(server.address) as caller:
             self._name = caller.create(capacity=CAPACITY).name
@@ -103,9 +124,15 @@ class Torture:
             found = self._audit_what_came_back(table)
             self._settle(table, found)
             self._audit_that_all_is_there_once(table)
+            self._audit_checkpoints(table.caller)
+        self._note_figures()
+
+    @property
+    def _workers(self) -> Sequence[Worker]:
+        return [*self._writers, *self._learners, self._checkpointer]
 
     def _load_until_killed(self) -> None:
-        workers: Sequence[Worker] = [*self._writers, *self._learners]
+        workers = self._workers
         with ExitStack() as stack:
             callers = [stack.enter_context(Caller(self._server.address)) for _ in workers]
             threads = stack.enter_context(ThreadPoolExecutor(len(workers)))
@@ -185,16 +212,39 @@ class Torture:
         if len(rows.keys):
             drawn = table.sample(200)
             assert np.isin(drawn.keys, rows.keys).all()
-        self._note_figures()
+
+    def _audit_checkpoints(self, caller: Caller) -> None:
+        """The last one acknowledged is there, and all that are there are whole and can be restored."""
+        names = caller.checkpoints()
+        assert not self._checkpointer.last or self._checkpointer.last in names, "an acknowledged checkpoint is gone"
+        for name in names:
+            caller.verify(name)
+            with tempfile.TemporaryDirectory() as folder:
+                self._audit_restored(self._checkpoints / name, Path(folder))
+        self.figures.checkpoints_audited += len(names)
+
+    def _audit_restored(self, checkpoint: Path, folder: Path) -> None:
+        """The table of a checkpoint: consecutive rows of each writer, whole, each once."""
+        restore(checkpoint, folder)
+        table = Table(TableDirectory.open(folder / self._name))
+        table.check()
+        keys = np.arange(table.oldest, table.inserted)
+        out = columns_of(np.zeros(len(keys), np.int64))
+        table.directory.rows.gather(keys, out)
+        table.close()
+        values = values_in(b"".join(column.tobytes() for column in out.values()))
+        for number, writer in enumerate(self._writers):
+            own = values[values // VALUES_PER_WRITER == number]
+            assert (np.diff(own) == 1).all(), f"rows of writer {number} are missing or out of order"
+            assert all(writer.was_sent(value) for value in own.tolist())
 
     def _note_figures(self) -> None:
         figures = self.figures
         figures.rows = sum(writer.rows for writer in self._writers)
         figures.inserts = sum(writer.inserts for writer in self._writers)
         figures.priorities = sum(learner.updates for learner in self._learners)
-        figures.broken_by = sum(
-            (worker.broken_by for worker in (*self._writers, *self._learners)), start=Counter[str]()
-        )
+        figures.checkpoints = self._checkpointer.written
+        figures.broken_by = sum((worker.broken_by for worker in self._workers), start=Counter[str]())
 
 
 def main() -> None:
@@ -206,8 +256,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
         folder = Path(name)
-        server = ServerProcess(folder / "log", "--data-dir", str(folder / "data"))
-        torture = Torture(server, arguments.seed)
+        checkpoints = folder / "checkpoints"
+        server = ServerProcess(folder / "log", "--data-dir", str(folder / "data"), "--checkpoint-dir", str(checkpoints))
+        torture = Torture(server, checkpoints, arguments.seed)
         try:
             for _ in track(range(arguments.kills), description="killing"):
                 torture.round()

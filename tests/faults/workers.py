@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ MOST_ROWS = 32
 _IN_FLIGHT = 8
 _BATCH = 64
 _WAIT_S = 30.0
+_CHECKPOINT_PAUSE_S = 0.01
+CHECKPOINT_SERIES = "torture"
 
 
 def first_priority(values: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -215,3 +218,22 @@ class Learner(Worker):
         keys = np.concatenate([batch.keys for batch in batches])
         own: NDArray[np.int64] = keys[keys % self._learners == self._number]
         return own
+
+
+class Checkpointer(Worker):
+    """Has checkpoints written, one after the other."""
+
+    def __init__(self) -> None:
+        """None was written yet."""
+        super().__init__()
+        self.written = 0
+        """Checkpoints acknowledged, ever."""
+        self.last = ""
+        """Name of the last one acknowledged."""
+
+    def work(self, table: CalledTable) -> None:
+        """Go on without end."""
+        while True:
+            self.last = table.caller.checkpoint(table.name, series=CHECKPOINT_SERIES, keep=2).name
+            self.written += 1
+            time.sleep(_CHECKPOINT_PAUSE_S)
