@@ -18,8 +18,10 @@ import errno
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +36,7 @@ from replay_server.table_config import TableConfig
 FORMAT_VERSION = 1
 UID_BYTES = 16
 _MANIFEST = "manifest.json"
-_PRIORITIES = "priorities.bin"
+PRIORITIES_FILE = "priorities.bin"
 _PRIORITY_BYTES = 8
 _UNFINISHED = ".new-"
 _REMOVED = ".dropped-"
@@ -54,7 +56,7 @@ class TableDirectory:
         self.uid = uid
         self.header = Header(folder, create=create)
         self.rows = RowStore(folder, config.schema, config.slots, create=create)
-        self._priorities_file = MappedFile(folder / _PRIORITIES, config.slots * _PRIORITY_BYTES, create=create)
+        self._priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * _PRIORITY_BYTES, create=create)
         # The index stores to any slot of it at any time, so all of its space is reserved at once.
         self._priorities_file.reserve(self._priorities_file.size)
         self.priorities: NDArray[np.float64] = self._priorities_file.view(  # type: ignore[assignment]
@@ -89,6 +91,7 @@ class TableDirectory:
         try:
             unfinished.mkdir(mode=0o700)
             manifest = {"format_version": FORMAT_VERSION, "uid": uid.hex(), "config": config.to_json()}
+            manifest["crc32"] = _checksum(manifest)
             (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
             (unfinished / NONCE_FILE).write_bytes(secrets.token_bytes(NONCE_BYTES))
             directory = cls(unfinished, config, uid, create=True)
@@ -113,13 +116,15 @@ class TableDirectory:
             manifest = json.loads(path.read_text("utf-8"))
             if manifest["format_version"] != FORMAT_VERSION:
                 raise ValueError(f"expected format version {FORMAT_VERSION}, found {manifest['format_version']}")
+            if manifest.get("crc32", _checksum(manifest)) != _checksum(manifest):
+                raise ValueError("its checksum is not that of its content")
             config = TableConfig.from_json(manifest["config"])
             uid = bytes.fromhex(manifest["uid"])
             if len(uid) != UID_BYTES:
                 raise ValueError(f"expected a uid of {UID_BYTES} bytes, found {len(uid)}")
             if config.name != folder.name:
                 raise ValueError(f"it belongs to a table called {config.name!r}")
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DamagedTableError(f"{path}: {error}") from error
         try:
             return cls(folder, config, uid, create=False)
@@ -153,6 +158,12 @@ class TableDirectory:
             Its new path, to be removed.
         """
         return self.folder.rename(self.folder.with_name(f"{_REMOVED}{self.uid.hex()}"))
+
+
+def _checksum(manifest: Mapping[str, Any]) -> int:
+    """Of what defines the table. Directories made by earlier versions have none."""
+    content = {"uid": manifest["uid"], "config": manifest["config"]}
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def _read_nonce(path: Path) -> bytes:
