@@ -23,6 +23,7 @@ from typing import Any
 import grpc
 import numpy as np
 import psutil
+from google.protobuf.message import Message
 from grpc_status import rpc_status
 from replay_server.checkpoint.manifest import DamagedCheckpointError
 from replay_server.checkpoint.reading import restore
@@ -32,9 +33,9 @@ from replay_server.draws import Draw
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
 from replay_server.table import NewRows, Table, WriterStamp
 from replay_server.table_config import TableConfig
-from rich.progress import track
+from rich.progress import Progress, track
 
-from tests.faults.mutations import flipped, mutated
+from tests.faults.mutations import flipped, made_odd, mutated
 from tests.faults.report import write_section
 from tests.faults.workers import first_priority
 from tests.support.caller import CalledTable, Caller
@@ -48,13 +49,19 @@ from tests.support.wire import METHODS, SERVICE, STREAMS
 DISK_MB = 48
 """So little that no message can make the server take much memory."""
 _AT_ONCE = 64
-_ROUND = 2000
+_ROUND = 1000
 """After so many messages the server is looked at, and the table made anew."""
 _PER_STREAM = 4
+_DAMAGED = 0.4
+"""Of the messages, this part is damaged byte by byte; the others are whole, with one or two odd values, or none."""
 _HANG_S = 20.0
+_WEIGHTS = [0.01 if method == "DropTable" else 1.0 for method in METHODS]
+"""How often each RPC is called: after a table was dropped, most messages of the round find none."""
 _MAY_WAIT = ("Sample", "Learn")
 """Draws may ask to wait for rows as long as they like: these calls are ended from here."""
 _WAIT_S = 2.0
+_WARM = 10_000
+"""From so many messages on, memory should not grow."""
 _MAY_GROW_BYTES = 64 << 20
 _MAY_GROW_FILES = 20
 
@@ -111,20 +118,21 @@ class MessageFuzzer:
         self._process = psutil.Process(self.server.pid)
 
     def run(self, messages: int) -> None:
-        """Send so many messages.
+        """Send messages until so many were answered or refused.
 
         Raises:
             AssertionError: if one of the server's promises is broken.
         """
-        rounds = max(1, messages // _ROUND)
-        before: tuple[int, int] | None = None
-        for number in track(range(rounds), description="fuzzing messages"):
-            with Caller(self.server.address) as caller:
-                self._round(make_victim(caller))
-                self._check_usable(caller)
-            if number == min(5, rounds // 2):
-                before = self._size()
-        assert before is not None
+        before = self._size()
+        with Progress() as progress:
+            shown = progress.add_task("fuzzing messages", total=messages)
+            while (done := self.figures.messages) < messages:
+                with Caller(self.server.address) as caller:
+                    self._round(make_victim(caller))
+                    self._check_usable(caller)
+                if done < min(_WARM, messages // 2):
+                    before = self._size()
+                progress.update(shown, completed=self.figures.messages)
         after = self._size()
         self.figures.grown_bytes = after[0] - before[0]
         assert self.figures.grown_bytes < _MAY_GROW_BYTES, f"memory grew from {before[0]} to {after[0]} bytes"
@@ -135,18 +143,28 @@ class MessageFuzzer:
         return self.server.resident_bytes, self._process.num_fds()
 
     def _round(self, table: CalledTable) -> None:
-        templates = {method: good_request(method, table).SerializeToString() for method in METHODS}
+        templates = {method: good_request(method, table) for method in METHODS}
         under_way: deque[tuple[str, Any]] = deque()
         sent = 0
         while sent < _ROUND:
-            method = self._rng.choice(METHODS)
-            batch = [mutated(templates[method], self._rng) for _ in range(_PER_STREAM if method in STREAMS else 1)]
+            (method,) = self._rng.choices(METHODS, _WEIGHTS)
+            batch = [self._hostile(templates[method]) for _ in range(_PER_STREAM if method in STREAMS else 1)]
             sent += len(batch)
             under_way.append((method, self._start(table.caller.channel, method, batch)))
             if len(under_way) >= _AT_ONCE:
                 self._finish(*under_way.popleft())
         while under_way:
             self._finish(*under_way.popleft())
+
+    def _hostile(self, template: Message) -> bytes:
+        """A damaged message, or one that is whole but odd."""
+        if self._rng.random() < _DAMAGED:
+            return mutated(template.SerializeToString(), self._rng)
+        message = type(template)()
+        message.CopyFrom(template)
+        for _ in range(self._rng.randint(0, 2)):
+            made_odd(message, self._rng)
+        return message.SerializeToString()
 
     def _start(self, channel: grpc.Channel, method: str, batch: list[bytes]) -> Any:
         timeout_s = _WAIT_S if method in _MAY_WAIT else _HANG_S
