@@ -130,23 +130,13 @@ def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
     )
 
 
-def no_space(name: str) -> RequestError:
-    """The disk or memory that holds the tables is full."""
+def no_space(name: str, what: str = "table") -> RequestError:
+    """The disk or memory that holds the tables, or the checkpoints, is full."""
     return RequestError(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         replay_pb2.ERROR_REASON_NO_SPACE,
-        f"no space left for table {name!r}; free some where the server keeps its tables, then try again",
-        table=name,
-    )
-
-
-def no_space_for_checkpoint(folder: str) -> RequestError:
-    """The disk that holds the checkpoints is full."""
-    return RequestError(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        replay_pb2.ERROR_REASON_NO_SPACE,
-        f"no space left for a checkpoint in {folder}, the earlier ones stay; free some, or keep fewer, then try again",
-        table="",
+        f"no space left for {what} {name!r}; free some where the server keeps its {what}s, then try again",
+        table=name if what == "table" else "",
     )
 
 

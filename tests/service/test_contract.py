@@ -37,6 +37,9 @@ ERRORS: list[RequestError] = [
     errors.writer_superseded(),
     errors.shutting_down(),
     errors.internal(),
+    errors.checkpoints_off(),
+    errors.checkpoint_not_found("checkpoint"),
+    errors.checkpoint_damaged("checkpoint", "file", "fault"),
 ]
 
 

@@ -11,10 +11,11 @@ from tests.support.rows import rows_of
 
 NAME = "victim"
 WRITER = b"0123456789abcdef"
+_SERIES = "kept"
 
 
 def make_victim(caller: Caller) -> CalledTable:
-    """The table anew, and no other."""
+    """The table anew, and no other; and a checkpoint, if there was none."""
     for name in caller.table_names():
         caller.table(name).drop()
     table = caller.create(NAME, capacity=12)
@@ -22,6 +23,8 @@ def make_victim(caller: Caller) -> CalledTable:
     table.update([10, 11, 3], [0.5, 0.25, 9.0])
     table.insert([77], writer_id=WRITER, sequence=1)
     table.sample(5)
+    if not caller.checkpoints():
+        caller.checkpoint(series=_SERIES)
     return table
 
 
@@ -52,6 +55,6 @@ def good_request(method: str, table: CalledTable) -> Message:
         "Stats": replay_pb2.StatsRequest(table=name),
         "Checkpoint": replay_pb2.CheckpointRequest(tables=[name], series="series", keep=2),
         "ListCheckpoints": replay_pb2.ListCheckpointsRequest(),
-        "VerifyCheckpoint": replay_pb2.VerifyCheckpointRequest(name="series-000001"),
+        "VerifyCheckpoint": replay_pb2.VerifyCheckpointRequest(name=f"{_SERIES}-000001"),
     }
     return requests[method]

@@ -58,7 +58,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 7
     """RESOURCE_EXHAUSTED: a bound was passed. Metadata: `bound`, `limit`, `got`, `setting`."""
     ERROR_REASON_NO_SPACE: _ErrorReason.ValueType  # 8
-    """RESOURCE_EXHAUSTED: the disk or the memory that holds the tables is full. Metadata: `table`."""
+    """RESOURCE_EXHAUSTED: the disk or the memory that holds the tables, or the checkpoints, is full. Metadata: `table`
+    (empty for a checkpoint).
+    """
     ERROR_REASON_SEQUENCE_GAP: _ErrorReason.ValueType  # 9
     """FAILED_PRECONDITION: an insert skipped sequence numbers. Metadata: `expected`, `got`."""
     ERROR_REASON_SEQUENCE_TOO_OLD: _ErrorReason.ValueType  # 10
@@ -102,7 +104,9 @@ ERROR_REASON_WAITED_TOO_LONG: ErrorReason.ValueType  # 6
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 7
 """RESOURCE_EXHAUSTED: a bound was passed. Metadata: `bound`, `limit`, `got`, `setting`."""
 ERROR_REASON_NO_SPACE: ErrorReason.ValueType  # 8
-"""RESOURCE_EXHAUSTED: the disk or the memory that holds the tables is full. Metadata: `table`."""
+"""RESOURCE_EXHAUSTED: the disk or the memory that holds the tables, or the checkpoints, is full. Metadata: `table`
+(empty for a checkpoint).
+"""
 ERROR_REASON_SEQUENCE_GAP: ErrorReason.ValueType  # 9
 """FAILED_PRECONDITION: an insert skipped sequence numbers. Metadata: `expected`, `got`."""
 ERROR_REASON_SEQUENCE_TOO_OLD: ErrorReason.ValueType  # 10

@@ -123,7 +123,7 @@ class Checkpoints:
                 raise errors.shutting_down() from None
             except OSError as error:
                 if tells_full(error):
-                    raise errors.no_space_for_checkpoint(str(self.folder)) from error
+                    raise errors.no_space(series, "checkpoint") from error
                 raise
             await asyncio.to_thread(self._remove_beyond, series, keep)
         log.info(
