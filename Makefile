@@ -5,9 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 AUDIT_VENV := .venv-audit
+KILLS := 500
+N := 1000000
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: run test lint format proto bench clean help
+.PHONY: run test lint format proto torture fuzz bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -30,6 +32,12 @@ format: $(VENV)/.installed  ## Put the code into shape.
 
 proto: $(PROTO_VENV)/.installed  ## Regenerate proto/replay_proto/v1 from proto/replay/v1.
 	$(PROTO_VENV)/bin/python scripts/generate_proto.py
+
+torture: $(VENV)/.installed  ## Kill a server KILLS times under load, audit each time, write docs/reliability.md.
+	$(BIN)/python -m tests.faults.torture --kills $(KILLS) --report docs/reliability.md $(ARGS)
+
+fuzz: $(VENV)/.installed  ## Send N mutated and random messages, damage files; write docs/reliability.md.
+	$(BIN)/python -m tests.faults.fuzz --messages $(N) --report docs/reliability.md $(ARGS)
 
 bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
 	$(BIN)/python -m benchmarks $(ARGS)

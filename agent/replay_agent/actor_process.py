@@ -28,6 +28,7 @@ from replay_agent.learner_client import (
     LearnerRefusesError,
     LearnerUnavailableError,
     RunChangedError,
+    ToldToStopError,
 )
 from replay_agent.networks import QNetwork, build_network
 from replay_agent.replay_link import CLOSE_TIMEOUT_S, TABLE_LOST, append_transition
@@ -143,23 +144,32 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
         ReplayError: the replay server is gone, or refuses.
         UnsupportedEnvironmentError: the environment cannot be made here.
     """
-    name = f"{socket.gethostname()}:{os.getpid()}"
     token, learner_tls = token_from_environment(), Tls.from_environment(LEARNER_TLS_PREFIX)
     with (
-        LearnerClient(settings.learner, settings.learner_timeout_s, token, learner_tls) as learner,
+        LearnerClient(settings.learner, settings.learner_timeout_s, token, learner_tls, stop) as learner,
         ReplayClient(settings.server, token=token, tls=Tls.from_environment()) as client,
     ):
-        while not stop.is_set():
-            assignment = learner.join(name)
-            log.info("actor %d of run %s: %s", assignment.actor_id, assignment.run_id, assignment.task)
-            acting = ActingRun(assignment, learner, client)
-            try:
-                acting.run(stop, settings.reconnect_timeout_s)
-                return
-            except RunChangedError:
+        try:
+            while not stop.is_set() and not _act_for_one_run(settings, learner, client, stop):
                 log.info("the learner was restarted, joining again")
-            finally:
-                acting.close()
+        except ToldToStopError as told:
+            log.info("%s", told)
+
+
+def _act_for_one_run(
+    settings: ActorSettings, learner: LearnerClient, client: ReplayClient, stop: threading.Event
+) -> bool:
+    """Join and act. True if that came to its end, False if the learner was restarted meanwhile."""
+    assignment = learner.join(f"{socket.gethostname()}:{os.getpid()}")
+    log.info("actor %d of run %s: %s", assignment.actor_id, assignment.run_id, assignment.task)
+    acting = ActingRun(assignment, learner, client)
+    try:
+        acting.run(stop, settings.reconnect_timeout_s)
+    except RunChangedError:
+        return False
+    finally:
+        acting.close()
+    return True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -23,6 +24,8 @@ MIN_TIMEOUT_S = 0.01
 # What the variables begin with that say how to encrypt towards the learner; see `replay_client.security`.
 LEARNER_TLS_PREFIX = "REPLAY_LEARNER_TLS"
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+# How long a call waits for its answer before it looks whether the actor was told to stop.
+STOP_LOOK_S = 0.2
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -40,10 +43,24 @@ class RunChangedError(Exception):
     """The learner was restarted: join again."""
 
 
-class LearnerClient:
-    """Joins a learner, reports to it and fetches its weights. Calls wait for a learner that is away."""
+class ToldToStopError(Exception):
+    """The actor was told to stop while it waited for the learner."""
 
-    def __init__(self, address: str, timeout_s: float, token: str | None = None, tls: Tls | None = None) -> None:
+
+class LearnerClient:
+    """Joins a learner, reports to it and fetches its weights.
+
+    Calls wait for a learner that is away, for as long as nobody says stop: every method may raise `ToldToStopError`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        token: str | None = None,
+        tls: Tls | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
         """Open a channel; the learner need not be there yet.
 
         Args:
@@ -51,12 +68,14 @@ class LearnerClient:
             timeout_s: how long a call may take, in seconds, a wait for the learner included.
             token: says who calls, where the learner wants to know.
             tls: how to encrypt; None: not at all.
+            stop: once it is set, no call waits any longer.
 
         Raises:
             InvalidArgumentError: for a token that cannot be one, or a file of certificates that cannot be read.
         """
         self._address = address
         self._timeout_s = timeout_s
+        self._stop = stop or threading.Event()
         options = (*UNLIMITED_MESSAGES, ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS))
         self._metadata = token_metadata(token)
         self._channel = open_channel(address, tls, options)
@@ -114,7 +133,8 @@ class LearnerClient:
         while True:
             left_s = max(deadline - time.monotonic(), MIN_TIMEOUT_S)
             try:
-                return method(request, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
+                call = method.future(request, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
+                return self._result(call)
             except grpc.RpcError as error:
                 code = error.code()
                 if code is grpc.StatusCode.FAILED_PRECONDITION:
@@ -129,6 +149,21 @@ class LearnerClient:
                         f"{error.details()}); check --learner, that replay-train runs, "
                         "and that REPLAY_LEARNER_TLS... are as it wants them"
                     ) from error
+                self._raise_if_told_to_stop()
+
+    def _result(self, call: grpc.Future[Response]) -> Response:
+        """Wait for an answer, with an eye on the request to stop."""
+        while True:
+            try:
+                return call.result(STOP_LOOK_S)
+            except grpc.FutureTimeoutError:
+                if self._stop.is_set():
+                    call.cancel()
+                self._raise_if_told_to_stop()
+
+    def _raise_if_told_to_stop(self) -> None:
+        if self._stop.is_set():
+            raise ToldToStopError(f"told to stop while waiting for the learner at {self._address}")
 
     def __enter__(self) -> LearnerClient:
         """Use it in a ``with`` block."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from replay_client import ReplayClient
+from replay_client import ReplayClient, ReplayError
 
 from replay_agent.environments import EnvironmentInfo
 from replay_agent.pacing import Pacer
@@ -70,6 +70,23 @@ class RunTable:
         if self._link is None:
             time.sleep(RETRY_S)
         self.close()
+
+    def checkpoint(self, keep: int, timeout_s: float) -> str | None:
+        """Have the server write a checkpoint of the table, of a series that has the table's name.
+
+        Args:
+            keep: how many of the series stay.
+            timeout_s: how long it may take, in seconds.
+
+        Returns:
+            The checkpoint's name; None if there is none, which is logged.
+        """
+        try:
+            made = self._client.checkpoint([self.spec.name], series=self.spec.name, keep=keep, timeout_s=timeout_s)
+        except ReplayError as error:
+            log.warning("the server wrote no checkpoint of the table: %s", error)
+            return None
+        return made.name
 
     def drop(self) -> None:
         """Remove the table from the server.

@@ -166,6 +166,12 @@ class TrainSettings(BaseSettings):
     checkpoint_interval_s: float = option(60.0, KEEPING, "seconds between checkpoints", gt=0)
     keep_checkpoints: int = option(2, KEEPING, "checkpoints that are kept", ge=1)
     log_interval_s: float = option(1.0, KEEPING, "seconds between points in TensorBoard", gt=0)
+    replay_checkpoints: bool = option(
+        False,
+        KEEPING,
+        "have the server write a checkpoint of the table with each of the trainer's, which names it; "
+        "the server needs --checkpoint-dir",
+    )
     tensorboard: bool = option(True, KEEPING, "write TensorBoard logs")
     progress: bool = option(True, KEEPING, "show a progress bar; without a terminal, a line now and then")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", KEEPING, "least severe messages logged")

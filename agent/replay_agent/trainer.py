@@ -146,6 +146,8 @@ class Trainer:
             self._actor.restore_random_state(state["actor_random_state"])
         self._weights.publish(self.learner.weights())
         log.info("resumed at environment step %d", self.pacer.env_steps)
+        if state.get("replay_checkpoint") is not None:
+            log.info("the table as it was then: replay-server --restore .../%s", state["replay_checkpoint"])
 
     def train(self, progress: ProgressView, pool: ActorPool | None) -> Ending:
         """Train until the environment is solved, the steps are used up, or somebody asks to stop.
@@ -172,8 +174,14 @@ class Trainer:
         return ending
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint; it names the replay checkpoint that belongs to it, if there is one."""
+        keep = self._settings.keep_checkpoints
+        replay_checkpoint = None
+        if self._settings.replay_checkpoints:
+            # One more than the trainer keeps: should it end before its own is written, the last one has its table.
+            replay_checkpoint = self.table.checkpoint(keep + 1, self._settings.reconnect_timeout_s)
         state = {
+            "replay_checkpoint": replay_checkpoint,
             "env_steps": self.pacer.env_steps,
             "credit": self.pacer.credit,
             "best_mean": self.selector.best_mean,
@@ -188,7 +196,7 @@ class Trainer:
             self.learner,
             state,
             self.selector.best_weights,
-            self._settings.keep_checkpoints,
+            keep,
         )
 
     def evaluate_best(self) -> EvaluationResult:

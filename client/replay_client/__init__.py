@@ -13,10 +13,14 @@ priorities back. Two modules stand beside it, because they need more than this p
 from replay_proto.schema import Column, Schema
 
 from replay_client.batch import Batch, Rows, UpdateResult
+from replay_client.checkpoints import Checkpoint, CheckpointTable
 from replay_client.client import ReplayClient
 from replay_client.description import TableDescription
 from replay_client.draws import DrawMode, WeightNorm
 from replay_client.errors import (
+    CheckpointDamagedError,
+    CheckpointNotFoundError,
+    CheckpointsOffError,
     ClosedError,
     DeadlineExceededError,
     ForkedError,
@@ -47,6 +51,11 @@ from replay_client.writer import Writer
 
 __all__ = [
     "Batch",
+    "Checkpoint",
+    "CheckpointDamagedError",
+    "CheckpointNotFoundError",
+    "CheckpointTable",
+    "CheckpointsOffError",
     "ClosedError",
     "Column",
     "DeadlineExceededError",

@@ -9,13 +9,14 @@ not: after a fork it raises `ForkedError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Final
 
 from replay_proto.schema import Column
 from replay_proto.v1 import replay_pb2
 
+from replay_client.checkpoints import Checkpoint
 from replay_client.connection import Connection
 from replay_client.description import TableDescription, table_config
 from replay_client.errors import InvalidArgumentError
@@ -156,6 +157,72 @@ class ReplayClient:
             "Stats", replay_pb2.StatsRequest(), replay_pb2.StatsResponse, repeat=True
         )
         return Stats.from_proto(response)
+
+    def checkpoint(
+        self,
+        tables: Iterable[str] = (),
+        *,
+        series: str = "checkpoint",
+        keep: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Checkpoint:
+        """Have the server write a checkpoint: a consistent copy of tables, while service goes on.
+
+        It is not repeated when the server goes away in the middle.
+
+        Args:
+            tables: names of the tables; none: all.
+            series: what it is one of: its name is the series and a number.
+            keep: how many of the series stay, this one included; None: as the server is set.
+            timeout_s: how long it may take, in seconds; None: the client's own. The server goes on even so.
+
+        Raises:
+            CheckpointsOffError: the server has no directory for checkpoints.
+            TableNotFoundError: there is no such table.
+            ResourceExhaustedError: the disk is full. Earlier checkpoints stay.
+            InvalidArgumentError: for a series that cannot be a name.
+            ReplayError: another failure.
+        """
+        if keep is not None and keep < 1:
+            raise InvalidArgumentError.of_field("keep", "at least 1, or None", repr(keep))
+        request = replay_pb2.CheckpointRequest(tables=tables, series=series, keep=keep or 0)
+        response = self._connection.call_message(
+            "Checkpoint", request, replay_pb2.CheckpointResponse, timeout_s=timeout_s, repeat=False
+        )
+        return Checkpoint.from_proto(response.checkpoint)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints of the server, oldest first.
+
+        Raises:
+            CheckpointsOffError: the server has no directory for checkpoints.
+            ReplayError: another failure.
+        """
+        response = self._connection.call_message(
+            "ListCheckpoints", replay_pb2.ListCheckpointsRequest(), replay_pb2.ListCheckpointsResponse, repeat=True
+        )
+        return [Checkpoint.from_proto(checkpoint) for checkpoint in response.checkpoints]
+
+    def verify_checkpoint(self, name: str, *, timeout_s: float | None = None) -> Checkpoint:
+        """Have the server read a checkpoint through and compare every file with its checksum.
+
+        Args:
+            name: of the checkpoint.
+            timeout_s: how long it may take, in seconds; None: the client's own.
+
+        Raises:
+            CheckpointDamagedError: names the file that is damaged.
+            CheckpointNotFoundError: there is none of this name.
+            ReplayError: another failure.
+        """
+        response = self._connection.call_message(
+            "VerifyCheckpoint",
+            replay_pb2.VerifyCheckpointRequest(name=name),
+            replay_pb2.VerifyCheckpointResponse,
+            timeout_s=timeout_s,
+            repeat=True,
+        )
+        return Checkpoint.from_proto(response.checkpoint)
 
     def close(self) -> None:
         """Close the channel. Writers and samplers are closed first, by those who made them."""

@@ -51,11 +51,14 @@ Method = Literal[
     "Read",
     "UpdatePriorities",
     "Stats",
+    "Checkpoint",
+    "ListCheckpoints",
+    "VerifyCheckpoint",
 ]
 StreamMethod = Literal["Write", "Learn"]
 Metadata = tuple[tuple[str, str], ...]
 
-READ_ONLY: Final[tuple[Method, ...]] = ("ListTables", "DescribeTable", "Sample", "Read", "Stats")
+READ_ONLY: Final[tuple[Method, ...]] = ("ListTables", "DescribeTable", "Sample", "Read", "Stats", "ListCheckpoints")
 """What gRPC may repeat by itself. A draw counts as one: all it moves are counters and, in a seeded table, the
 sequence of draws, which a call whose answer was lost has moved as well."""
 

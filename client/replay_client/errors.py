@@ -172,6 +172,24 @@ class WriterSupersededError(WriterError):
     default_code = grpc.StatusCode.ABORTED
 
 
+class CheckpointsOffError(ReplayError):
+    """The server has no directory for checkpoints."""
+
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class CheckpointNotFoundError(ReplayError, LookupError):
+    """There is no checkpoint of this name."""
+
+    default_code = grpc.StatusCode.NOT_FOUND
+
+
+class CheckpointDamagedError(ReplayError):
+    """A file of a checkpoint is not what it was written as. ``metadata`` names the ``file``."""
+
+    default_code = grpc.StatusCode.DATA_LOSS
+
+
 class ClosedError(ReplayError):
     """The client, writer or sampler was closed before."""
 
@@ -203,6 +221,9 @@ BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "INTERNAL": InternalServerError,
     "UNAUTHENTICATED": UnauthenticatedError,
     "PERMISSION_DENIED": PermissionDeniedError,
+    "CHECKPOINTS_OFF": CheckpointsOffError,
+    "CHECKPOINT_NOT_FOUND": CheckpointNotFoundError,
+    "CHECKPOINT_DAMAGED": CheckpointDamagedError,
 }
 """The type for each reason that the service gives."""
 

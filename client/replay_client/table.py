@@ -42,6 +42,8 @@ INSERT_BYTES: Final = 64 << 20
 """Rows of one request: more are inserted in several."""
 INSERT_ROWS: Final = 1 << 17
 """Rows of one request in number: a server takes what its settings say at once."""
+_ANSWER_MARGIN_S: Final = 1.0
+"""How much of the time for an insert is left for its answer, when the server may wait before it inserts."""
 _WAIT_MARGIN_S: Final = 5.0
 """How much longer than the server may wait for rows we wait for the server."""
 
@@ -413,12 +415,14 @@ class Table:
     ) -> list[NDArray[np.int64]]:
         """Insert some of the rows in one request; their keys, as ranges."""
         values = {name: array[part] for name, array in columns.items()}
-        wait_s = self._connection.timeout_s if timeout_s is None else timeout_s
+        deadline_s = self._connection.timeout_s if timeout_s is None else timeout_s
+        # The server gives up first, and says what it waited for.
+        wait_s = max(0.0, deadline_s - min(_ANSWER_MARGIN_S, deadline_s / 4))
         message = self._insert_message(
             values, None if priorities is None else priorities[part], part.stop - part.start, wait_s
         )
         try:
-            answer = self._connection.call("Insert", message, timeout_s=wait_s + _WAIT_MARGIN_S, repeat=True)
+            answer = self._connection.call("Insert", message, timeout_s=deadline_s, repeat=True)
         except BaseException as error:
             # Whether this sequence was used may not be known: the next insert comes from a new writer.
             self._writer_id = b""

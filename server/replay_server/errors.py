@@ -162,13 +162,13 @@ def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
     )
 
 
-def no_space(name: str) -> RequestError:
-    """The disk or memory that holds the tables is full."""
+def no_space(name: str, what: str = "table") -> RequestError:
+    """The disk or memory that holds the tables, or the checkpoints, is full."""
     return RequestError(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         replay_pb2.ERROR_REASON_NO_SPACE,
-        f"no space left for table {name!r}; free some where the server keeps its tables, then try again",
-        table=name,
+        f"no space left for {what} {name!r}; free some where the server keeps its {what}s, then try again",
+        table=name if what == "table" else "",
     )
 
 
@@ -220,6 +220,37 @@ def shutting_down() -> RequestError:
         grpc.StatusCode.UNAVAILABLE,
         replay_pb2.ERROR_REASON_SHUTTING_DOWN,
         "the server is shutting down; try again once it is back",
+    )
+
+
+def checkpoints_off() -> RequestError:
+    """There is no place for checkpoints."""
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        replay_pb2.ERROR_REASON_CHECKPOINTS_OFF,
+        "this server writes no checkpoints: start it with --checkpoint-dir",
+        setting="checkpoint_dir",
+    )
+
+
+def checkpoint_not_found(name: str) -> RequestError:
+    """There is no such checkpoint."""
+    return RequestError(
+        grpc.StatusCode.NOT_FOUND,
+        replay_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND,
+        f"no checkpoint is called {name!r}",
+        checkpoint=name,
+    )
+
+
+def checkpoint_damaged(name: str, file: str, fault: str) -> RequestError:
+    """A checkpoint cannot be trusted."""
+    return RequestError(
+        grpc.StatusCode.DATA_LOSS,
+        replay_pb2.ERROR_REASON_CHECKPOINT_DAMAGED,
+        f"checkpoint {name!r} is damaged: {fault}; use another one",
+        checkpoint=name,
+        file=file,
     )
 
 

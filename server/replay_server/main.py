@@ -23,6 +23,9 @@ from replay_proto.errors import FieldError
 from replay_server import __version__
 from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
+from replay_server.checkpoint.manifest import DamagedCheckpointError
+from replay_server.checkpoint.reading import RestoreError, restore
+from replay_server.checkpoint.store import Checkpoints, CheckpointsInUseError
 from replay_server.errors import RequestError
 from replay_server.server import BindError, ReplayServer
 from replay_server.service.local import SOCKET_NAME
@@ -37,6 +40,20 @@ log = logging.getLogger("replay_server")
 
 class StartError(Exception):
     """The server cannot start as it was told to; the message says why."""
+
+
+REFUSALS_TO_START = (
+    StartError,
+    BindError,
+    UnusableFileError,
+    GroupError,
+    RootInUseError,
+    DamagedTableError,
+    CheckpointsInUseError,
+    DamagedCheckpointError,
+    RestoreError,
+    OSError,
+)
 
 
 def main() -> None:
@@ -55,15 +72,7 @@ def main() -> None:
     _allow_many_files()
     try:
         uvloop.run(serve(settings))
-    except (
-        StartError,
-        BindError,
-        UnusableFileError,
-        GroupError,
-        RootInUseError,
-        DamagedTableError,
-        OSError,
-    ) as error:
+    except REFUSALS_TO_START as error:
         log.error("%s", error)
         sys.exit(1)
 
@@ -78,6 +87,9 @@ async def serve(settings: ServerSettings) -> None:
         GroupError: if files cannot be given to the group.
         RootInUseError: if another server has the data directory.
         DamagedTableError: if a stored table cannot be read.
+        CheckpointsInUseError: if another server has the directory for checkpoints.
+        DamagedCheckpointError: if the checkpoint to restore cannot be read.
+        RestoreError: if the checkpoint to restore has tables that are there already.
     """
     stop = asyncio.Event()
     _stop_on_signals(stop)
@@ -87,11 +99,17 @@ async def serve(settings: ServerSettings) -> None:
     os.umask(UMASK if settings.group is None else GROUP_UMASK)
     root = Root.durable(settings.data_dir) if settings.data_dir else Root.in_memory(settings.memory_dir)
     catalog = Catalog(root, settings.bounds())
+    checkpoints: Checkpoints | None = None
     try:
         keep_private(root) if settings.group is None else share_with_group(root, settings.group)
+        if settings.restore is not None:
+            restored = restore(settings.restore, root.tables)
+            log.info("%s restored: %d tables", settings.restore, len(restored.tables))
         catalog.restore()
         await _make_tables(catalog, settings)
         warm_up(root.path)
+        if settings.checkpoint_dir is not None:
+            checkpoints = Checkpoints(catalog, settings.checkpoint_dir, settings.keep_checkpoints)
         server = ReplayServer(
             catalog,
             max_message_mb=settings.max_message_mb,
@@ -100,14 +118,20 @@ async def serve(settings: ServerSettings) -> None:
             offer_health=settings.health,
             authenticator=authenticator,
             credentials=credentials,
+            checkpoints=checkpoints,
         )
         port = await server.start(settings.host, settings.port)
         log.info("version %s, tables in %s", __version__, root.path)
         print(f"replay-server listening on {settings.host}:{port}", flush=True)
+        periodic = _periodic_checkpoints(checkpoints, settings.checkpoint_every)
         await stop.wait()
         log.info("stopping")
+        if periodic is not None:
+            periodic.cancel()
         await server.stop(settings.drain_s)
     finally:
+        if checkpoints is not None:
+            await checkpoints.close()
         catalog.close()
         root.close()
     log.info("stopped")
@@ -125,6 +149,12 @@ async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:
             await catalog.create(wanted.to_config())
         except (FieldError, RequestError) as error:
             raise StartError(f"table {wanted.name!r} of {settings.config}: {error}") from error
+
+
+def _periodic_checkpoints(checkpoints: Checkpoints | None, every_s: float | None) -> asyncio.Task[None] | None:
+    if checkpoints is None or every_s is None:
+        return None
+    return asyncio.create_task(checkpoints.create_every(every_s), name="periodic-checkpoints")
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:

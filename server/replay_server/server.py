@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
+from replay_server.checkpoint.store import Checkpoints
 from replay_server.service.handlers import SERVICE, replay_methods
 from replay_server.service.local import LocalServer
 from replay_server.settings import BYTES_PER_MB
@@ -41,6 +42,7 @@ class ReplayServer:
         socket: Path | None,
         authenticator: Authenticator,
         credentials: grpc.ServerCredentials | None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         """Prepare; nothing listens yet.
 
@@ -53,6 +55,7 @@ class ReplayServer:
             offer_health: whether to tell whoever asks that it serves.
             authenticator: finds out who calls.
             credentials: for TLS; None: connections are not encrypted.
+            checkpoints: where checkpoints are written; None: nowhere.
         """
         self._credentials = credentials
         limit = max_message_mb * BYTES_PER_MB
@@ -69,7 +72,9 @@ class ReplayServer:
                 ("grpc.http2.max_ping_strikes", 0),
             ]
         )
-        methods = replay_methods(catalog, limit - _HEAD_BYTES, socket=socket, authenticator=authenticator)
+        methods = replay_methods(
+            catalog, limit - _HEAD_BYTES, socket=socket, authenticator=authenticator, checkpoints=checkpoints
+        )
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
         self._socket = socket
         self._local = LocalServer(catalog, methods, limit)

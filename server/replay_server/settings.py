@@ -169,6 +169,14 @@ class ServerSettings(BaseSettings):
     group: str | None = Field(
         None, description="group whose members may read the tables' files; without it only the server's user may"
     )
+    checkpoint_dir: Path | None = Field(None, description="directory for checkpoints; without it there are none")
+    checkpoint_every: float | None = Field(
+        None, gt=0, description="seconds between checkpoints of all tables; without it they are written on request only"
+    )
+    keep_checkpoints: int = Field(
+        3, ge=1, description="checkpoints of a series that are kept, where the request does not say how many"
+    )
+    restore: Path | None = Field(None, description="checkpoint whose tables are made at start")
     exit_with_parent: bool = Field(
         False, description="stop when standard input ends, as it does when the process that holds it dies"
     )
@@ -204,6 +212,12 @@ class ServerSettings(BaseSettings):
             max_table_bytes=self.max_table_bytes,
             max_bytes=self.max_bytes,
         )
+
+    @model_validator(mode="after")
+    def _has_a_place_for_checkpoints(self) -> Self:
+        if self.checkpoint_every is not None and self.checkpoint_dir is None:
+            raise ValueError("checkpoint_every needs a checkpoint_dir to write to; give both or neither")
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -12,17 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
+from replay_proto.layout import HEADER_FILE
 
 from replay_server import errors
 from replay_server.backends import LiveRows, make_index, make_parameters
 from replay_server.backends.index import Drawn
+from replay_server.backends.ring import live_slots
 from replay_server.draws import Draw, DrawnBatch, WeightNorm, choose_fractions, importance_weights
 from replay_server.gates import QueueGate, make_gate
 from replay_server.statistics.ages import InsertClock
 from replay_server.statistics.rates import Rate
 from replay_server.statistics.times_sampled import TimesSampled
 from replay_server.storage.mapped_file import NoSpaceError
-from replay_server.storage.table_directory import TableDirectory
+from replay_server.storage.table_directory import PRIORITIES_FILE, DamagedTableError, TableDirectory
 from replay_server.table_config import TableConfig
 from replay_server.updates import live_only, resolve_update
 
@@ -76,6 +78,7 @@ class Table:
             directory.priorities,
             self.config.capacity,
         )
+        _check_priorities(directory, self.live, self._index.priority_limit)
         self._index.rebuild(self.live)
         self._random = np.random.default_rng(self.config.seed)
         self._clock = InsertClock(self.config.capacity, self.inserted)
@@ -114,6 +117,11 @@ class Table:
     def inserted(self) -> int:
         """Rows ever inserted: the next row's key."""
         return self._header.inserted
+
+    @property
+    def write_horizon(self) -> int:
+        """Rows below this key may be being written."""
+        return self._header.write_horizon
 
     @property
     def oldest(self) -> int:
@@ -352,3 +360,20 @@ class Table:
         keys = np.arange(first, end)
         self._index.clear(keys)
         self.times_sampled.disappear(keys)
+
+
+def _check_priorities(directory: TableDirectory, live: LiveRows, limit: float) -> None:
+    """Make sure that the index can add up what is stored.
+
+    Raises:
+        DamagedTableError: if a live row has a priority that was never stored.
+    """
+    found = directory.priorities[live_slots(live)]
+    # Written so that NaN fails it too.
+    bad = ~((found >= 0) & (found <= min(limit, np.finfo(np.float64).max)))
+    if bad.any():
+        key = live.oldest + int(np.argmax(bad))
+        raise DamagedTableError(
+            f"{directory.folder / PRIORITIES_FILE}: row {key}, live by {HEADER_FILE}, has the priority "
+            f"{found[key - live.oldest]}; one of the two files is damaged"
+        )

@@ -24,6 +24,11 @@ _SLACK_FRACTION = 64
 _MAX_SEED = (1 << 64) - 1
 
 
+def is_table_name(name: str) -> bool:
+    """Whether a name is one that tables may have: safe as the name of a directory, and never a way out of it."""
+    return _TABLE_NAME.fullmatch(name) is not None
+
+
 @dataclass(frozen=True)
 class TableConfig:
     """What a table is; it does not change while the table lives."""
@@ -49,7 +54,7 @@ class TableConfig:
         Raises:
             FieldError: names the field that cannot be used.
         """
-        if not _TABLE_NAME.fullmatch(self.name):
+        if not is_table_name(self.name):
             raise FieldError(
                 "name",
                 "1 to 128 letters, digits, '_', '-' or '.', the first one a letter or a digit",

@@ -55,6 +55,10 @@ Learn                       401    401    401      ok     403    403    ok      
 Learn:update                401    401    401      403    403    403    ok      403    cut
 Stats                       401    401    401      ok     403    403    ok      ok     cut
 Stats:table                 401    401    401      ok     403    403    ok      403    cut
+Checkpoint                  401    401    401      403    403    ok     ok      403    cut
+Checkpoint:table            401    401    401      403    403    ok     ok      403    cut
+ListCheckpoints             401    401    401      403    403    ok     ok      403    cut
+VerifyCheckpoint            401    401    401      403    403    404    404     403    cut
 LearnerService.Join         401    401    401      403    ok     403    ok      403    cut
 LearnerService.Report       401    401    401      403    ok     403    ok      403    cut
 LearnerService.GetWeights   401    401    401      403    ok     403    ok      403    cut
@@ -76,6 +80,7 @@ UNCERTIFIED = "no client certificate"
 CODES = {
     "401": grpc.StatusCode.UNAUTHENTICATED,
     "403": grpc.StatusCode.PERMISSION_DENIED,
+    "404": grpc.StatusCode.NOT_FOUND,
     "cut": grpc.StatusCode.UNAVAILABLE,
 }
 EXPECTED = {cells[0]: dict(zip(CALLERS, cells[1:], strict=True)) for cells in map(str.split, TABLE.splitlines()[3:])}
@@ -124,6 +129,10 @@ def request_of(call: str, target: Target) -> Message:
         "Learn:update": lambda: replay_pb2.LearnRequest(table=name, table_uid=uid, update=make_update([0], [1.0])),
         "Stats": replay_pb2.StatsRequest,
         "Stats:table": lambda: replay_pb2.StatsRequest(table=name),
+        "Checkpoint": replay_pb2.CheckpointRequest,
+        "Checkpoint:table": lambda: replay_pb2.CheckpointRequest(tables=[name]),
+        "ListCheckpoints": replay_pb2.ListCheckpointsRequest,
+        "VerifyCheckpoint": lambda: replay_pb2.VerifyCheckpointRequest(name="absent-1"),
         "LearnerService.Join": lambda: learner_pb2.JoinRequest(name="test"),
         "LearnerService.Report": lambda: learner_pb2.ReportRequest(run_id=target.learner.run_id),
         "LearnerService.GetWeights": lambda: learner_pb2.GetWeightsRequest(run_id=target.learner.run_id),
@@ -139,6 +148,7 @@ class Services:
         served, client = authority.certify("server"), authority.certify("client", "client")
         tokens = write_usual_tokens(folder / "tokens.toml")
         flags = [*tls_flags(served, authority.ca), "--tokens", str(tokens), "--memory-dir", str(folder)]
+        flags += ["--checkpoint-dir", str(folder / "checkpoints")]
         self.server = ServerProcess(folder / "log", *flags)
         stack.callback(self.server.terminate)
         task = Task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)

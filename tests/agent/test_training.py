@@ -205,3 +205,24 @@ def test_a_second_run_of_the_same_name_is_refused_with_advice(
     train(settings, StopRequest(), QUIET)
     with pytest.raises(RunDirectoryError, match="go on with it by --resume"):
         train(settings, StopRequest(), QUIET)
+
+
+def test_a_checkpoint_names_the_replay_checkpoint_it_belongs_to(
+    start_server: Callable[..., ServerProcess], settings_of: Callable[..., TrainSettings], tmp_path: Path
+) -> None:
+    server = start_server("--checkpoint-dir", str(tmp_path / "kept"))
+    report = train(settings_of(server=server.address, replay_checkpoints=True, name="named"), StopRequest(), QUIET)
+    state = json.loads(next((Path(report.run_dir) / "checkpoints").glob("step-*/state.json")).read_text())
+    with ReplayClient(server.address) as client:
+        (made,) = client.checkpoints()
+    assert state["run"]["replay_checkpoint"] == made.name == "named-000001"
+    assert made.tables["named"].size > 0
+
+
+def test_a_server_without_checkpoints_stops_no_run(
+    server: ServerProcess, settings_of: Callable[..., TrainSettings], caplog: pytest.LogCaptureFixture
+) -> None:
+    report = train(settings_of(server=server.address, replay_checkpoints=True), StopRequest(), QUIET)
+    state = json.loads(next((Path(report.run_dir) / "checkpoints").glob("step-*/state.json")).read_text())
+    assert state["run"]["replay_checkpoint"] is None
+    assert "wrote no checkpoint" in caplog.text

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from replay_agent.acting import FinishedEpisode
-from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, RunChangedError
+from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, RunChangedError, ToldToStopError
 from replay_agent.networks import NetworkSpec, build_network
 from replay_agent.task import Assignment, Task
 from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
@@ -133,6 +134,16 @@ def test_a_learner_that_never_answers_is_given_up_on() -> None:
         pytest.raises(LearnerUnavailableError, match=r"no learner answered at 127\.0\.0\.1:1"),
     ):
         client.join("a")
+
+
+def test_a_call_that_waits_for_a_learner_ends_when_told_to_stop() -> None:
+    stop = threading.Event()
+    timer = threading.Timer(0.3, stop.set)
+    began = time.monotonic()
+    timer.start()
+    with LearnerClient("127.0.0.1:1", timeout_s=60.0, stop=stop) as client, pytest.raises(ToldToStopError):
+        client.join("host:1")
+    assert time.monotonic() - began < 10.0
 
 
 def test_weights_are_whole_while_many_fetch_and_others_are_published(served: Served, client: LearnerClient) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.support.server_process import ServerProcess
 
 StartServer = Callable[..., ServerProcess]
 Connect = Callable[..., ReplayClient]
+Go = Callable[[Callable[[], None]], Future[None]]
 
 
 @pytest.fixture
@@ -25,12 +27,28 @@ def durable(start_server: StartServer, tmp_path: Path) -> ServerProcess:
     return start_server("--data-dir", str(tmp_path / "data"))
 
 
+@pytest.fixture
+def go() -> Iterator[Go]:
+    """Runs something beside the test; the future's `result` raises what it raised."""
+    threads = ThreadPoolExecutor()
+    yield threads.submit
+    # After a failure some still work: they end when their client is closed, which comes next.
+    threads.shutdown(wait=False)
+
+
+def wait_while_at_work(work: Future[None], holds: Callable[[], bool], what: str) -> None:
+    """`wait_until`, which says why nothing comes any more where the work beside the test has failed."""
+    wait_until(lambda: work.done() or holds(), what)
+    if work.done():
+        work.result()
+
+
 def kill_and_restart(server: ServerProcess) -> None:
     server.kill()
     server.restart()
 
 
-def test_a_writer_loses_and_doubles_nothing(durable: ServerProcess, connect: Connect) -> None:
+def test_a_writer_loses_and_doubles_nothing(durable: ServerProcess, connect: Connect, go: Go) -> None:
     table = connect(durable).create_table("t", COLUMNS, 1_000_000)
     enough, stop = 20_000, threading.Event()
     written = 0
@@ -44,23 +62,22 @@ def test_a_writer_loses_and_doubles_nothing(durable: ServerProcess, connect: Con
                 if written % 1000 == 0:
                     writer.end_episode()
 
-    thread = threading.Thread(target=write)
-    thread.start()
+    work = go(write)
     for _ in range(2):
         before = table.describe().inserted
-        wait_until(lambda before=before: table.describe().inserted > before + 2000, "rows arrived")  # type: ignore[misc]
+        wait_while_at_work(work, lambda before=before: table.describe().inserted > before + 2000, "rows arrived")  # type: ignore[misc]
         kill_and_restart(durable)
     before = table.describe().inserted
-    wait_until(lambda: table.describe().inserted > before, "rows arrived again")
+    wait_while_at_work(work, lambda: table.describe().inserted > before, "rows arrived again")
     stop.set()
-    thread.join()
+    work.result()
     read = table.read(np.arange(table.describe().inserted))
     assert_whole(read.columns)
     np.testing.assert_array_equal(read["number"], np.arange(written))
     np.testing.assert_array_equal(read.episodes, np.arange(written) // 1000)
 
 
-def test_single_inserts_lose_and_double_nothing(durable: ServerProcess, connect: Connect) -> None:
+def test_single_inserts_lose_and_double_nothing(durable: ServerProcess, connect: Connect, go: Go) -> None:
     table = connect(durable).create_table("t", COLUMNS, 1_000_000)
     stop = threading.Event()
     keys: list[int] = []
@@ -69,21 +86,20 @@ def test_single_inserts_lose_and_double_nothing(durable: ServerProcess, connect:
         while not stop.is_set():
             keys.extend(table.insert(rows(range(len(keys), len(keys) + 10))).tolist())
 
-    thread = threading.Thread(target=insert)
-    thread.start()
+    work = go(insert)
     for _ in range(2):
         before = len(keys)
-        wait_until(lambda before=before: len(keys) > before + 200, "rows arrived")  # type: ignore[misc]
+        wait_while_at_work(work, lambda before=before: len(keys) > before + 200, "rows arrived")  # type: ignore[misc]
         kill_and_restart(durable)
     before = len(keys)
-    wait_until(lambda: len(keys) > before, "rows arrived again")
+    wait_while_at_work(work, lambda: len(keys) > before, "rows arrived again")
     stop.set()
-    thread.join()
+    work.result()
     assert keys == list(range(len(keys)))
     np.testing.assert_array_equal(table.read(keys)["number"], np.arange(len(keys)))
 
 
-def test_a_sampler_goes_on_and_its_updates_hold(durable: ServerProcess, connect: Connect) -> None:
+def test_a_sampler_goes_on_and_its_updates_hold(durable: ServerProcess, connect: Connect, go: Go) -> None:
     client = connect(durable)
     table = client.create_table("t", COLUMNS, 1000, alpha=1.0, epsilon=0.0)
     table.insert(rows([0]), priorities=[1.0])
@@ -101,16 +117,15 @@ def test_a_sampler_goes_on_and_its_updates_hold(durable: ServerProcess, connect:
                 if done.is_set():
                     break
 
-    thread = threading.Thread(target=learn)
-    thread.start()
+    work = go(learn)
     for _ in range(2):
         before = steps
-        wait_until(lambda before=before: steps > before + 50, "batches arrived")  # type: ignore[misc]
+        wait_while_at_work(work, lambda before=before: steps > before + 50, "batches arrived")  # type: ignore[misc]
         kill_and_restart(durable)
     before = steps
-    wait_until(lambda: steps > before + 50, "batches arrived again")
+    wait_while_at_work(work, lambda: steps > before + 50, "batches arrived again")
     done.set()
-    thread.join()
+    work.result()
     assert seen == sorted(seen)
     assert table.read([0]).priorities.tolist() == [1.0 + steps]
 

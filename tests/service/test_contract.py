@@ -41,6 +41,9 @@ ERRORS: list[RequestError] = [
     errors.internal(),
     errors.unauthenticated("no token"),
     errors.permission_denied("name", ["read"], "table"),
+    errors.checkpoints_off(),
+    errors.checkpoint_not_found("checkpoint"),
+    errors.checkpoint_damaged("checkpoint", "file", "fault"),
 ]
 
 

@@ -154,6 +154,21 @@ class Caller:
         listed = self.stub.ListTables(replay_pb2.ListTablesRequest(), timeout=CALL_TIMEOUT_S).tables
         return [description.config.name for description in listed]
 
+    def checkpoint(self, *tables: str, series: str = "", keep: int = 0) -> replay_pb2.CheckpointDescription:
+        """Have a checkpoint written."""
+        request = replay_pb2.CheckpointRequest(tables=tables, series=series, keep=keep)
+        return self.stub.Checkpoint(request, timeout=CALL_TIMEOUT_S).checkpoint
+
+    def checkpoints(self) -> list[str]:
+        """Names of all checkpoints, as they are listed."""
+        listed = self.stub.ListCheckpoints(replay_pb2.ListCheckpointsRequest(), timeout=CALL_TIMEOUT_S)
+        return [checkpoint.name for checkpoint in listed.checkpoints]
+
+    def verify(self, checkpoint: str) -> replay_pb2.CheckpointDescription:
+        """Have a checkpoint read through."""
+        request = replay_pb2.VerifyCheckpointRequest(name=checkpoint)
+        return self.stub.VerifyCheckpoint(request, timeout=CALL_TIMEOUT_S).checkpoint
+
     def server_stats(self) -> replay_pb2.ServerStats:
         """Figures of the server."""
         return self.stub.Stats(replay_pb2.StatsRequest(), timeout=CALL_TIMEOUT_S).server
@@ -383,6 +398,10 @@ class LearnStream:
     def ask(self, **request: object) -> tuple[replay_pb2.LearnResponse, list[Sampled]]:
         """Send a request and return its answer, with its batches decoded."""
         self.send(**request)  # type: ignore[arg-type]
+        return self.receive_batches()
+
+    def receive_batches(self) -> tuple[replay_pb2.LearnResponse, list[Sampled]]:
+        """The next answer, with its batches decoded."""
         answer = self.receive()
         return answer, list(batches_in(answer))
 
@@ -416,7 +435,7 @@ class WriteStream:
         self._requests: queue.SimpleQueue[replay_pb2.WriteRequest | None] = queue.SimpleQueue()
         self.call = table.stub.Write(iter(self._requests.get, None), timeout=CALL_TIMEOUT_S)
 
-    def send(self, values: ArrayLike, sequence: int) -> None:
+    def send(self, values: ArrayLike, sequence: int, priorities: ArrayLike | None = None) -> None:
         """Send rows."""
         rows = np.atleast_1d(np.asarray(values, np.int64))
         self.send_message(
@@ -424,7 +443,11 @@ class WriteStream:
                 table=self._table.name,
                 table_uid=self._table.uid,
                 writer_id=self._writer_id,
-                insertion=replay_pb2.Insertion(row_count=len(rows), sequence=sequence),
+                insertion=replay_pb2.Insertion(
+                    row_count=len(rows),
+                    sequence=sequence,
+                    priorities=b"" if priorities is None else float64(priorities),
+                ),
                 rows=rows_of(rows),
             )
         )

@@ -31,6 +31,9 @@ CODES = {
     "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
     "LIMITED": grpc.StatusCode.FAILED_PRECONDITION,
     "TABLE_RESET": grpc.StatusCode.ABORTED,
+    "CHECKPOINTS_OFF": grpc.StatusCode.FAILED_PRECONDITION,
+    "CHECKPOINT_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "CHECKPOINT_DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
 """The status code that the contract promises for each reason a caller can meet."""
 
@@ -52,6 +55,9 @@ METADATA = {
     "PERMISSION_DENIED": {"right", "table"},
     "LIMITED": {"table", "waited_for"},
     "TABLE_RESET": {"table"},
+    "CHECKPOINTS_OFF": {"setting"},
+    "CHECKPOINT_NOT_FOUND": {"checkpoint"},
+    "CHECKPOINT_DAMAGED": {"checkpoint", "file"},
 }
 """The metadata that the contract promises for each of them."""
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -88,7 +89,13 @@ class ServerProcess:
         assert self.process.poll() is not None, "it still runs"
         self._start()
 
-    def _start(self) -> None:
+    def kill_while_starting(self, after_s: float) -> None:
+        """Start it again, and end it at once after so many seconds, ready or not."""
+        self._spawn()
+        time.sleep(after_s)
+        self.kill()
+
+    def _spawn(self) -> None:
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
                 [*self._within, *server_command(*self.flags, "--port", str(self.port))],
@@ -98,6 +105,9 @@ class ServerProcess:
                 stderr=log,
                 text=True,
             )
+
+    def _start(self) -> None:
+        self._spawn()
         assert self.process.stdout is not None
         first_line = self.process.stdout.readline()
         ready = _READY.fullmatch(first_line)

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from replay_client.cli import render
+from replay_client.cli import checkpoints, render
+from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json
 from replay_client.cli.plain import plain_description, plain_stats
 from replay_client.client import ReplayClient
-from replay_client.errors import ReplayError, ServerUnavailableError, TableNotFoundError, UnauthenticatedError
-from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
+from replay_client.errors import ReplayError, TableNotFoundError
 from replay_client.stats import Stats
 
-TIMEOUT_S = 3.0
-"""A person is waiting."""
 _FAILURE = 1
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look at the tables of a replay server, empty them, drop them. The variable REPLAY_TOKEN holds a token where "
-    "the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY name the files of TLS.",
+    help="Look at the tables of a replay server, empty them, drop them, write checkpoints of them. The variable "
+    "REPLAY_TOKEN holds a token where the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY name the "
+    "files of TLS.",
 )
+app.add_typer(checkpoints.app, name="checkpoint")
 
-Server = Annotated[
-    str, typer.Option("--server", "-s", envvar="REPLAY_SERVER", metavar="HOST:PORT", help="Address of the server.")
-]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.")]
 MaybeTableName = Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Name of a table; left out: all.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object, or with --watch one a line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them until Ctrl-C.")]
 Interval = Annotated[float, typer.Option("--interval", "-n", min=0.1, help="Seconds between two looks with --watch.")]
-
-DEFAULT_SERVER = "localhost:50051"
 
 
 def run() -> int:
@@ -58,10 +49,10 @@ def run() -> int:
 @app.command()
 def tables(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     """List the tables of a server."""
-    with _client(server) as client:
+    with client_of(server) as client:
         descriptions = client.tables()
     if as_json:
-        _print_json([plain_description(description) for description in descriptions])
+        print_json([plain_description(description) for description in descriptions])
     else:
         Console().print(render.table_list(descriptions, server))
 
@@ -75,13 +66,13 @@ def stats(
     interval: Interval = 1.0,
 ) -> None:
     """Show what a server, or one of its tables, holds and does."""
-    with _client(server) as client:
+    with client_of(server) as client:
         if watch and as_json:
             _watch_json(client, table, interval)
         elif watch:
             _watch(client, table, interval)
         elif as_json:
-            _print_json(plain_stats(_stats_of(client, table)))
+            print_json(plain_stats(_stats_of(client, table)))
         else:
             console = Console()
             console.print(render.stats_view(_stats_of(client, table), server, table, console.width))
@@ -90,7 +81,7 @@ def stats(
 @app.command()
 def drop(table: TableName, server: Server = DEFAULT_SERVER, yes: Yes = False) -> None:
     """Remove a table and its rows."""
-    with _client(server) as client:
+    with client_of(server) as client:
         handle = client.table(table)
         if not yes:
             size = handle.describe().size
@@ -102,30 +93,13 @@ def drop(table: TableName, server: Server = DEFAULT_SERVER, yes: Yes = False) ->
 @app.command()
 def reset(table: TableName, server: Server = DEFAULT_SERVER, yes: Yes = False) -> None:
     """Make all rows of a table disappear; the table stays."""
-    with _client(server) as client:
+    with client_of(server) as client:
         handle = client.table(table)
         if not yes:
             size = handle.describe().size
             typer.confirm(f"Empty table {table!r} of its {size:,} rows?", abort=True)
         removed = handle.reset()
     typer.echo(f"table {table} emptied of {removed:,} rows")
-
-
-@contextmanager
-def _client(server: str) -> Iterator[ReplayClient]:
-    """A client that names the server it could not reach."""
-    with ReplayClient(
-        server, token=token_from_environment(), tls=Tls.from_environment(), timeout_s=TIMEOUT_S
-    ) as client:
-        try:
-            yield client
-        except ServerUnavailableError as error:
-            raise ServerUnavailableError(
-                f"no replay server answers at {server}; is it running, is --server (or REPLAY_SERVER) its address, and "
-                f"are REPLAY_TLS... as it wants them? ({error.message})"
-            ) from error
-        except UnauthenticatedError as error:
-            raise UnauthenticatedError(f"{error.message}: put it into the variable {TOKEN_VARIABLE}") from error
 
 
 def _stats_of(client: ReplayClient, table: str | None) -> Stats:
@@ -163,11 +137,7 @@ def _watch(client: ReplayClient, table: str | None, interval_s: float) -> None:
 def _watch_json(client: ReplayClient, table: str | None, interval_s: float) -> None:
     try:
         while True:
-            _print_json(plain_stats(_stats_of(client, table)), indent=None)
+            print_json(plain_stats(_stats_of(client, table)), indent=None)
             time.sleep(interval_s)
     except KeyboardInterrupt:
         pass
-
-
-def _print_json(value: object, indent: int | None = 2) -> None:
-    print(json.dumps(value, indent=indent), flush=True)

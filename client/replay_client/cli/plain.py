@@ -21,7 +21,7 @@ def plain_description(description: TableDescription) -> dict[str, Any]:
         "backend": description.backend,
         "parameters": dict(description.parameters),
         "seed": description.seed,
-        "rate_limit": None if description.rate_limit is None else _plain(description.rate_limit),
+        "rate_limit": None if description.rate_limit is None else plain(description.rate_limit),
         "size": description.size,
         "inserted": description.inserted,
         "slots": description.slots,
@@ -35,23 +35,26 @@ def plain_stats(stats: Stats) -> dict[str, Any]:
         name: {
             **plain_description(table.table),
             **{
-                field.name: _plain(getattr(table, field.name))
+                field.name: plain(getattr(table, field.name))
                 for field in dataclasses.fields(table)
                 if field.name != "table"
             },
         }
         for name, table in stats.tables.items()
     }
-    return {"server": _plain(stats.server), "tables": tables}
+    return {"server": plain(stats.server), "tables": tables}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A dataclass, and all in it, as dicts and lists."""
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
     if isinstance(value, tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None  # JSON has no word for it
     return value

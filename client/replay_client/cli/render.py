@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 
 from rich import box
 from rich.columns import Columns
@@ -12,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from replay_client.checkpoints import Checkpoint
 from replay_client.cli.units import bytes_text, count_text, duration_text, number_text
 from replay_client.description import TableDescription
 from replay_client.stats import MethodStats, ServerStats, Stats, TableStats, TimesSampled
@@ -37,6 +39,24 @@ def table_list(descriptions: Sequence[TableDescription], server: str) -> Rendera
             count_text(description.capacity),
             bytes_text(description.row_bytes),
             Text("\n").join(_column(name, column) for name, column in description.schema.items()),
+        )
+    return grid
+
+
+def checkpoint_list(checkpoints: Sequence[Checkpoint], server: str) -> RenderableType:
+    """The checkpoints of a server."""
+    if not checkpoints:
+        return Text(f"{server} has no checkpoints", _FAINT)
+    grid = _grid("checkpoint", "taken", ">size", "tables")
+    for checkpoint in checkpoints:
+        grid.add_row(
+            Text(checkpoint.name, f"bold {_ACCENT}"),
+            f"{datetime.fromtimestamp(checkpoint.taken_s):%Y-%m-%d %H:%M:%S}",
+            bytes_text(checkpoint.bytes),
+            Text("\n").join(
+                Text.assemble(table.name, (f" {count_text(table.size)} rows", _FAINT))
+                for table in checkpoint.tables.values()
+            ),
         )
     return grid
 

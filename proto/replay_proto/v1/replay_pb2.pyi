@@ -64,7 +64,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 7
     """RESOURCE_EXHAUSTED: a bound was passed. Metadata: `bound`, `limit`, `got`, `setting`."""
     ERROR_REASON_NO_SPACE: _ErrorReason.ValueType  # 8
-    """RESOURCE_EXHAUSTED: the disk or the memory that holds the tables is full. Metadata: `table`."""
+    """RESOURCE_EXHAUSTED: the disk or the memory that holds the tables, or the checkpoints, is full. Metadata: `table`
+    (empty for a checkpoint).
+    """
     ERROR_REASON_SEQUENCE_GAP: _ErrorReason.ValueType  # 9
     """FAILED_PRECONDITION: an insert skipped sequence numbers. Metadata: `expected`, `got`."""
     ERROR_REASON_SEQUENCE_TOO_OLD: _ErrorReason.ValueType  # 10
@@ -93,6 +95,12 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """
     ERROR_REASON_TABLE_RESET: _ErrorReason.ValueType  # 18
     """ABORTED: the table was reset while the call waited; the call had no effect. Metadata: `table`."""
+    ERROR_REASON_CHECKPOINTS_OFF: _ErrorReason.ValueType  # 19
+    """FAILED_PRECONDITION: the server has no directory for checkpoints. Metadata: `setting`."""
+    ERROR_REASON_CHECKPOINT_NOT_FOUND: _ErrorReason.ValueType  # 20
+    """NOT_FOUND: no checkpoint of this name. Metadata: `checkpoint`."""
+    ERROR_REASON_CHECKPOINT_DAMAGED: _ErrorReason.ValueType  # 21
+    """DATA_LOSS: a file of a checkpoint is not what it was written as. Metadata: `checkpoint`, `file`."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of its google.rpc.ErrorInfo, without the prefix."""
@@ -117,7 +125,9 @@ allows), "room" (in a queue). Metadata: `table`, `waited_for`.
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 7
 """RESOURCE_EXHAUSTED: a bound was passed. Metadata: `bound`, `limit`, `got`, `setting`."""
 ERROR_REASON_NO_SPACE: ErrorReason.ValueType  # 8
-"""RESOURCE_EXHAUSTED: the disk or the memory that holds the tables is full. Metadata: `table`."""
+"""RESOURCE_EXHAUSTED: the disk or the memory that holds the tables, or the checkpoints, is full. Metadata: `table`
+(empty for a checkpoint).
+"""
 ERROR_REASON_SEQUENCE_GAP: ErrorReason.ValueType  # 9
 """FAILED_PRECONDITION: an insert skipped sequence numbers. Metadata: `expected`, `got`."""
 ERROR_REASON_SEQUENCE_TOO_OLD: ErrorReason.ValueType  # 10
@@ -146,6 +156,12 @@ not ask to wait. Metadata: `table`, `waited_for` (as in WAITED_TOO_LONG).
 """
 ERROR_REASON_TABLE_RESET: ErrorReason.ValueType  # 18
 """ABORTED: the table was reset while the call waited; the call had no effect. Metadata: `table`."""
+ERROR_REASON_CHECKPOINTS_OFF: ErrorReason.ValueType  # 19
+"""FAILED_PRECONDITION: the server has no directory for checkpoints. Metadata: `setting`."""
+ERROR_REASON_CHECKPOINT_NOT_FOUND: ErrorReason.ValueType  # 20
+"""NOT_FOUND: no checkpoint of this name. Metadata: `checkpoint`."""
+ERROR_REASON_CHECKPOINT_DAMAGED: ErrorReason.ValueType  # 21
+"""DATA_LOSS: a file of a checkpoint is not what it was written as. Metadata: `checkpoint`, `file`."""
 global___ErrorReason = ErrorReason
 
 class _DataType:
@@ -1712,3 +1728,195 @@ class TimesSampled(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["at_least", b"at_least", "at_most", b"at_most", "rows", b"rows"]) -> None: ...
 
 global___TimesSampled = TimesSampled
+
+@typing.final
+class CheckpointRequest(google.protobuf.message.Message):
+    """What to write."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TABLES_FIELD_NUMBER: builtins.int
+    SERIES_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
+    series: builtins.str
+    """What the checkpoint is one of: its name is the series and a number. Named like a table; empty: "checkpoint"."""
+    keep: builtins.int
+    """How many of the series to keep, this one included; older ones are removed. 0: as the server's
+    `keep_checkpoints` says.
+    """
+    @property
+    def tables(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the tables; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        tables: collections.abc.Iterable[builtins.str] | None = ...,
+        series: builtins.str = ...,
+        keep: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["keep", b"keep", "series", b"series", "tables", b"tables"]) -> None: ...
+
+global___CheckpointRequest = CheckpointRequest
+
+@typing.final
+class CheckpointResponse(google.protobuf.message.Message):
+    """See CheckpointRequest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    @property
+    def checkpoint(self) -> global___CheckpointDescription:
+        """What was written."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: global___CheckpointDescription | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> None: ...
+
+global___CheckpointResponse = CheckpointResponse
+
+@typing.final
+class CheckpointDescription(google.protobuf.message.Message):
+    """A checkpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DIRECTORY_FIELD_NUMBER: builtins.int
+    TAKEN_S_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    TABLES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name: series and number, such as "checkpoint-000007"."""
+    directory: builtins.str
+    """Its directory on the server's host."""
+    taken_s: builtins.float
+    """When it was taken, in seconds since 1970 (UTC)."""
+    bytes: builtins.int
+    """Bytes of all its files."""
+    @property
+    def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CheckpointTable]:
+        """Its tables, in the order of their names."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        directory: builtins.str = ...,
+        taken_s: builtins.float = ...,
+        bytes: builtins.int = ...,
+        tables: collections.abc.Iterable[global___CheckpointTable] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "directory", b"directory", "name", b"name", "tables", b"tables", "taken_s", b"taken_s"]) -> None: ...
+
+global___CheckpointDescription = CheckpointDescription
+
+@typing.final
+class CheckpointTable(google.protobuf.message.Message):
+    """A table in a checkpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TABLE_UID_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    INSERTED_FIELD_NUMBER: builtins.int
+    LEFT_OUT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the table."""
+    table_uid: builtins.bytes
+    """The table's uid."""
+    size: builtins.int
+    """Rows in the checkpoint."""
+    inserted: builtins.int
+    """Rows ever inserted, at the moment of the checkpoint."""
+    left_out: builtins.int
+    """Oldest rows that were live at that moment and were overwritten before they could be copied."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        table_uid: builtins.bytes = ...,
+        size: builtins.int = ...,
+        inserted: builtins.int = ...,
+        left_out: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inserted", b"inserted", "left_out", b"left_out", "name", b"name", "size", b"size", "table_uid", b"table_uid"]) -> None: ...
+
+global___CheckpointTable = CheckpointTable
+
+@typing.final
+class ListCheckpointsRequest(google.protobuf.message.Message):
+    """Asks for all checkpoints."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListCheckpointsRequest = ListCheckpointsRequest
+
+@typing.final
+class ListCheckpointsResponse(google.protobuf.message.Message):
+    """All checkpoints."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINTS_FIELD_NUMBER: builtins.int
+    @property
+    def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CheckpointDescription]:
+        """Oldest first; those whose manifest is damaged are left out, and logged."""
+
+    def __init__(
+        self,
+        *,
+        checkpoints: collections.abc.Iterable[global___CheckpointDescription] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints"]) -> None: ...
+
+global___ListCheckpointsResponse = ListCheckpointsResponse
+
+@typing.final
+class VerifyCheckpointRequest(google.protobuf.message.Message):
+    """Names the checkpoint to read through."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the checkpoint."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___VerifyCheckpointRequest = VerifyCheckpointRequest
+
+@typing.final
+class VerifyCheckpointResponse(google.protobuf.message.Message):
+    """The checkpoint is whole."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    @property
+    def checkpoint(self) -> global___CheckpointDescription:
+        """What it is."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: global___CheckpointDescription | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> None: ...
+
+global___VerifyCheckpointResponse = VerifyCheckpointResponse

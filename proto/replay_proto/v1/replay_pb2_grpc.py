@@ -95,6 +95,21 @@ class ReplayServiceStub(object):
                 request_serializer=replay__proto_dot_v1_dot_replay__pb2.StatsRequest.SerializeToString,
                 response_deserializer=replay__proto_dot_v1_dot_replay__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.Checkpoint = channel.unary_unary(
+                '/replay.v1.ReplayService/Checkpoint',
+                request_serializer=replay__proto_dot_v1_dot_replay__pb2.CheckpointRequest.SerializeToString,
+                response_deserializer=replay__proto_dot_v1_dot_replay__pb2.CheckpointResponse.FromString,
+                _registered_method=True)
+        self.ListCheckpoints = channel.unary_unary(
+                '/replay.v1.ReplayService/ListCheckpoints',
+                request_serializer=replay__proto_dot_v1_dot_replay__pb2.ListCheckpointsRequest.SerializeToString,
+                response_deserializer=replay__proto_dot_v1_dot_replay__pb2.ListCheckpointsResponse.FromString,
+                _registered_method=True)
+        self.VerifyCheckpoint = channel.unary_unary(
+                '/replay.v1.ReplayService/VerifyCheckpoint',
+                request_serializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointRequest.SerializeToString,
+                response_deserializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointResponse.FromString,
+                _registered_method=True)
 
 
 class ReplayServiceServicer(object):
@@ -204,6 +219,31 @@ class ReplayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Checkpoint(self, request, context):
+        """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
+        not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
+        Right: admin of every table that is copied.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCheckpoints(self, request, context):
+        """Lists the checkpoints of the server, oldest first.
+        Right: admin of every table that there is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyCheckpoint(self, request, context):
+        """Reads a checkpoint through and compares every file with its checksum.
+        Right: admin of every table that there is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -266,6 +306,21 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=replay__proto_dot_v1_dot_replay__pb2.StatsRequest.FromString,
                     response_serializer=replay__proto_dot_v1_dot_replay__pb2.StatsResponse.SerializeToString,
+            ),
+            'Checkpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoint,
+                    request_deserializer=replay__proto_dot_v1_dot_replay__pb2.CheckpointRequest.FromString,
+                    response_serializer=replay__proto_dot_v1_dot_replay__pb2.CheckpointResponse.SerializeToString,
+            ),
+            'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCheckpoints,
+                    request_deserializer=replay__proto_dot_v1_dot_replay__pb2.ListCheckpointsRequest.FromString,
+                    response_serializer=replay__proto_dot_v1_dot_replay__pb2.ListCheckpointsResponse.SerializeToString,
+            ),
+            'VerifyCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyCheckpoint,
+                    request_deserializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointRequest.FromString,
+                    response_serializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -593,6 +648,87 @@ class ReplayService(object):
             '/replay.v1.ReplayService/Stats',
             replay__proto_dot_v1_dot_replay__pb2.StatsRequest.SerializeToString,
             replay__proto_dot_v1_dot_replay__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Checkpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replay.v1.ReplayService/Checkpoint',
+            replay__proto_dot_v1_dot_replay__pb2.CheckpointRequest.SerializeToString,
+            replay__proto_dot_v1_dot_replay__pb2.CheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replay.v1.ReplayService/ListCheckpoints',
+            replay__proto_dot_v1_dot_replay__pb2.ListCheckpointsRequest.SerializeToString,
+            replay__proto_dot_v1_dot_replay__pb2.ListCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replay.v1.ReplayService/VerifyCheckpoint',
+            replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointRequest.SerializeToString,
+            replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -143,6 +143,31 @@ class ReplayServiceStub:
     Right: read; tables that the caller may not read are left out.
     """
 
+    Checkpoint: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.CheckpointRequest,
+        replay_proto.v1.replay_pb2.CheckpointResponse,
+    ]
+    """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
+    not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
+    Right: admin of every table that is copied.
+    """
+
+    ListCheckpoints: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.ListCheckpointsRequest,
+        replay_proto.v1.replay_pb2.ListCheckpointsResponse,
+    ]
+    """Lists the checkpoints of the server, oldest first.
+    Right: admin of every table that there is.
+    """
+
+    VerifyCheckpoint: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.VerifyCheckpointRequest,
+        replay_proto.v1.replay_pb2.VerifyCheckpointResponse,
+    ]
+    """Reads a checkpoint through and compares every file with its checksum.
+    Right: admin of every table that there is.
+    """
+
 class ReplayServiceAsyncStub:
     """Prioritized replay tables, served to actors that insert and learners that sample."""
 
@@ -247,6 +272,31 @@ class ReplayServiceAsyncStub:
     ]
     """Figures of the server and its tables. Cheap: it never passes over all rows.
     Right: read; tables that the caller may not read are left out.
+    """
+
+    Checkpoint: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.CheckpointRequest,
+        replay_proto.v1.replay_pb2.CheckpointResponse,
+    ]
+    """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
+    not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
+    Right: admin of every table that is copied.
+    """
+
+    ListCheckpoints: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.ListCheckpointsRequest,
+        replay_proto.v1.replay_pb2.ListCheckpointsResponse,
+    ]
+    """Lists the checkpoints of the server, oldest first.
+    Right: admin of every table that there is.
+    """
+
+    VerifyCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.VerifyCheckpointRequest,
+        replay_proto.v1.replay_pb2.VerifyCheckpointResponse,
+    ]
+    """Reads a checkpoint through and compares every file with its checksum.
+    Right: admin of every table that there is.
     """
 
 class ReplayServiceServicer(metaclass=abc.ABCMeta):
@@ -377,6 +427,37 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[replay_proto.v1.replay_pb2.StatsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.StatsResponse]]:
         """Figures of the server and its tables. Cheap: it never passes over all rows.
         Right: read; tables that the caller may not read are left out.
+        """
+
+    @abc.abstractmethod
+    def Checkpoint(
+        self,
+        request: replay_proto.v1.replay_pb2.CheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.CheckpointResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.CheckpointResponse]]:
+        """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
+        not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
+        Right: admin of every table that is copied.
+        """
+
+    @abc.abstractmethod
+    def ListCheckpoints(
+        self,
+        request: replay_proto.v1.replay_pb2.ListCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.ListCheckpointsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ListCheckpointsResponse]]:
+        """Lists the checkpoints of the server, oldest first.
+        Right: admin of every table that there is.
+        """
+
+    @abc.abstractmethod
+    def VerifyCheckpoint(
+        self,
+        request: replay_proto.v1.replay_pb2.VerifyCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.VerifyCheckpointResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.VerifyCheckpointResponse]]:
+        """Reads a checkpoint through and compares every file with its checksum.
+        Right: admin of every table that there is.
         """
 
 def add_ReplayServiceServicer_to_server(servicer: ReplayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

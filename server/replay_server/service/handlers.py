@@ -11,8 +11,20 @@ from replay_proto.v1 import replay_pb2
 
 from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
+from replay_server.checkpoint.store import Checkpoints
+from replay_server.service.checkpoints import CheckpointHandlers
 from replay_server.service.inserts import InsertHandlers
-from replay_server.service.rights import Demand, Rpc, on_table, to_create, to_learn, to_list, to_see_figures
+from replay_server.service.rights import (
+    Demand,
+    Rpc,
+    on_table,
+    to_administer_all,
+    to_copy,
+    to_create,
+    to_learn,
+    to_list,
+    to_see_figures,
+)
 from replay_server.service.rpc import OpenStreams, streaming, unary, unary_of_caller
 from replay_server.service.sampling import SamplingHandlers
 from replay_server.service.stats import StatsHandler
@@ -23,7 +35,12 @@ SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 
 
 def replay_methods(
-    catalog: Catalog, reply_limit_bytes: int, *, socket: Path | None, authenticator: Authenticator
+    catalog: Catalog,
+    reply_limit_bytes: int,
+    *,
+    socket: Path | None,
+    authenticator: Authenticator,
+    checkpoints: Checkpoints | None = None,
 ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
     """The whole service over these tables: its handlers, by name of the method.
 
@@ -33,6 +50,7 @@ def replay_methods(
         socket: where clients on this host may make calls without gRPC; None: they may not, nor copy rows out of the
             tables' files.
         authenticator: finds out who calls.
+        checkpoints: where checkpoints are written; None: nowhere.
     """
     same_host = socket is not None
     figures: dict[str, MethodFigures] = defaultdict(MethodFigures)
@@ -43,6 +61,7 @@ def replay_methods(
     streams = OpenStreams(catalog.bounds.max_streams_per_client)
     tables, inserts = TableHandlers(catalog, socket=socket), InsertHandlers(catalog)
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
+    kept, of_tables, of_all = CheckpointHandlers(checkpoints), to_copy(catalog), to_administer_all(catalog)
     read, write, admin = on_table(Right.READ), on_table(Right.WRITE), on_table(Right.ADMIN)
     return {
         "CreateTable": unary_of_caller(replay_pb2.CreateTableRequest, tables.create, rpc("CreateTable", to_create)),
@@ -59,4 +78,7 @@ def replay_methods(
         "UpdatePriorities": unary(replay_pb2.UpdatePrioritiesRequest, sampling.update, rpc("UpdatePriorities", write)),
         "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn", to_learn), streams),
         "Stats": unary_of_caller(replay_pb2.StatsRequest, stats.stats, rpc("Stats", to_see_figures)),
+        "Checkpoint": unary(replay_pb2.CheckpointRequest, kept.create, rpc("Checkpoint", of_tables)),
+        "ListCheckpoints": unary(replay_pb2.ListCheckpointsRequest, kept.list, rpc("ListCheckpoints", of_all)),
+        "VerifyCheckpoint": unary(replay_pb2.VerifyCheckpointRequest, kept.verify, rpc("VerifyCheckpoint", of_all)),
     }

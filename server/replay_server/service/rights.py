@@ -10,6 +10,7 @@ from replay_proto.access.tokens import Right
 from replay_proto.v1 import replay_pb2
 
 from replay_server.access.caller import Authenticator, Caller
+from replay_server.catalog import Catalog
 from replay_server.statistics.methods import MethodFigures
 
 Demand = Callable[[Caller, Any, str], None]
@@ -65,3 +66,24 @@ def to_learn(caller: Caller, message: replay_pb2.LearnRequest, stream_table: str
     caller.check(Right.READ, table)
     if message.HasField("update"):
         caller.check(Right.WRITE, table)
+
+
+def to_copy(catalog: Catalog) -> Demand:
+    """The right to administer each table that is to be copied: those named, or all that there are."""
+
+    def demand(caller: Caller, message: replay_pb2.CheckpointRequest, _: str) -> None:
+        for name in message.tables or [table.name for table in catalog]:
+            caller.check(Right.ADMIN, name)
+
+    return demand
+
+
+def to_administer_all(catalog: Catalog) -> Demand:
+    """The right to administer whatever tables there are, or at least some table."""
+
+    def demand(caller: Caller, _message: Any, _: str) -> None:
+        caller.check(Right.ADMIN)
+        for table in catalog:
+            caller.check(Right.ADMIN, table.name)
+
+    return demand

@@ -65,9 +65,9 @@ class RowStore:
         """
         start = first_key % self.slots
         for name, values in columns.items():
-            _store(self._rings[name].values, start, flat_rows(values))
+            store_in_ring(self._rings[name].values, start, flat_rows(values))
         count = len(next(iter(columns.values())))
-        _store(self._rings[LINK_COLUMN].values, start, np.broadcast_to(np.array(link, np.uint64), (count, 2)))
+        store_in_ring(self._rings[LINK_COLUMN].values, start, np.broadcast_to(np.array(link, np.uint64), (count, 2)))
 
     def gather(self, keys: NDArray[np.int64], out: Mapping[str, Array]) -> None:
         """Copy rows.
@@ -85,6 +85,10 @@ class RowStore:
         """uint64[n, 2]: stream and episode of rows that were written."""
         return np.take(self._rings[LINK_COLUMN].values, keys % self.slots, axis=0)
 
+    def values(self) -> Sequence[Array]:
+        """The content of all files, in their order: ``dtype[slots, elements]`` each."""
+        return [ring.values for ring in self._rings.values()]
+
     def files(self) -> Sequence[MappedFile]:
         """All files of the store."""
         return [ring.file for ring in self._rings.values()]
@@ -96,7 +100,7 @@ class RowStore:
         self._rings.clear()
 
 
-def _store(ring: Array, start: int, values: Array) -> None:
+def store_in_ring(ring: Array, start: int, values: Array) -> None:
     """Store ``values`` from slot ``start`` on, around the end of the ring."""
     before_end = min(len(ring) - start, len(values))
     ring[start : start + before_end] = values[:before_end]

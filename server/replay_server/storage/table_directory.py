@@ -18,8 +18,10 @@ import errno
 import json
 import secrets
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +37,7 @@ from replay_server.table_config import TableConfig
 FORMAT_VERSION = 1
 UID_BYTES = 16
 _MANIFEST = "manifest.json"
-_PRIORITIES = "priorities.bin"
+PRIORITIES_FILE = "priorities.bin"
 _PRIORITY_BYTES = 8
 _UNFINISHED = ".new-"
 _REMOVED = ".dropped-"
@@ -61,7 +63,7 @@ class TableDirectory:
         self.uid = uid
         self.header = Header(folder, create=create)
         self.rows = RowStore(folder, config.schema, config.slots, create=create)
-        self._priorities_file = MappedFile(folder / _PRIORITIES, config.slots * _PRIORITY_BYTES, create=create)
+        self._priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * _PRIORITY_BYTES, create=create)
         # The index stores to any slot of it at any time, so all of its space is reserved at once.
         self._priorities_file.reserve(self._priorities_file.size)
         self.priorities: NDArray[np.float64] = self._priorities_file.view(  # type: ignore[assignment]
@@ -71,21 +73,36 @@ class TableDirectory:
         self.writers = WriterRecords(folder, inserted=self.header.inserted, create=create)
 
     @classmethod
-    def create(cls, parent: Path, config: TableConfig) -> TableDirectory:
+    def create(
+        cls,
+        parent: Path,
+        config: TableConfig,
+        *,
+        uid: bytes | None = None,
+        fill: Callable[[TableDirectory], None] = lambda directory: None,
+    ) -> TableDirectory:
         """Make the directory of a new table below ``parent``.
+
+        Args:
+            parent: of all tables.
+            config: of the table.
+            uid: of the table; None: a new one.
+            fill: puts rows into it before it gets its name.
 
         Raises:
             NoSpaceError: if there is no room for it; nothing is left behind.
             OSError: if it cannot be made.
         """
-        uid = secrets.token_bytes(UID_BYTES)
+        uid = uid or secrets.token_bytes(UID_BYTES)
         unfinished = parent / f"{_UNFINISHED}{uid.hex()}"
         try:
             unfinished.mkdir(mode=FOLDER_MODE)
             manifest = {"format_version": FORMAT_VERSION, "uid": uid.hex(), "config": config.to_json()}
+            manifest["crc32"] = _checksum(manifest)
             (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
             (unfinished / NONCE_FILE).write_bytes(secrets.token_bytes(NONCE_BYTES))
             directory = cls(unfinished, config, uid, create=True)
+            fill(directory)
             directory.folder = unfinished.rename(parent / config.name)
         except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -106,13 +123,15 @@ class TableDirectory:
             manifest = json.loads(path.read_text("utf-8"))
             if manifest["format_version"] != FORMAT_VERSION:
                 raise ValueError(f"expected format version {FORMAT_VERSION}, found {manifest['format_version']}")
+            if manifest.get("crc32", _checksum(manifest)) != _checksum(manifest):
+                raise ValueError("its checksum is not that of its content")
             config = TableConfig.from_json(manifest["config"])
             uid = bytes.fromhex(manifest["uid"])
             if len(uid) != UID_BYTES:
                 raise ValueError(f"expected a uid of {UID_BYTES} bytes, found {len(uid)}")
             if config.name != folder.name:
                 raise ValueError(f"it belongs to a table called {config.name!r}")
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DamagedTableError(f"{path}: {error}") from error
         try:
             return cls(folder, config, uid, create=False)
@@ -146,6 +165,12 @@ class TableDirectory:
             Its new path, to be removed.
         """
         return self.folder.rename(self.folder.with_name(f"{_REMOVED}{self.uid.hex()}"))
+
+
+def _checksum(manifest: Mapping[str, Any]) -> int:
+    """Of what defines the table. Directories made by earlier versions have none."""
+    content = {"uid": manifest["uid"], "config": manifest["config"]}
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def _read_nonce(path: Path) -> bytes:

@@ -47,7 +47,8 @@ class WriterRecords:
             inserted: the table's commit point; records beyond it are erased.
             create: make the file, or open it.
         """
-        self._file = MappedFile(folder / FILE_NAME, WRITER_RECORDS_BYTES, create=create)
+        self._path = folder / FILE_NAME
+        self._file = MappedFile(self._path, WRITER_RECORDS_BYTES, create=create)
         self._file.reserve(self._file.size)
         table: NDArray[np.void] = self._file.view(_WRITER, (WRITERS_KEPT,))  # type: ignore[assignment]
         self._ids = table["id"]
@@ -104,6 +105,11 @@ class WriterRecords:
         self._file.flush()
 
     @property
+    def content(self) -> NDArray[np.uint8]:
+        """The file as it stands. What is stored to it counts once the table is opened again."""
+        return self._file.bytes
+
+    @property
     def reserved_bytes(self) -> int:
         """Bytes of the file."""
         return self._file.reserved
@@ -120,9 +126,34 @@ class WriterRecords:
         _, forgotten = self._writers.popitem(last=False)
         return forgotten.place
 
+    def _check(self, inserted: int) -> None:
+        """Make sure that every record is one that could have been stored.
+
+        Raises:
+            ValueError: if one is not.
+        """
+        records = self._records
+        sequence, first_key = records["sequence"], records["first_key"]
+        impossible = (sequence < 0) | (
+            (sequence > 0)
+            & (
+                (sequence % INSERTS_KEPT != np.arange(INSERTS_KEPT))
+                | (records["count"] < 1)
+                | (first_key < 0)
+                | (first_key >= inserted)
+            )
+        )
+        if impossible.any():
+            place, index = np.argwhere(impossible)[0]
+            raise ValueError(
+                f"{self._path}: record {index} of writer {place} cannot be: {records[place, index]}; "
+                "the file is damaged"
+            )
+
     def _recover(self, inserted: int) -> None:
         uncommitted = self._records["first_key"] + self._records["count"] > inserted
         self._records[uncommitted] = 0
+        self._check(inserted)
         last = self._records["sequence"].max(axis=1)
         newest_key = self._records["first_key"].max(axis=1)
         known = np.flatnonzero(last)

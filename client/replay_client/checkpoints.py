@@ -1,0 +1,54 @@
+"""Checkpoints that a server has written, as `ReplayClient.checkpoint` and `ReplayClient.checkpoints` return them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from replay_proto.v1 import replay_pb2
+
+
+@dataclass(frozen=True)
+class CheckpointTable:
+    """A table in a checkpoint."""
+
+    name: str
+    """Its name."""
+    uid: bytes
+    """16 random bytes that tell it from another table of the same name."""
+    size: int
+    """Rows in the checkpoint."""
+    inserted: int
+    """Rows ever inserted, at the moment of the checkpoint."""
+    left_out: int
+    """Oldest rows that were overwritten before they could be copied."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A copy of tables in a directory of the server's host."""
+
+    name: str
+    """Series and number, such as ``checkpoint-000007``."""
+    directory: str
+    """Where it is on the server's host: what ``replay-server --restore`` takes."""
+    taken_s: float
+    """When it was taken, in seconds since 1970 (UTC)."""
+    bytes: int
+    """Of all its files."""
+    tables: Mapping[str, CheckpointTable]
+    """By name."""
+
+    @classmethod
+    def from_proto(cls, message: replay_pb2.CheckpointDescription) -> Checkpoint:
+        """Read it from a message."""
+        return cls(
+            name=message.name,
+            directory=message.directory,
+            taken_s=message.taken_s,
+            bytes=message.bytes,
+            tables={
+                table.name: CheckpointTable(table.name, table.table_uid, table.size, table.inserted, table.left_out)
+                for table in message.tables
+            },
+        )

@@ -1,0 +1,74 @@
+"""``replay checkpoint``: have a server write checkpoints, list them, read them through."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from replay_client.checkpoints import Checkpoint
+from replay_client.cli import render
+from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json
+from replay_client.cli.plain import plain
+from replay_client.cli.units import bytes_text, count_text
+
+PATIENCE_S = 3600.0
+"""Large tables take a while to copy and to read."""
+
+app = typer.Typer(no_args_is_help=True, help="Have the server write checkpoints of its tables, list and verify them.")
+
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", "-t", metavar="TABLE", help="A table to copy; may be repeated. Absent: all."),
+]
+Series = Annotated[str, typer.Option("--series", help="What the checkpoint is one of; its name begins with it.")]
+Keep = Annotated[
+    int | None, typer.Option("--keep", min=1, help="How many of the series to keep; as the server is set if absent.")
+]
+Name = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Name of the checkpoint.")]
+
+
+@app.command()
+def create(
+    server: Server = DEFAULT_SERVER,
+    table: Tables = None,
+    series: Series = "checkpoint",
+    keep: Keep = None,
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint now, while service goes on."""
+    with client_of(server) as client:
+        _show(client.checkpoint(table or (), series=series, keep=keep, timeout_s=PATIENCE_S), "written", as_json)
+
+
+@app.command("list")
+def list_all(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+    """List the checkpoints of a server, oldest first."""
+    with client_of(server) as client:
+        found = client.checkpoints()
+    if as_json:
+        print_json([plain(checkpoint) for checkpoint in found])
+    else:
+        Console().print(render.checkpoint_list(found, server))
+
+
+@app.command()
+def verify(name: Name, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+    """Have the server read a checkpoint through; fails and names the file if one is damaged."""
+    with client_of(server) as client:
+        _show(client.verify_checkpoint(name, timeout_s=PATIENCE_S), "whole", as_json)
+
+
+def _show(checkpoint: Checkpoint, what: str, as_json: bool) -> None:
+    if as_json:
+        print_json(plain(checkpoint))
+        return
+    rows = sum(table.size for table in checkpoint.tables.values())
+    typer.echo(
+        f"checkpoint {checkpoint.name} {what}: {len(checkpoint.tables)} tables, {count_text(rows)} rows, "
+        f"{bytes_text(checkpoint.bytes)}, in {checkpoint.directory}"
+    )
+    for table in checkpoint.tables.values():
+        if table.left_out:
+            typer.echo(f"  of {table.name}, the oldest {table.left_out:,} rows were overwritten before their turn")

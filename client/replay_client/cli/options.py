@@ -1,0 +1,45 @@
+"""What the subcommands of `replay` share: options, a client that says whom it could not reach, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from replay_client.client import ReplayClient
+from replay_client.errors import ServerUnavailableError, UnauthenticatedError
+from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
+
+TIMEOUT_S = 3.0
+"""A person is waiting."""
+DEFAULT_SERVER = "localhost:50051"
+
+Server = Annotated[
+    str, typer.Option("--server", "-s", envvar="REPLAY_SERVER", metavar="HOST:PORT", help="Address of the server.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object, or with --watch one a line.")]
+
+
+@contextmanager
+def client_of(server: str) -> Iterator[ReplayClient]:
+    """A client that names the server it could not reach."""
+    with ReplayClient(
+        server, token=token_from_environment(), tls=Tls.from_environment(), timeout_s=TIMEOUT_S
+    ) as client:
+        try:
+            yield client
+        except ServerUnavailableError as error:
+            raise ServerUnavailableError(
+                f"no replay server answers at {server}; is it running, is --server (or REPLAY_SERVER) its address, and "
+                f"are REPLAY_TLS... as it wants them? ({error.message})"
+            ) from error
+        except UnauthenticatedError as error:
+            raise UnauthenticatedError(f"{error.message}: put it into the variable {TOKEN_VARIABLE}") from error
+
+
+def print_json(value: object, indent: int | None = 2) -> None:
+    """Print a value as JSON, at once."""
+    print(json.dumps(value, indent=indent), flush=True)

@@ -1,0 +1,134 @@
+"""What a checkpoint says about itself: its tables and the checksum of every file, in one JSON file with its own."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from replay_server.table_config import TableConfig
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "checkpoint.json"
+_UID_BYTES = 16
+
+
+class DamagedCheckpointError(Exception):
+    """A file of a checkpoint is not what it was written as."""
+
+    def __init__(self, path: Path, fault: str) -> None:
+        """Name the file and what is wrong with it."""
+        super().__init__(f"{path}: {fault}")
+        self.path = path
+
+
+@dataclass(frozen=True)
+class FileManifest:
+    """A file of a table in a checkpoint."""
+
+    name: str
+    """Within the table's directory."""
+    size: int
+    """In bytes."""
+    crc32: int
+    """Of its whole content, as zlib computes it."""
+
+
+@dataclass(frozen=True)
+class TableManifest:
+    """A table in a checkpoint."""
+
+    config: TableConfig
+    """All that defines it."""
+    uid: bytes
+    """Which table of its name it is."""
+    inserted: int
+    """Rows ever inserted."""
+    first_key: int
+    """Key of its oldest row; the others follow, up to ``inserted``."""
+    left_out: int
+    """Oldest rows that were overwritten before they could be copied."""
+    files: Sequence[FileManifest]
+    """Its files."""
+
+    @property
+    def size(self) -> int:
+        """Its rows."""
+        return self.inserted - self.first_key
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored."""
+        return {
+            "config": self.config.to_json(),
+            "uid": self.uid.hex(),
+            "inserted": self.inserted,
+            "first_key": self.first_key,
+            "left_out": self.left_out,
+            "files": {file.name: {"bytes": file.size, "crc32": file.crc32} for file in self.files},
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> TableManifest:
+        """Read what `to_json` made.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it cannot be that.
+        """
+        table = cls(
+            TableConfig.from_json(stored["config"]),
+            bytes.fromhex(stored["uid"]),
+            stored["inserted"],
+            stored["first_key"],
+            stored["left_out"],
+            [FileManifest(name, file["bytes"], file["crc32"]) for name, file in stored["files"].items()],
+        )
+        if len(table.uid) != _UID_BYTES or not 0 <= table.size <= table.config.capacity or table.first_key < 0:
+            raise ValueError(f"{table.size} rows from key {table.first_key} on, uid of {len(table.uid)} bytes")
+        return table
+
+
+@dataclass(frozen=True)
+class CheckpointManifest:
+    """A checkpoint."""
+
+    taken_s: float
+    """When, in seconds since 1970 (UTC)."""
+    tables: Sequence[TableManifest]
+    """In the order of their names."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files of all tables."""
+        return sum(file.size for table in self.tables for file in table.files)
+
+    def to_bytes(self) -> bytes:
+        """As it is stored: the content, and the checksum of the content's canonical form."""
+        content = {"taken_s": self.taken_s, "tables": [table.to_json() for table in self.tables]}
+        document = {"format_version": FORMAT_VERSION, "crc32": _checksum(content), "content": content}
+        return json.dumps(document, indent=2).encode()
+
+    @classmethod
+    def load(cls, folder: Path) -> CheckpointManifest:
+        """Read the manifest of the checkpoint in ``folder``.
+
+        Raises:
+            DamagedCheckpointError: if there is none that can be read.
+        """
+        path = folder / MANIFEST_FILE
+        try:
+            document = json.loads(path.read_bytes())
+            if document["format_version"] != FORMAT_VERSION:
+                raise ValueError(f"expected format version {FORMAT_VERSION}, found {document['format_version']}")
+            content = document["content"]
+            if document["crc32"] != _checksum(content):
+                raise ValueError("its checksum is not that of its content")
+            return cls(content["taken_s"], [TableManifest.from_json(table) for table in content["tables"]])
+        except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise DamagedCheckpointError(path, f"{type(error).__name__}: {error}") from error
+
+
+def _checksum(content: object) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

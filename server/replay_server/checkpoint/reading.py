@@ -1,0 +1,110 @@
+"""Checkpoints back into tables: every file is compared with its checksum before anything is made of it."""
+
+from __future__ import annotations
+
+import errno
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from replay_proto.framing import Array
+from replay_proto.layout import column_file
+
+from replay_server.checkpoint.manifest import CheckpointManifest, DamagedCheckpointError, TableManifest
+from replay_server.checkpoint.writing import PRIORITIES_FILE, WRITERS_FILE
+from replay_server.storage.row_store import store_in_ring
+from replay_server.storage.table_directory import TableDirectory
+
+_CHUNK_BYTES = 4 << 20
+
+
+class RestoreError(Exception):
+    """A checkpoint cannot be restored here; the message says why."""
+
+
+def verify(folder: Path) -> CheckpointManifest:
+    """Read a checkpoint through.
+
+    Raises:
+        DamagedCheckpointError: names the first file that is not what it was written as.
+    """
+    manifest = CheckpointManifest.load(folder)
+    for table in manifest.tables:
+        for file in table.files:
+            path = folder / table.config.name / file.name
+            try:
+                size, crc32 = _measured(path)
+            except OSError as error:
+                raise DamagedCheckpointError(path, error.strerror or str(error)) from error
+            if (size, crc32) != (file.size, file.crc32):
+                raise DamagedCheckpointError(
+                    path, f"expected {file.size} bytes of checksum {file.crc32:08x}, found {size} of {crc32:08x}"
+                )
+    return manifest
+
+
+def restore(folder: Path, tables: Path) -> CheckpointManifest:
+    """Make the tables of a checkpoint anew, with their uids, keys, priorities and writers' records.
+
+    Args:
+        folder: the checkpoint.
+        tables: where the server keeps its tables.
+
+    Raises:
+        DamagedCheckpointError: if a file is damaged; nothing was made.
+        RestoreError: if a table is there already; nothing was made.
+        NoSpaceError: if there is no room.
+    """
+    manifest = verify(folder)
+    existing = [table.config.name for table in manifest.tables if (tables / table.config.name).exists()]
+    if existing:
+        raise RestoreError(
+            f"{folder}: table {existing[0]!r} exists in {tables} already; restore into an empty --data-dir, or start "
+            "without --restore"
+        )
+    for table in manifest.tables:
+        fill = partial(_fill, folder / table.config.name, table)
+        TableDirectory.create(tables, table.config, uid=table.uid, fill=fill).close()
+    return manifest
+
+
+def _measured(path: Path) -> tuple[int, int]:
+    """Size and checksum of a file."""
+    size = crc32 = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            size += len(chunk)
+            crc32 = zlib.crc32(chunk, crc32)
+    return size, crc32
+
+
+def _fill(folder: Path, table: TableManifest, directory: TableDirectory) -> None:
+    """Store the rows of a table into its new directory, each in the slot of its key."""
+    directory.rows.reserve(table.first_key, table.size)
+    for index, ring in enumerate(directory.rows.values()):
+        _fill_ring(folder / column_file(index), table, ring)
+    _fill_ring(folder / PRIORITIES_FILE, table, directory.priorities)
+    directory.writers.content[:] = np.fromfile(folder / WRITERS_FILE, np.uint8)
+    directory.header.reset_floor = table.first_key
+    directory.header.inserted = directory.header.write_horizon = table.inserted
+    directory.flush()
+
+
+def _fill_ring(path: Path, table: TableManifest, ring: Array) -> None:
+    row_bytes = ring.nbytes // len(ring)
+    if path.stat().st_size != table.size * row_bytes:
+        raise OSError(errno.EIO, f"expected {table.size} rows of {row_bytes} bytes", str(path))
+    key = table.first_key
+    for values in _chunks(path, ring, max(1, _CHUNK_BYTES // row_bytes)):
+        store_in_ring(ring, key % len(ring), values)
+        key += len(values)
+
+
+def _chunks(path: Path, ring: Array, rows: int) -> Iterator[Array]:
+    """The values of a file, ``dtype[up to rows, ...]`` at a time."""
+    row_bytes = ring.nbytes // len(ring)
+    with path.open("rb") as file:
+        while chunk := file.read(rows * row_bytes):
+            yield np.frombuffer(chunk, ring.dtype).reshape(-1, *ring.shape[1:])

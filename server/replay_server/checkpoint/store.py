@@ -1,0 +1,203 @@
+"""The checkpoints of a server: a directory with one directory for each, made, listed, verified and kept within bounds.
+
+    <checkpoint-dir>/lock                   held by the server that writes here
+    <checkpoint-dir>/<series>-000001/       see docs/checkpoints.md
+
+A checkpoint gets its name last, when all of it is on the disk, and loses it first when it is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from replay_proto.errors import FieldError
+
+from replay_server import errors
+from replay_server.catalog import Catalog
+from replay_server.checkpoint.manifest import CheckpointManifest, DamagedCheckpointError
+from replay_server.checkpoint.reading import verify
+from replay_server.checkpoint.snapshot import TableSnapshot, take_snapshots
+from replay_server.checkpoint.writing import CancelledError, sync_folder, write_checkpoint
+from replay_server.errors import RequestError
+from replay_server.storage.mapped_file import tells_full
+from replay_server.table_config import is_table_name
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SERIES = "checkpoint"
+PERIODIC_SERIES = "periodic"
+_LOCK = "lock"
+_PARTIAL = ".partial-"
+_REMOVED = ".removed-"
+_NUMBERED = re.compile(r"(.+)-(\d{6,})")
+
+
+class CheckpointsInUseError(Exception):
+    """Another server writes its checkpoints there."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that is there."""
+
+    folder: Path
+    """Where it is; its last part is the checkpoint's name."""
+    manifest: CheckpointManifest
+    """What it says about itself."""
+
+
+class Checkpoints:
+    """Writes checkpoints, one at a time, and looks after those that are there."""
+
+    def __init__(self, catalog: Catalog, folder: Path, keep: int) -> None:
+        """Lock the directory and sweep what was left half made.
+
+        Args:
+            catalog: the tables.
+            folder: of all checkpoints.
+            keep: how many of a series stay, where a request does not say so.
+
+        Raises:
+            CheckpointsInUseError: if another server has the directory.
+            OSError: if it cannot be made.
+        """
+        self.folder = folder.absolute()
+        self._catalog = catalog
+        self._keep = keep
+        self._writing = asyncio.Lock()
+        self._cancelled = threading.Event()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise CheckpointsInUseError(
+                f"{folder} is in use by another server; choose another --checkpoint-dir"
+            ) from None
+        for path in self.folder.iterdir():
+            if path.name.startswith((_PARTIAL, _REMOVED)):
+                shutil.rmtree(path, ignore_errors=True)
+
+    async def create(self, tables: Sequence[str] = (), series: str = DEFAULT_SERIES, keep: int = 0) -> Checkpoint:
+        """Write a checkpoint of some tables, or of all.
+
+        Args:
+            tables: their names; empty: all.
+            series: what it is one of.
+            keep: how many of the series stay, this one included; 0: as the setting says.
+
+        Raises:
+            RequestError: TABLE_NOT_FOUND, NO_SPACE or SHUTTING_DOWN.
+            FieldError: for a series that is no name, or a negative ``keep``.
+            OSError: if the disk refuses for another reason.
+        """
+        if not is_table_name(_name(series, 1)):
+            raise FieldError("series", "letters, digits, '_', '-' or '.', a letter or digit first", repr(series))
+        if keep < 0:
+            raise FieldError("keep", "at least 0", str(keep))
+        writing = asyncio.create_task(self._create(tables, series, keep or self._keep))
+        # A caller who hangs up does not leave a thread behind that nobody waits for.
+        return await asyncio.shield(writing)
+
+    async def _create(self, tables: Sequence[str], series: str, keep: int) -> Checkpoint:
+        async with self._writing:
+            if self._cancelled.is_set():
+                raise errors.shutting_down()
+            chosen = [self._catalog.find(name) for name in sorted(set(tables))] if tables else list(self._catalog)
+            began, taken_s = time.monotonic(), time.time()
+            snapshots = await take_snapshots(chosen)
+            try:
+                made = await asyncio.to_thread(self._write, series, snapshots, taken_s)
+            except CancelledError:
+                raise errors.shutting_down() from None
+            except OSError as error:
+                if tells_full(error):
+                    raise errors.no_space(series, "checkpoint") from error
+                raise
+            await asyncio.to_thread(self._remove_beyond, series, keep)
+        log.info(
+            "checkpoint %s written: %d tables, %.1f MB in %.1f s",
+            *(made.folder.name, len(snapshots), made.manifest.nbytes / 1e6, time.monotonic() - began),
+        )
+        return made
+
+    async def create_every(self, interval_s: float) -> None:
+        """Write a checkpoint of all tables now and then, without end; one that fails is logged."""
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await self.create(series=PERIODIC_SERIES)
+            except (RequestError, OSError) as error:
+                log.error("no periodic checkpoint was written, the last one stays: %s", error)
+
+    async def all(self) -> list[Checkpoint]:
+        """All checkpoints, oldest first; one whose manifest is damaged is logged and left out."""
+        return await asyncio.to_thread(self._list)
+
+    async def verify(self, name: str) -> Checkpoint:
+        """Read a checkpoint through.
+
+        Raises:
+            RequestError: CHECKPOINT_NOT_FOUND or CHECKPOINT_DAMAGED.
+        """
+        folder = self.folder / name
+        if not _NUMBERED.fullmatch(name) or not is_table_name(name) or not folder.is_dir():
+            raise errors.checkpoint_not_found(name)
+        try:
+            return Checkpoint(folder, await asyncio.to_thread(verify, folder))
+        except DamagedCheckpointError as error:
+            raise errors.checkpoint_damaged(name, str(error.path.relative_to(folder)), str(error)) from error
+
+    async def close(self) -> None:
+        """Give up the checkpoint that is being written, if any, and let go of the directory."""
+        self._cancelled.set()
+        async with self._writing:
+            os.close(self._lock)
+
+    def _write(self, series: str, snapshots: Sequence[TableSnapshot], taken_s: float) -> Checkpoint:
+        name = _name(series, max((number for _, number in self._of(series)), default=0) + 1)
+        partial = self.folder / f"{_PARTIAL}{name}"
+        try:
+            partial.mkdir(mode=0o700)
+            manifest = write_checkpoint(partial, snapshots, taken_s, self._cancelled)
+            final = partial.rename(self.folder / name)
+            sync_folder(self.folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return Checkpoint(final, manifest)
+
+    def _remove_beyond(self, series: str, keep: int) -> None:
+        for path, _ in self._of(series)[:-keep]:
+            shutil.rmtree(path.rename(path.with_name(f"{_REMOVED}{path.name}")), ignore_errors=True)
+
+    def _of(self, series: str) -> list[tuple[Path, int]]:
+        """The checkpoints of a series and their numbers, oldest first."""
+        found = [(path, _NUMBERED.fullmatch(path.name)) for path in self.folder.iterdir()]
+        numbered = [(path, int(match[2])) for path, match in found if match is not None and match[1] == series]
+        return sorted(numbered, key=lambda each: each[1])
+
+    def _list(self) -> list[Checkpoint]:
+        found = []
+        for path in self.folder.iterdir():
+            if path.is_dir() and _NUMBERED.fullmatch(path.name) and is_table_name(path.name):
+                try:
+                    found.append(Checkpoint(path, CheckpointManifest.load(path)))
+                except DamagedCheckpointError as error:
+                    log.warning("%s", error)
+        return sorted(found, key=lambda each: (each.manifest.taken_s, each.folder.name))
+
+
+def _name(series: str, number: int) -> str:
+    return f"{series}-{number:06d}"

@@ -1,0 +1,140 @@
+"""Snapshots to files, in a worker thread: oldest rows first, a checksum and a sync for every file."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from replay_proto.framing import Array
+from replay_proto.layout import column_file
+
+from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, FileManifest, TableManifest
+from replay_server.checkpoint.snapshot import TableSnapshot
+
+PRIORITIES_FILE = "priorities.bin"
+WRITERS_FILE = "writers.bin"
+_CHUNK_BYTES = 4 << 20
+_SYNC_BYTES = 32 << 20
+"""So much is written before it is synced: a long tail of unwritten pages would slow down stores to mapped files."""
+
+
+class CancelledError(Exception):
+    """The server ends; the checkpoint is given up."""
+
+
+class _ChecksummedFile:
+    """A file that is written from its beginning to its end, and maybe once more from the beginning."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._size = self._crc32 = self._unsynced = 0
+
+    def begin_anew(self) -> None:
+        """Forget what was written."""
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        self._begin()
+
+    def write(self, values: Array) -> None:
+        """Add values."""
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+        self._crc32 = zlib.crc32(data, self._crc32)
+        while data:
+            data = data[os.write(self._file, data) :]
+        added = values.nbytes
+        self._size += added
+        self._unsynced += added
+        if self._unsynced >= _SYNC_BYTES:
+            os.fdatasync(self._file)
+            self._unsynced = 0
+
+    def finish(self) -> FileManifest:
+        """Sync it; what it holds."""
+        os.fsync(self._file)
+        return FileManifest(self._path.name, self._size, self._crc32)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._file)
+
+
+def write_checkpoint(
+    folder: Path, snapshots: Sequence[TableSnapshot], taken_s: float, cancelled: threading.Event
+) -> CheckpointManifest:
+    """Write all files of a checkpoint into ``folder``, which is empty, and sync them.
+
+    Raises:
+        OSError: if they cannot be written, for instance because the disk is full.
+        CancelledError: once ``cancelled`` is set.
+    """
+    manifest = CheckpointManifest(taken_s, [_write_table(folder, snapshot, cancelled) for snapshot in snapshots])
+    _write_file(folder / MANIFEST_FILE, np.frombuffer(manifest.to_bytes(), np.uint8))
+    sync_folder(folder)
+    return manifest
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a directory outlive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_file(path: Path, values: Array) -> FileManifest:
+    file = _ChecksummedFile(path)
+    try:
+        file.write(values)
+        return file.finish()
+    finally:
+        file.close()
+
+
+def _write_table(parent: Path, snapshot: TableSnapshot, cancelled: threading.Event) -> TableManifest:
+    folder = parent / snapshot.config.name
+    folder.mkdir(mode=0o700)
+    files = _write_columns(folder, snapshot, cancelled)
+    files.append(_write_file(folder / PRIORITIES_FILE, snapshot.priorities[snapshot.left_out :]))
+    files.append(_write_file(folder / WRITERS_FILE, snapshot.writers))
+    sync_folder(folder)
+    return TableManifest(snapshot.config, snapshot.uid, snapshot.inserted, snapshot.first_key, snapshot.left_out, files)
+
+
+def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.Event) -> list[FileManifest]:
+    """Write the rows, chunk by chunk over all columns.
+
+    A chunk that was overwritten amid its copying makes all rows up to there useless, since rows have to be
+    consecutive: they are left out.
+    """
+    rows_at_once = max(1, _CHUNK_BYTES // snapshot.config.schema.row_bytes)
+    files = [_ChecksummedFile(folder / column_file(index)) for index in range(len(snapshot.rows.copy(0, 0)))]
+    try:
+        key = snapshot.first_key
+        while key < snapshot.inserted:
+            if cancelled.is_set():
+                raise CancelledError
+            count = min(rows_at_once, snapshot.inserted - key)
+            columns = snapshot.rows.copy(key, count)
+            if key < snapshot.rows.oldest_whole:
+                # Let the writers go on for a while before they get here again.
+                key = min(snapshot.rows.oldest_whole + snapshot.config.slack, snapshot.inserted)
+                snapshot.first_key = key
+                for file in files:
+                    file.begin_anew()
+                continue
+            for file, values in zip(files, columns, strict=True):
+                file.write(values)
+            key += count
+        return [file.finish() for file in files]
+    finally:
+        for file in files:
+            file.close()

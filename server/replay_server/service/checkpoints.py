@@ -1,0 +1,59 @@
+"""Checkpoint, ListCheckpoints, VerifyCheckpoint."""
+
+from __future__ import annotations
+
+from replay_proto.framing import Framed
+from replay_proto.v1 import replay_pb2
+
+from replay_server import errors
+from replay_server.checkpoint.store import DEFAULT_SERIES, Checkpoint, Checkpoints
+
+
+def describe(checkpoint: Checkpoint) -> replay_pb2.CheckpointDescription:
+    """A checkpoint as the contract has it."""
+    return replay_pb2.CheckpointDescription(
+        name=checkpoint.folder.name,
+        directory=str(checkpoint.folder),
+        taken_s=checkpoint.manifest.taken_s,
+        bytes=checkpoint.manifest.nbytes,
+        tables=[
+            replay_pb2.CheckpointTable(
+                name=table.config.name,
+                table_uid=table.uid,
+                size=table.size,
+                inserted=table.inserted,
+                left_out=table.left_out,
+            )
+            for table in checkpoint.manifest.tables
+        ],
+    )
+
+
+class CheckpointHandlers:
+    """What is done with checkpoints."""
+
+    def __init__(self, checkpoints: Checkpoints | None) -> None:
+        """Serve these; None: the server has no place for any."""
+        self._given = checkpoints
+
+    async def create(self, request: Framed[replay_pb2.CheckpointRequest]) -> bytes:
+        """Write one."""
+        head = request.head
+        made = await self._checkpoints.create(list(head.tables), head.series or DEFAULT_SERIES, head.keep)
+        return replay_pb2.CheckpointResponse(checkpoint=describe(made)).SerializeToString()
+
+    async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest]) -> bytes:
+        """Describe all."""
+        found = await self._checkpoints.all()
+        return replay_pb2.ListCheckpointsResponse(checkpoints=map(describe, found)).SerializeToString()
+
+    async def verify(self, request: Framed[replay_pb2.VerifyCheckpointRequest]) -> bytes:
+        """Read one through."""
+        found = await self._checkpoints.verify(request.head.name)
+        return replay_pb2.VerifyCheckpointResponse(checkpoint=describe(found)).SerializeToString()
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        if self._given is None:
+            raise errors.checkpoints_off()
+        return self._given

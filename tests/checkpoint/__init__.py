@@ -1,0 +1,1 @@
+"""Checkpoints in process: what only shows when inserts come between two steps of a copy."""

@@ -1,0 +1,300 @@
+"""Sends mutated and random messages to every RPC of a server, and damaged files to its loader.
+
+    python -m tests.faults.fuzz --messages 1000000 --report docs/reliability.md
+
+Every message is answered or refused by a typed error within seconds; the server stays up, its tables stay usable, and
+its memory and file handles do not grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import tempfile
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+from google.protobuf.message import Message
+from grpc_status import rpc_status
+from replay_server.checkpoint.manifest import DamagedCheckpointError
+from replay_server.checkpoint.reading import restore
+from replay_server.checkpoint.snapshot import take_snapshots
+from replay_server.checkpoint.writing import write_checkpoint
+from replay_server.draws import Draw
+from replay_server.storage.table_directory import DamagedTableError, TableDirectory
+from replay_server.table import NewRows, Table, WriterStamp
+from replay_server.table_config import TableConfig
+from rich.progress import Progress, track
+
+from tests.faults.mutations import flipped, made_odd, mutated
+from tests.faults.report import write_section
+from tests.faults.workers import first_priority
+from tests.support.caller import CalledTable, Caller
+from tests.support.refusals import code_of, refusal_in
+from tests.support.rows import WHOLE, columns_of
+from tests.support.server_process import ServerProcess
+from tests.support.small_disk import with_small_disk
+from tests.support.victim import WRITER, good_request, make_victim
+from tests.support.wire import METHODS, SERVICE, STREAMS
+
+DISK_MB = 48
+"""So little that no message can make the server take much memory."""
+_AT_ONCE = 64
+_ROUND = 1000
+"""After so many messages the server is looked at, and the table made anew."""
+_PER_STREAM = 4
+_DAMAGED = 0.4
+"""Of the messages, this part is damaged byte by byte; the others are whole, with one or two odd values, or none."""
+_HANG_S = 20.0
+_WEIGHTS = [0.01 if method == "DropTable" else 1.0 for method in METHODS]
+"""How often each RPC is called: after a table was dropped, most messages of the round find none."""
+_MAY_WAIT = ("Sample", "Learn")
+"""Draws may ask to wait for rows as long as they like: these calls are ended from here."""
+_WAIT_S = 2.0
+_WARM = 10_000
+"""From so many messages on, memory should not grow."""
+_MAY_GROW_BYTES = 64 << 20
+_MAY_GROW_FILES = 20
+
+
+@dataclass
+class Figures:
+    """What a fuzzing run came to."""
+
+    answered: Counter[str] = field(default_factory=Counter)
+    """Messages answered, by method."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Messages refused, by reason."""
+    cut_short: int = 0
+    """Draws that waited for rows until they were ended from here."""
+    files: int = 0
+    """Damaged directories given to the loader."""
+    files_refused: int = 0
+    """Of these, how many were refused by a typed error."""
+    grown_bytes: int = 0
+    """By how much the server's own memory grew after the first rounds."""
+
+    @property
+    def messages(self) -> int:
+        """All messages."""
+        return self.answered.total() + self.refused.total() + self.cut_short
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """What to tell people, and the figure."""
+        yield f"mutated and random messages to {len(METHODS)} RPCs", f"{self.messages:,}"
+        yield "answered", f"{self.answered.total():,}"
+        yield "refused by a typed error", f"{self.refused.total():,}"
+        yield "draws that waited until they were cut short", f"{self.cut_short:,}"
+        yield "growth of the server's memory", f"{self.grown_bytes / 1e6:.1f} MB"
+        yield "damaged table directories and checkpoints loaded", f"{self.files:,}"
+        yield "of these refused, the file named", f"{self.files_refused:,}"
+        # Any of them would have ended the run.
+        yield "crashes, hangs, internal errors, tables that broke", "0"
+
+
+class MessageFuzzer:
+    """Sends messages to a server of its own."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        """Start the server; everything it stores lies on a disk of `DISK_MB`."""
+        disk = folder / "disk"
+        self.figures = Figures()
+        self.server = ServerProcess(
+            folder / "log",
+            *("--max-message-mb", "2", "--memory-dir", str(disk)),
+            *("--checkpoint-dir", str(disk / "checkpoints"), "--keep-checkpoints", "2"),
+            within=with_small_disk(disk, DISK_MB),
+        )
+        self._rng = random.Random(seed)
+        self._process = psutil.Process(self.server.pid)
+
+    def run(self, messages: int) -> None:
+        """Send messages until so many were answered or refused.
+
+        Raises:
+            AssertionError: if one of the server's promises is broken.
+        """
+        before = self._size()
+        with Progress() as progress:
+            shown = progress.add_task("fuzzing messages", total=messages)
+            while (done := self.figures.messages) < messages:
+                with Caller(self.server.address) as caller:
+                    self._round(make_victim(caller))
+                    self._check_usable(caller)
+                if done < min(_WARM, messages // 2):
+                    before = self._size()
+                progress.update(shown, completed=self.figures.messages)
+        after = self._size()
+        self.figures.grown_bytes = after[0] - before[0]
+        assert self.figures.grown_bytes < _MAY_GROW_BYTES, f"memory grew from {before[0]} to {after[0]} bytes"
+        assert after[1] - before[1] < _MAY_GROW_FILES, f"file handles grew from {before[1]} to {after[1]}"
+        assert "Traceback" not in self.server.log(), self.server.log()[-5000:]
+
+    def _size(self) -> tuple[int, int]:
+        return self.server.resident_bytes, self._process.num_fds()
+
+    def _round(self, table: CalledTable) -> None:
+        templates = {method: good_request(method, table) for method in METHODS}
+        under_way: deque[tuple[str, Any]] = deque()
+        sent = 0
+        while sent < _ROUND:
+            (method,) = self._rng.choices(METHODS, _WEIGHTS)
+            batch = [self._hostile(templates[method]) for _ in range(_PER_STREAM if method in STREAMS else 1)]
+            sent += len(batch)
+            under_way.append((method, self._start(table.caller.channel, method, batch)))
+            if len(under_way) >= _AT_ONCE:
+                self._finish(*under_way.popleft())
+        while under_way:
+            self._finish(*under_way.popleft())
+
+    def _hostile(self, template: Message) -> bytes:
+        """A damaged message, or one that is whole but odd."""
+        if self._rng.random() < _DAMAGED:
+            return mutated(template.SerializeToString(), self._rng)
+        message = type(template)()
+        message.CopyFrom(template)
+        for _ in range(self._rng.randint(0, 2)):
+            made_odd(message, self._rng)
+        return message.SerializeToString()
+
+    def _start(self, channel: grpc.Channel, method: str, batch: list[bytes]) -> Any:
+        timeout_s = _WAIT_S if method in _MAY_WAIT else _HANG_S
+        path = f"/{SERVICE.full_name}/{method}"
+        if method in STREAMS:
+            stream: Callable[..., Any] = channel.stream_stream(path)
+            return stream(iter(batch), timeout=timeout_s)
+        unary: Any = channel.unary_unary(path)
+        return unary.future(batch[0], timeout=timeout_s)
+
+    def _finish(self, method: str, call: Any) -> None:
+        try:
+            for _ in call if method in STREAMS else [call.result()]:
+                self.figures.answered[method] += 1
+        except grpc.RpcError as error:
+            waited = code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED and rpc_status.from_call(error) is None
+            if waited and method in _MAY_WAIT:
+                self.figures.cut_short += 1
+            else:
+                self.figures.refused[refusal_in(error).reason] += 1
+
+    def _check_usable(self, caller: Caller) -> None:
+        """The tables that are there hold together, and a new one takes rows and gives them back."""
+        for name in caller.table_names():
+            described = caller.table(name).describe()
+            assert 0 <= described.size <= described.config.capacity
+        table = make_victim(caller)
+        assert set(table.sample(20).values) <= {*range(9, 20), 77}
+
+
+class FileFuzzer:
+    """Damages directories of tables and checkpoints, and loads them."""
+
+    def __init__(self, folder: Path, figures: Figures, seed: int) -> None:
+        """Make a table and a checkpoint to damage."""
+        self._folder = folder
+        self._figures = figures
+        self._rng = random.Random(seed)
+        (folder / "good").mkdir()
+        table = Table(TableDirectory.create(folder / "good", TableConfig("table", WHOLE, capacity=50)))
+        for sequence in range(1, 20):
+            values = np.arange(table.inserted, table.inserted + 7)
+            table.insert(NewRows(columns_of(values), 7, first_priority(values)), WriterStamp(WRITER, sequence))
+        (folder / "checkpoint").mkdir()
+        snapshots = asyncio.run(take_snapshots([table]))
+        write_checkpoint(folder / "checkpoint", snapshots, 0.0, threading.Event())
+        table.close()
+
+    def run(self, times: int) -> None:
+        """Damage and load so many times.
+
+        Raises:
+            AssertionError: if a table that was loaded does not hold together.
+        """
+        for _ in track(range(times), description="fuzzing files"):
+            self._load(self._folder / "good", self._table_of)
+            self._load(self._folder / "checkpoint", self._restored)
+
+    def _load(self, good: Path, load: Callable[[Path, Path], Table]) -> None:
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            copy, made = Path(name) / "copy", Path(name) / "made"
+            shutil.copytree(good, copy)
+            made.mkdir()
+            damaged = self._rng.choice(sorted(path for path in copy.rglob("*") if path.is_file()))
+            self._damage(damaged)
+            self._figures.files += 1
+            refusal = ""
+            try:
+                _use(load(copy, made))
+            except (DamagedTableError, DamagedCheckpointError) as error:
+                refusal = str(error)
+            assert not refusal or damaged.name in refusal, f"{damaged} was damaged, and the loader said: {refusal}"
+            self._figures.files_refused += bool(refusal)
+
+    def _damage(self, path: Path) -> None:
+        content = path.read_bytes()
+        match self._rng.randrange(6):
+            case 0:
+                content = content[: self._rng.randrange(len(content))]
+            case 1:
+                path.unlink()
+                return
+            case 2:
+                content = mutated(content, self._rng)
+            case _:
+                for _ in range(self._rng.choice((1, 1, 3, 100))):
+                    content = flipped(content, self._rng)
+        path.write_bytes(content)
+
+    @staticmethod
+    def _table_of(copy: Path, _made: Path) -> Table:
+        return Table(TableDirectory.open(copy / "table"))
+
+    @staticmethod
+    def _restored(copy: Path, made: Path) -> Table:
+        restore(copy, made)
+        return Table(TableDirectory.open(made / "table"))
+
+
+def _use(table: Table) -> None:
+    """What was loaded is a table: it draws, takes rows, and its invariants hold."""
+    table.check()
+    table.insert(NewRows(columns_of(np.arange(5)), 5), None)
+    drawn = table.draw(Draw(20, beta=0.5))
+    assert len(table.live_keys(drawn.keys)) == 20
+    table.check()
+    table.close()
+
+
+def main() -> None:
+    """Fuzz, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000, help="how many messages to send")
+    parser.add_argument("--files", type=int, default=5_000, help="how often to damage a table and a checkpoint")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the damages")
+    parser.add_argument("--report", type=Path, help="document whose section on fuzzing is written anew")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        fuzzer = MessageFuzzer(Path(name), arguments.seed)
+        try:
+            FileFuzzer(Path(name), fuzzer.figures, arguments.seed).run(arguments.files)
+            fuzzer.run(arguments.messages)
+        finally:
+            fuzzer.server.kill()
+    for what, figure in fuzzer.figures.lines():
+        print(f"{figure:>12}  {what}")
+    print(f"refused by {dict(fuzzer.figures.refused)}")
+    if arguments.report is not None:
+        write_section(arguments.report, "fuzz", ("", "figure"), fuzzer.figures.lines())
+
+
+if __name__ == "__main__":
+    main()

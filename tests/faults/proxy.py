@@ -1,0 +1,101 @@
+"""A network that can be broken: a TCP proxy that delays, drops and resets what goes through it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from types import TracebackType
+
+_PIECE_BYTES = 1 << 16
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER: closing sends a reset instead of an end."""
+
+
+class Proxy:
+    """Forwards connections to a server, as well as it is told to."""
+
+    def __init__(self, port: int) -> None:
+        """Listen, for a server at that port of this machine."""
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._passing = threading.Event()
+        self._passing.set()
+        self.delay_s = 0.0
+        """How long every piece of data is held back, in both directions."""
+        self.refuses = False
+        """Whether new connections are reset."""
+        self.connections = 0
+        """Connections that were forwarded, ever."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def reset(self) -> None:
+        """Break every connection, data on its way included."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+
+    def cut(self) -> None:
+        """Let nothing through, and tell nobody."""
+        self._passing.clear()
+
+    def mend(self) -> None:
+        """Let everything through again, what was held back first."""
+        self._passing.set()
+
+    def close(self) -> None:
+        """Break everything, and listen no more."""
+        self.refuses = True
+        self.mend()
+        self._listener.close()
+        self.reset()
+
+    def __enter__(self) -> Proxy:
+        """Close it at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self._forward(client)
+
+    def _forward(self, client: socket.socket) -> None:
+        server = None
+        if not self.refuses:
+            with contextlib.suppress(OSError):
+                server = socket.create_connection(("127.0.0.1", self._port))
+        if server is None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            client.close()
+            return
+        self.connections += 1
+        self._pairs.append((client, server))
+        for source, target in ((client, server), (server, client)):
+            threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(_PIECE_BYTES):
+                time.sleep(self.delay_s)
+                self._passing.wait()
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)

@@ -1,0 +1,280 @@
+"""Kills a server again and again while writers and learners load it, and audits what comes back after every kill.
+
+    python -m tests.faults.torture --kills 500 --report docs/reliability.md
+
+The ring is small, so that rows are overwritten all the time. Workers speak the contract directly: the audit knows of
+every insert and every priority whether it was acknowledged or only sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from replay_server.checkpoint.reading import restore
+from replay_server.storage.table_directory import TableDirectory
+from replay_server.table import Table
+from rich.progress import track
+
+from tests.faults.report import write_section
+from tests.faults.workers import (
+    VALUES_PER_WRITER,
+    CallWriter,
+    Checkpointer,
+    Learner,
+    StreamWriter,
+    Worker,
+    Writer,
+    first_priority,
+)
+from tests.support.caller import CalledTable, Caller
+from tests.support.rows import columns_of, values_in
+from tests.support.server_process import ServerProcess
+
+CAPACITY = 1000
+LEARNERS = 2
+_SHORTEST_LOAD_S, _LONGEST_LOAD_S = 0.02, 0.4
+_KILLED_WHILE_STARTING = 0.2
+"""Of the kills, this part is followed by another one while the server starts."""
+_START_S = 0.7
+"""About as long as a start takes."""
+
+
+@dataclass
+class Figures:
+    """What a torture run came to."""
+
+    kills: int = 0
+    """Servers that were killed under load."""
+    kills_while_starting: int = 0
+    """Servers that were killed while they recovered."""
+    rows: int = 0
+    """Rows acknowledged."""
+    inserts: int = 0
+    """Inserts acknowledged."""
+    in_flight_applied: int = 0
+    """Inserts without an answer at a kill that had been applied: their repeat got the keys of the first time."""
+    in_flight_not_applied: int = 0
+    """Inserts without an answer at a kill that had not: their repeat inserted them."""
+    priorities: int = 0
+    """Priorities acknowledged."""
+    rows_audited: int = 0
+    """Rows read and compared after kills."""
+    checkpoints: int = 0
+    """Checkpoints acknowledged."""
+    checkpoints_audited: int = 0
+    """Checkpoints restored and compared after kills."""
+    restarts_s: list[float] = field(default_factory=list)
+    """How long each start took."""
+    broken_by: Counter[str] = field(default_factory=Counter)
+    """Status codes by which workers noticed a kill."""
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """What to tell people, and the figure."""
+        yield "servers killed under load", f"{self.kills:,}"
+        yield "and killed again while they started", f"{self.kills_while_starting:,}"
+        yield "inserts acknowledged", f"{self.inserts:,}"
+        yield "rows acknowledged", f"{self.rows:,}"
+        yield "priorities acknowledged", f"{self.priorities:,}"
+        yield "inserts without an answer that had been applied", f"{self.in_flight_applied:,}"
+        yield "inserts without an answer that had not been", f"{self.in_flight_not_applied:,}"
+        yield "rows compared after kills", f"{self.rows_audited:,}"
+        yield "checkpoints written under load", f"{self.checkpoints:,}"
+        yield "checkpoints restored and compared after kills", f"{self.checkpoints_audited:,}"
+        yield "median of a restart", f"{statistics.median(self.restarts_s):.2f} s"
+        # Any of them would have ended the run.
+        yield "acknowledged rows lost, rows doubled, torn rows, priorities lost, checkpoints damaged", "0"
+
+
+class Torture:
+    """A server, its load, and what the load remembers."""
+
+    def __init__(self, server: ServerProcess, checkpoints: Path, seed: int) -> None:
+        """Make the table on a server that keeps its tables, and checkpoints in that directory."""
+        self.figures = Figures()
+        self._server = server
+        self._random = random.Random(seed)
+        self._writers: list[Writer] = [
+            (StreamWriter if number % 2 else CallWriter)(number, seed + number) for number in range(4)
+        ]
+        self._checkpointer = Checkpointer()
+        self._checkpoints = checkpoints
+        self._learners = [Learner(number, LEARNERS, seed + number) for number in range(LEARNERS)]
+        with Caller(server.address) as caller:
+            self._name = caller.create(capacity=CAPACITY).name
+
+    def round(self) -> None:
+        """Load, kill, restart, audit.
+
+        Raises:
+            AssertionError: something that was acknowledged is not there, or something is there that should not be.
+        """
+        self._load_until_killed()
+        self._restart()
+        with self._quiet_table() as table:
+            found = self._audit_what_came_back(table)
+            self._settle(table, found)
+            self._audit_that_all_is_there_once(table)
+            self._audit_checkpoints(table.caller)
+        self._note_figures()
+
+    @property
+    def _workers(self) -> Sequence[Worker]:
+        return [*self._writers, *self._learners, self._checkpointer]
+
+    def _load_until_killed(self) -> None:
+        workers = self._workers
+        with ExitStack() as stack:
+            callers = [stack.enter_context(Caller(self._server.address)) for _ in workers]
+            threads = stack.enter_context(ThreadPoolExecutor(len(workers)))
+            running = [
+                threads.submit(worker.run, caller.table(self._name))
+                for worker, caller in zip(workers, callers, strict=True)
+            ]
+            time.sleep(self._random.uniform(_SHORTEST_LOAD_S, _LONGEST_LOAD_S))
+            self._server.kill()
+            for each in running:
+                each.result()
+        self.figures.kills += 1
+
+    def _restart(self) -> None:
+        if self._random.random() < _KILLED_WHILE_STARTING:
+            self._server.kill_while_starting(self._random.uniform(0.0, _START_S))
+            self.figures.kills_while_starting += 1
+        began = time.monotonic()
+        self._server.restart()
+        self.figures.restarts_s.append(time.monotonic() - began)
+
+    @contextmanager
+    def _quiet_table(self) -> Iterator[CalledTable]:
+        """The table, while nobody else uses it."""
+        with Caller(self._server.address) as caller:
+            yield caller.table(self._name)
+
+    def _audit_what_came_back(self, table: CalledTable) -> dict[int, float]:
+        """Acknowledged rows and priorities are there, rows are whole, and nothing else is there but what was sent.
+
+        Returns:
+            The priority of every live row, by key.
+        """
+        rows = table.read(table.live_keys())
+        keys, values = rows.keys.tolist(), rows.values.tolist()
+        assert len(set(values)) == len(values), "a row is there twice"
+        by_key = dict(zip(keys, values, strict=True))
+        for writer in self._writers:
+            writer.forget_before(min(keys, default=0))
+            lost = {key: value for key, value in writer.acknowledged.items() if by_key.get(key) != value}
+            assert not lost, f"acknowledged rows are not there: {lost}"
+        strange = [value for value in values if not any(writer.was_sent(value) for writer in self._writers)]
+        assert not strange, f"rows that nobody sent: {strange}"
+        found = dict(zip(keys, rows.priorities.tolist(), strict=True))
+        firsts = first_priority(rows.values)
+        for key, first in zip(keys, firsts.tolist(), strict=True):
+            allowed = set(self._learners[key % LEARNERS].may_be(key)) or {first}
+            if key not in self._learners[key % LEARNERS].acknowledged:
+                allowed.add(first)
+            assert found[key] in allowed, f"row {key} has the priority {found[key]}, expected one of {allowed}"
+        self.figures.rows_audited += len(keys)
+        return found
+
+    def _settle(self, table: CalledTable, found: dict[int, float]) -> None:
+        """Repeat what was not acknowledged."""
+        for learner in self._learners:
+            learner.settle(found)
+        inserted, pending = table.describe().inserted, sum(len(writer.pending) for writer in self._writers)
+        repeated = table.stats().repeated_inserts
+        for writer in self._writers:
+            writer.settle(table)
+        applied = table.stats().repeated_inserts - repeated
+        self.figures.in_flight_applied += applied
+        self.figures.in_flight_not_applied += pending - applied
+        assert table.describe().inserted >= inserted
+
+    def _audit_that_all_is_there_once(self, table: CalledTable) -> None:
+        """Every insert was acknowledged by now: the table is what all of them make, no more and no less."""
+        total = sum(writer.rows for writer in self._writers)
+        assert table.describe().inserted == total, f"{table.describe().inserted} rows inserted, {total} acknowledged"
+        rows = table.read(table.live_keys())
+        expected = {key: value for writer in self._writers for key, value in writer.acknowledged.items()}
+        oldest = max(0, total - CAPACITY)
+        assert dict(zip(rows.keys.tolist(), rows.values.tolist(), strict=True)) == {
+            key: value for key, value in expected.items() if key >= oldest
+        }
+        if len(rows.keys):
+            drawn = table.sample(200)
+            assert np.isin(drawn.keys, rows.keys).all()
+
+    def _audit_checkpoints(self, caller: Caller) -> None:
+        """The last one acknowledged is there, and all that are there are whole and can be restored."""
+        names = caller.checkpoints()
+        assert not self._checkpointer.last or self._checkpointer.last in names, "an acknowledged checkpoint is gone"
+        for name in names:
+            caller.verify(name)
+            with tempfile.TemporaryDirectory() as folder:
+                self._audit_restored(self._checkpoints / name, Path(folder))
+        self.figures.checkpoints_audited += len(names)
+        if names:
+            # Those without an answer count from now on: two of them would leave none of those before.
+            self._checkpointer.last = names[-1]
+
+    def _audit_restored(self, checkpoint: Path, folder: Path) -> None:
+        """The table of a checkpoint: consecutive rows of each writer, whole, each once."""
+        restore(checkpoint, folder)
+        table = Table(TableDirectory.open(folder / self._name))
+        table.check()
+        keys = np.arange(table.oldest, table.inserted)
+        out = columns_of(np.zeros(len(keys), np.int64))
+        table.directory.rows.gather(keys, out)
+        table.close()
+        values = values_in(b"".join(column.tobytes() for column in out.values()))
+        for number, writer in enumerate(self._writers):
+            own = values[values // VALUES_PER_WRITER == number]
+            assert (np.diff(own) == 1).all(), f"rows of writer {number} are missing or out of order"
+            assert all(writer.was_sent(value) for value in own.tolist())
+
+    def _note_figures(self) -> None:
+        figures = self.figures
+        figures.rows = sum(writer.rows for writer in self._writers)
+        figures.inserts = sum(writer.inserts for writer in self._writers)
+        figures.priorities = sum(learner.updates for learner in self._learners)
+        figures.checkpoints = self._checkpointer.written
+        figures.broken_by = sum((worker.broken_by for worker in self._workers), start=Counter[str]())
+
+
+def main() -> None:
+    """Torture a server of its own, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=500, help="how often to kill the server")
+    parser.add_argument("--seed", type=int, default=0, help="chooses moments and rows")
+    parser.add_argument("--report", type=Path, help="document whose section on torture is written anew")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="torture-") as name:
+        folder = Path(name)
+        checkpoints = folder / "checkpoints"
+        server = ServerProcess(folder / "log", "--data-dir", str(folder / "data"), "--checkpoint-dir", str(checkpoints))
+        torture = Torture(server, checkpoints, arguments.seed)
+        try:
+            for _ in track(range(arguments.kills), description="killing"):
+                torture.round()
+        finally:
+            server.kill()
+    figures = torture.figures
+    for what, figure in figures.lines():
+        print(f"{figure:>12}  {what}")
+    print(f"workers noticed by {dict(figures.broken_by)}")
+    if arguments.report is not None:
+        write_section(arguments.report, "torture", ("", "figure"), figures.lines())
+
+
+if __name__ == "__main__":
+    main()

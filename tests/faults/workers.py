@@ -1,0 +1,239 @@
+"""Writers and learners that load a server until it goes away, and remember what they sent and what was acknowledged."""
+
+from __future__ import annotations
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+from grpc_status import rpc_status
+from numpy.typing import NDArray
+
+from tests.support.caller import CalledTable, LearnStream, WriteStream, keys_of, make_draw, make_update
+from tests.support.refusals import code_of
+
+VALUES_PER_WRITER = 10**9
+"""Row n of writer w holds the value ``w * VALUES_PER_WRITER + n``."""
+MOST_ROWS = 32
+_IN_FLIGHT = 8
+_BATCH = 64
+_WAIT_S = 30.0
+_CHECKPOINT_PAUSE_S = 0.01
+CHECKPOINT_SERIES = "torture"
+
+
+def first_priority(values: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The priorities that rows of these values are inserted with."""
+    return 1.0 + (values % 97).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An insert on its way."""
+
+    sequence: int
+    values: NDArray[np.int64]
+
+
+class Worker(ABC):
+    """Loads a table. It is run again after each restart of the server."""
+
+    def __init__(self) -> None:
+        """Nothing was sent yet."""
+        self.broken_by: Counter[str] = Counter()
+        """Status codes by which the end of a server was noticed."""
+
+    def run(self, table: CalledTable) -> None:
+        """Work until the server is gone.
+
+        Raises:
+            AssertionError: the server refused something.
+        """
+        try:
+            self.work(table)
+        except grpc.RpcError as error:
+            if rpc_status.from_call(error) is not None:  # The server spoke, which a killed one does not.
+                raise AssertionError(f"the server refused: {error}") from error
+            self.broken_by[code_of(error).name] += 1
+
+    @abstractmethod
+    def work(self, table: CalledTable) -> None:
+        """Work without end."""
+
+
+class Writer(Worker):
+    """Inserts rows that say whose they are and which."""
+
+    def __init__(self, number: int, seed: int) -> None:
+        """Have a writer's id and nothing sent."""
+        super().__init__()
+        self.writer_id = bytes([number + 1]) * 16
+        self.acknowledged: dict[int, int] = {}
+        """Value by key, of the rows acknowledged that may be live."""
+        self.pending: deque[Sent] = deque()
+        """Sent and not acknowledged."""
+        self.rows = 0
+        """Rows acknowledged, ever."""
+        self.inserts = 0
+        """Inserts acknowledged, ever."""
+        self._base = number * VALUES_PER_WRITER
+        self._next = 0
+        self._random = random.Random(seed)
+
+    def was_sent(self, value: int) -> bool:
+        """Whether this writer has sent such a row."""
+        return self._base <= value < self._base + self._next
+
+    def next_insert(self) -> Sent:
+        """Some more rows, from now on pending."""
+        values = self._base + self._next + np.arange(self._random.randint(1, MOST_ROWS))
+        self._next += len(values)
+        self.pending.append(Sent(self.inserts + len(self.pending) + 1, values))
+        return self.pending[-1]
+
+    def acknowledge(self, keys: NDArray[np.int64]) -> None:
+        """The oldest pending insert has these keys."""
+        sent = self.pending.popleft()
+        assert len(keys) == len(sent.values)
+        self.acknowledged.update(zip(keys.tolist(), sent.values.tolist(), strict=True))
+        self.rows += len(keys)
+        self.inserts += 1
+
+    def forget_before(self, oldest: int) -> None:
+        """Rows below this key are gone."""
+        self.acknowledged = {key: value for key, value in self.acknowledged.items() if key >= oldest}
+
+    @abstractmethod
+    def settle(self, table: CalledTable) -> None:
+        """Repeat what was not acknowledged, so that nothing is pending."""
+
+
+class StreamWriter(Writer):
+    """Writes over a stream, several inserts on their way at once."""
+
+    def work(self, table: CalledTable) -> None:
+        """Keep the stream full."""
+        stream = WriteStream(table, self.writer_id)
+        try:
+            while True:
+                while len(self.pending) < _IN_FLIGHT:
+                    self._send(stream, self.next_insert())
+                self._receive(stream)
+        finally:
+            stream.close()
+
+    def settle(self, table: CalledTable) -> None:
+        """Send all that is pending again, over one stream."""
+        stream = WriteStream(table, self.writer_id)
+        for sent in tuple(self.pending):
+            self._send(stream, sent)
+        while self.pending:
+            self._receive(stream)
+        stream.close()
+
+    def _send(self, stream: WriteStream, sent: Sent) -> None:
+        stream.send(sent.values, sent.sequence, first_priority(sent.values))
+
+    def _receive(self, stream: WriteStream) -> None:
+        answer = stream.receive()
+        assert answer.sequence == self.pending[0].sequence
+        self.acknowledge(keys_of(answer.keys))
+
+
+class CallWriter(Writer):
+    """Inserts call by call."""
+
+    def work(self, table: CalledTable) -> None:
+        """Insert without a pause."""
+        while True:
+            self._insert(table, self.next_insert())
+
+    def settle(self, table: CalledTable) -> None:
+        """Call again."""
+        for sent in tuple(self.pending):
+            self._insert(table, sent)
+
+    def _insert(self, table: CalledTable, sent: Sent) -> None:
+        self.acknowledge(
+            table.insert(sent.values, first_priority(sent.values), writer_id=self.writer_id, sequence=sent.sequence)
+        )
+
+
+class Learner(Worker):
+    """Draws rows and sets the priorities of those that are its own: of ``learners``, each has every so-manieth key."""
+
+    def __init__(self, number: int, learners: int, seed: int) -> None:
+        """Have set nothing."""
+        super().__init__()
+        self.acknowledged: dict[int, float] = {}
+        """Priority by key, as last acknowledged."""
+        self.pending: deque[dict[int, float]] = deque()
+        """Updates sent and not acknowledged."""
+        self.updates = 0
+        """Priorities acknowledged, ever."""
+        self._number = number
+        self._learners = learners
+        self._random = np.random.default_rng(seed)
+
+    def work(self, table: CalledTable) -> None:
+        """Draw and update, one exchange ahead."""
+        stream = LearnStream(table)
+        draw = make_draw(_BATCH, beta=0.5, wait_s=_WAIT_S)
+        mine = np.zeros(0, np.int64)
+        try:
+            stream.send(draw=draw)
+            while True:
+                priorities = self._random.exponential(size=len(mine))
+                stream.send(draw=draw, update=make_update(mine, priorities))
+                self.pending.append(dict(zip(mine.tolist(), priorities.tolist(), strict=True)))
+                mine = self._receive(stream)
+        finally:
+            stream.close()
+
+    def may_be(self, key: int) -> Iterator[float]:
+        """Priorities that a key may have through this learner: the last acknowledged, and those on their way."""
+        if key in self.acknowledged:
+            yield self.acknowledged[key]
+        yield from (update[key] for update in self.pending if key in update)
+
+    def settle(self, found: dict[int, float]) -> None:
+        """Take what was found for what was acknowledged: of updates on their way, some arrived."""
+        for update in self.pending:
+            self.acknowledged.update({key: found[key] for key in update if key in found})
+        self.pending.clear()
+        self.acknowledged = {key: value for key, value in self.acknowledged.items() if key in found}
+
+    def _receive(self, stream: LearnStream) -> NDArray[np.int64]:
+        answer, batches = stream.receive_batches()
+        if answer.HasField("update"):
+            update = self.pending.popleft()
+            self.acknowledged.update(update)
+            self.updates += len(update)
+        assert all(len(batch.values) == _BATCH for batch in batches)
+        keys = np.concatenate([batch.keys for batch in batches])
+        own: NDArray[np.int64] = keys[keys % self._learners == self._number]
+        return own
+
+
+class Checkpointer(Worker):
+    """Has checkpoints written, one after the other."""
+
+    def __init__(self) -> None:
+        """None was written yet."""
+        super().__init__()
+        self.written = 0
+        """Checkpoints acknowledged, ever."""
+        self.last = ""
+        """Name of the last one acknowledged."""
+
+    def work(self, table: CalledTable) -> None:
+        """Go on without end."""
+        while True:
+            self.last = table.caller.checkpoint(table.name, series=CHECKPOINT_SERIES, keep=2).name
+            self.written += 1
+            time.sleep(_CHECKPOINT_PAUSE_S)

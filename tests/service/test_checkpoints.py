@@ -1,0 +1,356 @@
+"""Checkpoints: taken while service goes on, there wholly or not at all, and tables again by ``--restore``."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from replay_proto.schema import Column, Schema
+from replay_proto.v1 import replay_pb2
+
+from tests.service.test_restart import BACKENDS, lived_in
+from tests.support.caller import Caller
+from tests.support.deadlines import wait_until
+from tests.support.refusals import refused
+from tests.support.server_process import ServerProcess, run_to_its_end
+from tests.support.small_disk import with_small_disk
+
+StartServer = Callable[..., ServerProcess]
+Call = Callable[[ServerProcess], Caller]
+WRITER = b"0123456789abcdef"
+LONGEST_CALL_S = 0.1
+"""No call waits longer for a checkpoint."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the checkpoints are."""
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def keeping(start_server: StartServer, folder: Path) -> ServerProcess:
+    """A server that writes checkpoints, whose tables are in memory."""
+    return start_server("--checkpoint-dir", str(folder))
+
+
+@pytest.fixture
+def caller(keeping: ServerProcess, call: Call) -> Caller:
+    """Its caller."""
+    return call(keeping)
+
+
+# What is restored is what was there.
+
+
+def test_a_restored_table_is_the_one_that_was_copied(caller: Caller, start_server: StartServer, call: Call) -> None:
+    tables = []
+    for backend in BACKENDS:
+        full = caller.create(backend=backend, capacity=50)
+        full.insert(range(130), np.arange(130) * 0.5, stream=3, episode=2**64 - 1)
+        full.update([100, 101, 129, 5], [0.0, 77.0, 1.0, 9.0])
+        reset = caller.create(backend=backend)
+        reset.insert(range(30))
+        reset.reset()
+        reset.insert(range(5), [1.0, 2.0, 3.0, 4.0, 5.0])
+        tables += [full, reset, caller.create(backend=backend)]
+    before = {table.name: lived_in(table) for table in tables}
+    made = caller.checkpoint()
+    assert [table.name for table in made.tables] == sorted(before)
+    for table in tables:
+        table.insert([1, 2, 3])  # which the checkpoint does not know of
+
+    again = call(start_server("--restore", made.directory))
+    assert again.table_names() == sorted(before)
+    for table in tables:
+        restored = table.through(again)
+        assert again.table(table.name).uid == table.uid
+        assert lived_in(restored) == before[table.name]
+        if restored.describe().size:
+            assert set(restored.sample(300).keys) <= set(restored.live_keys())
+
+
+def test_a_million_rows_are_copied_and_restored(caller: Caller, start_server: StartServer, call: Call) -> None:
+    """More than is copied on the loop."""
+    table = caller.create(capacity=1_000_000)
+    for first in range(0, 1_200_000, 100_000):
+        table.insert(np.arange(first, first + 100_000), 1.0 + np.arange(100_000) % 7)
+    made = caller.checkpoint(table.name)
+    assert [(part.size, part.inserted, part.left_out) for part in made.tables] == [(1_000_000, 1_200_000, 0)]
+    again = table.through(call(start_server("--restore", made.directory)))
+    keys = np.arange(200_000, 1_200_000, 997)
+    assert again.read(keys).values.tolist() == keys.tolist()
+    assert again.read(keys).priorities.tolist() == (1.0 + keys % 100_000 % 7).tolist()
+    assert again.stats().total_mass == table.stats().total_mass
+
+
+def test_an_insert_counts_once_over_a_restore(caller: Caller, start_server: StartServer, call: Call) -> None:
+    table = caller.create()
+    for sequence in range(1, 6):
+        table.insert([sequence], writer_id=WRITER, sequence=sequence)
+    again = table.through(call(start_server("--restore", caller.checkpoint().directory)))
+    assert again.insert([5], writer_id=WRITER, sequence=5).tolist() == [4]
+    with refused("SEQUENCE_GAP", expected=6):
+        again.insert([7], writer_id=WRITER, sequence=7)
+    assert again.insert([6], writer_id=WRITER, sequence=6).tolist() == [5]
+    assert again.read(range(6)).values.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_restored_table_outlives_its_server(
+    caller: Caller, start_server: StartServer, call: Call, tmp_path: Path
+) -> None:
+    table = caller.create()
+    table.insert(range(7))
+    durable = start_server("--data-dir", str(tmp_path / "data"), "--restore", caller.checkpoint().directory)
+    table.through(call(durable)).insert([7])
+    durable.kill()
+    again = start_server("--data-dir", str(tmp_path / "data"))
+    assert table.through(call(again)).read(range(8)).values.tolist() == list(range(8))
+
+
+def test_tables_that_are_there_are_not_overwritten(caller: Caller, start_server: StartServer, tmp_path: Path) -> None:
+    caller.create("precious").insert([1])
+    flags = ("--data-dir", str(tmp_path / "data"), "--restore", caller.checkpoint().directory)
+    start_server(*flags).terminate()
+    ended = run_to_its_end(*flags)
+    assert ended.returncode == 1
+    assert "table 'precious' exists in" in ended.stderr
+
+
+# While service goes on.
+
+
+def test_rows_that_come_during_a_checkpoint_are_in_it_whole_or_not_at_all(
+    caller: Caller, keeping: ServerProcess, start_server: StartServer, call: Call
+) -> None:
+    """One writer inserts rows whose values are their keys; the ring is small, so that they are overwritten fast."""
+    table = caller.create(capacity=40_000)
+    stop = threading.Event()
+
+    def insert() -> None:
+        own, first = table.through(call(keeping)), 0
+        while not stop.is_set():
+            own.insert(np.arange(first, first + 500), np.arange(first, first + 500) * 1.0)
+            first += 500
+
+    thread = threading.Thread(target=insert)
+    thread.start()
+    try:
+        wait_until(lambda: table.describe().inserted > 80_000, "the ring has been overwritten")
+        made = [caller.checkpoint(keep=10) for _ in range(8)]
+    finally:
+        stop.set()
+        thread.join()
+    for checkpoint in made:
+        (described,) = checkpoint.tables
+        assert described.size + described.left_out == 40_000
+        again = table.through(call(start_server("--restore", checkpoint.directory)))
+        keys = again.live_keys()
+        assert (len(keys), keys[-1] + 1) == (described.size, described.inserted)
+        rows = again.read(keys)
+        np.testing.assert_array_equal(rows.values, keys)
+        np.testing.assert_array_equal(rows.priorities, keys * 1.0)
+
+
+def test_no_call_waits_for_a_checkpoint(caller: Caller, keeping: ServerProcess, call: Call) -> None:
+    table = caller.create(capacity=1_000_000)
+    for first in range(0, 1_000_000, 100_000):
+        table.insert(np.arange(first, first + 100_000))
+    copying = table.through(call(keeping)).caller
+
+    def longest_call_s() -> float:
+        """Of the calls made during a checkpoint. What else runs on this machine may slow down one of them."""
+        longest = 0.0
+        with ThreadPoolExecutor() as threads:
+            copied = threads.submit(copying.checkpoint)
+            while not copied.done():
+                began = time.perf_counter()
+                table.sample(64)
+                table.insert([1])
+                longest = max(longest, time.perf_counter() - began)
+            copied.result()
+        return longest
+
+    assert min(longest_call_s() for _ in range(3)) < LONGEST_CALL_S
+
+
+# There wholly or not at all.
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03, 0.06])
+def test_a_server_that_ends_amid_a_checkpoint_leaves_the_others_good(
+    caller: Caller, keeping: ServerProcess, call: Call, folder: Path, end: str, after_s: float
+) -> None:
+    table = caller.create(capacity=1_000_000)
+    for first in range(0, 1_000_000, 100_000):
+        table.insert(np.arange(first, first + 100_000))
+    good = caller.checkpoint().name
+
+    def checkpoint() -> None:
+        with contextlib.suppress(grpc.RpcError):
+            caller.checkpoint()
+
+    thread = threading.Thread(target=checkpoint)
+    thread.start()
+    time.sleep(after_s)
+    getattr(keeping, end)()
+    thread.join()
+    keeping.restart()
+    again = call(keeping)
+    names = again.checkpoints()
+    assert names[0] == good
+    for name in names:
+        assert again.verify(name).tables[0].size == 1_000_000
+    assert {path.name for path in folder.iterdir()} == {"lock", *names}
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_good(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    server = start_server("--checkpoint-dir", str(small / "kept"), within=with_small_disk(small, 24))
+    caller = call(server)
+    schema = Schema({"frame": Column("uint8", (1 << 16,))})
+    table = caller.create(schema=schema, capacity=1000)
+
+    def insert(rows: int) -> None:
+        table.stub.Insert(
+            replay_pb2.InsertRequest(
+                table=table.name, insertion=replay_pb2.Insertion(row_count=rows), rows=bytes(rows << 16)
+            )
+        )
+
+    insert(100)
+    good = caller.checkpoint().name
+    insert(250)
+    for _ in range(2):
+        with refused("NO_SPACE"):
+            caller.checkpoint()
+    assert caller.checkpoints() == [good]
+    assert caller.verify(good).tables[0].size == 100
+    insert(1)
+    table.reset()
+    insert(10)
+    assert caller.checkpoint().tables[0].size == 10
+
+
+# Damage.
+
+
+def files_of(directory: str) -> list[Path]:
+    """All files of a checkpoint."""
+    return sorted(path for path in Path(directory).rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "a lost byte", "a byte too many", "a missing file"])
+def test_a_damaged_file_is_refused_by_name(caller: Caller, tmp_path: Path, damage: str) -> None:
+    table = caller.create("table")
+    table.insert(range(20))
+    made = caller.checkpoint()
+    for path in files_of(made.directory):
+        content = path.read_bytes()
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 1
+        damaged = {
+            "a flipped bit": bytes(flipped),
+            "a lost byte": content[:-1],
+            "a byte too many": content + b"\0",
+            "a missing file": None,
+        }[damage]
+        path.unlink()
+        if damaged is not None:
+            path.write_bytes(damaged)
+        name = str(path.relative_to(made.directory))
+        with refused("CHECKPOINT_DAMAGED", checkpoint=made.name, file=name):
+            caller.verify(made.name)
+        path.write_bytes(content)
+    assert caller.verify(made.name).name == made.name
+
+
+def test_a_damaged_checkpoint_is_not_restored(caller: Caller, tmp_path: Path) -> None:
+    caller.create("first").insert(range(20))
+    caller.create("second").insert(range(20))
+    made = caller.checkpoint()
+    path = Path(made.directory) / "second" / "column-001.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    ended = run_to_its_end("--restore", made.directory, "--data-dir", str(tmp_path / "data"))
+    assert ended.returncode == 1
+    assert f"{path}: expected" in ended.stderr
+    assert list((tmp_path / "data" / "tables").iterdir()) == []
+    ended = run_to_its_end("--restore", str(tmp_path / "nowhere"), "--memory-dir", str(tmp_path))
+    assert ended.returncode == 1
+    assert "checkpoint.json" in ended.stderr
+
+
+# Names, retention, flags.
+
+
+def test_old_checkpoints_of_a_series_are_removed(caller: Caller) -> None:
+    caller.create().insert([1])
+    for _ in range(5):
+        caller.checkpoint()
+    caller.checkpoint(series="other")
+    assert caller.checkpoints() == [*(f"checkpoint-00000{n}" for n in (3, 4, 5)), "other-000001"]
+    caller.checkpoint(keep=1)
+    assert caller.checkpoints() == ["other-000001", "checkpoint-000006"]
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../escaped", "a/b", "/tmp/escaped", "", ".hidden", "a\0b", "x" * 128])
+def test_names_cannot_leave_the_directory(caller: Caller, folder: Path, name: str) -> None:
+    before = sorted(folder.parent.rglob("*"))
+    if name:
+        with refused("INVALID_FIELD", field="series"):
+            caller.checkpoint(series=name)
+    with refused("CHECKPOINT_NOT_FOUND"):
+        caller.verify(name)
+    with refused("CHECKPOINT_NOT_FOUND"):
+        caller.verify(f"{name}-000001")
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+def test_only_tables_that_are_there_are_copied(caller: Caller, folder: Path) -> None:
+    kept, _ = caller.create(), caller.create()
+    assert [table.name for table in caller.checkpoint(kept.name, kept.name).tables] == [kept.name]
+    with refused("TABLE_NOT_FOUND", table="nobody"):
+        caller.checkpoint(kept.name, "nobody")
+    with refused("INVALID_FIELD", field="keep"):
+        caller.checkpoint(keep=-1)
+    assert caller.checkpoints() == ["checkpoint-000001"]
+
+
+def test_checkpoints_are_written_now_and_then(start_server: StartServer, call: Call, folder: Path) -> None:
+    server = start_server("--checkpoint-dir", str(folder), "--checkpoint-every", "0.2", "--keep-checkpoints", "2")
+    caller = call(server)
+    caller.create().insert(range(5))
+    wait_until(lambda: "periodic-000004" in caller.checkpoints(), "four were written")
+    names = caller.checkpoints()
+    assert len(names) == 2
+    server.terminate()
+    assert "Traceback" not in server.log()
+
+
+def test_without_a_directory_there_are_none(start_server: StartServer, call: Call) -> None:
+    caller = call(start_server())
+    for ask in (caller.checkpoint, caller.checkpoints, lambda: caller.verify("checkpoint-000001")):
+        with refused("CHECKPOINTS_OFF", setting="checkpoint_dir"):
+            ask()
+    assert run_to_its_end("--checkpoint-every", "5").returncode == 2
+
+
+def test_two_servers_do_not_share_a_directory(keeping: ServerProcess, folder: Path, tmp_path: Path) -> None:
+    ended = run_to_its_end("--checkpoint-dir", str(folder), "--memory-dir", str(tmp_path))
+    assert ended.returncode == 1
+    assert "in use by another server" in ended.stderr
+
+
+def test_files_are_private_to_the_user(caller: Caller) -> None:
+    caller.create().insert([1])
+    made = caller.checkpoint()
+    for path in [Path(made.directory), *Path(made.directory).rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0

@@ -1,0 +1,60 @@
+"""A table with rows and a history, and for every RPC a request about it that would be answered."""
+
+from __future__ import annotations
+
+import numpy as np
+from google.protobuf.message import Message
+from replay_proto.v1 import replay_pb2
+
+from tests.support.caller import CalledTable, Caller, float64, make_draw, make_update, table_config
+from tests.support.rows import rows_of
+
+NAME = "victim"
+WRITER = b"0123456789abcdef"
+_SERIES = "kept"
+
+
+def make_victim(caller: Caller) -> CalledTable:
+    """The table anew, and no other; and a checkpoint, if there was none."""
+    for name in caller.table_names():
+        caller.table(name).drop()
+    table = caller.create(NAME, capacity=12)
+    table.insert(range(20), 1.0 + np.arange(20), stream=4, episode=5)
+    table.update([10, 11, 3], [0.5, 0.25, 9.0])
+    table.insert([77], writer_id=WRITER, sequence=1)
+    table.sample(5)
+    if not caller.checkpoints():
+        caller.checkpoint(series=_SERIES)
+    return table
+
+
+def good_request(method: str, table: CalledTable) -> Message:
+    """A request that would be answered, with every field that there is."""
+    name, uid = table.name, table.uid
+    priorities = float64([0.5, 2.0])
+    insertion = replay_pb2.Insertion(row_count=2, priorities=priorities, stream=7, episode=8)
+    numbered = replay_pb2.Insertion(row_count=2, priorities=priorities, sequence=2, stream=7, episode=8)
+    rows = rows_of(np.arange(2))
+    keys = np.arange(15, 19).tobytes()
+    draw = make_draw(4, beta=0.5, weight_norm=2, draw_mode=2, wait_s=0.5)
+    update = make_update([12, 13], [3.0, 4.0])
+    requests: dict[str, Message] = {
+        "CreateTable": replay_pb2.CreateTableRequest(
+            config=table_config("other", backend="sum_tree", parameters={"alpha": 0.5, "epsilon": 0.25}, seed=5)
+        ),
+        "DropTable": replay_pb2.DropTableRequest(table=name, table_uid=uid),
+        "ListTables": replay_pb2.ListTablesRequest(),
+        "DescribeTable": replay_pb2.DescribeTableRequest(table=name),
+        "ResetTable": replay_pb2.ResetTableRequest(table=name, table_uid=uid),
+        "Insert": replay_pb2.InsertRequest(table=name, table_uid=uid, insertion=insertion, rows=rows),
+        "Write": replay_pb2.WriteRequest(table=name, table_uid=uid, writer_id=WRITER, insertion=numbered, rows=rows),
+        "Sample": replay_pb2.SampleRequest(table=name, table_uid=uid, draw=draw),
+        "Read": replay_pb2.ReadRequest(table=name, table_uid=uid, keys=keys),
+        "UpdatePriorities": replay_pb2.UpdatePrioritiesRequest(table=name, table_uid=uid, update=update),
+        "Learn": replay_pb2.LearnRequest(table=name, table_uid=uid, update=update, draw=draw, batches=3),
+        "Stats": replay_pb2.StatsRequest(table=name),
+        "Checkpoint": replay_pb2.CheckpointRequest(tables=[name], series="series", keep=2),
+        "ListCheckpoints": replay_pb2.ListCheckpointsRequest(),
+        "VerifyCheckpoint": replay_pb2.VerifyCheckpointRequest(name=f"{_SERIES}-000001"),
+    }
+    return requests[method]
