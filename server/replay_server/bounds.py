@@ -38,6 +38,14 @@ class Bounds:
     max_bytes: int | None = None
     """All tables once they are full; None: what the file system has."""
 
+    def check_message(self, size: int) -> None:
+        """Refuse a request that is too long.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("bytes of a message", self.max_message_bytes, size, "max_message_mb of the server")
+
     def check_rows(self, rows: int) -> None:
         """Refuse more rows, or keys, than one call may name or ask for.
 

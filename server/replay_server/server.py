@@ -21,6 +21,10 @@ from replay_server.settings import BYTES_PER_MB
 
 log = logging.getLogger(__name__)
 
+_CUT_OFF = 2
+"""A message that is so many times as long as allowed is not even received."""
+_LONGEST_BYTES = (1 << 31) - 1
+"""gRPC counts the bytes of a message in 31 bits."""
 _HEAD_BYTES = 1 << 20
 """What a message may carry beside its rows."""
 
@@ -62,7 +66,8 @@ class ReplayServer:
         self._catalog = catalog
         self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", limit),
+                # What is a little too long the service refuses itself, naming the setting; the rest gRPC cuts off.
+                ("grpc.max_receive_message_length", min(_CUT_OFF * limit, _LONGEST_BYTES)),
                 ("grpc.max_send_message_length", limit),
                 # A second server on the same port would silently take half of the calls.
                 ("grpc.so_reuseport", 0),
@@ -77,7 +82,7 @@ class ReplayServer:
         )
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
         self._socket = socket
-        self._local = LocalServer(catalog, methods, limit)
+        self._local = LocalServer(catalog, methods, _CUT_OFF * limit)
         self._health = health_aio.HealthServicer() if offer_health else None
         if self._health is not None:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -137,7 +137,11 @@ class ServerSettings(BaseSettings):
         description="most calls that wait at once, over all tables",
     )
     max_waiting_mb: int = Field(1024, ge=1, description="most MiB of rows that wait to be inserted, over all tables")
-    max_streams_per_client: int = Field(1024, ge=1, description="most streams open at once on one connection")
+    max_streams_per_client: int = Field(
+        1024,
+        ge=1,
+        description="most streams open at once on one connection, and connections on this host's socket",
+    )
     max_tables: int = Field(1024, ge=1, description="most tables at once")
     max_columns: int = Field(512, ge=1, description="most columns of one table")
     max_table_bytes: ByteSize | None = Field(

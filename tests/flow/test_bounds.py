@@ -139,6 +139,14 @@ def test_bytes_of_a_row(small: Caller) -> None:
     assert "max_message_mb" in refusal.metadata["setting"]
 
 
+def test_bytes_of_a_message(small: Caller) -> None:
+    table = small.create()
+    long = replay_pb2.ReadRequest(table=table.name, keys=bytes((2 << 20) + 8))
+    with refused("TOO_LARGE", bound="bytes of a message", limit=2 << 20, got=long.ByteSize()) as refusal:
+        small.stub.Read(long, timeout=30)
+    assert "max_message_mb" in refusal.metadata["setting"]
+
+
 def test_bytes_of_one_table_and_of_all(small: Caller) -> None:
     size = WRITERS_BYTES + (10_000 + 156) * ROW_BYTES
     small.create("first", capacity=10_000)

@@ -56,7 +56,7 @@ def replay_methods(
     figures: dict[str, MethodFigures] = defaultdict(MethodFigures)
 
     def rpc(name: str, demand: Demand) -> Rpc:
-        return Rpc(figures[name], authenticator, demand)
+        return Rpc(figures[name], authenticator, demand, catalog.bounds)
 
     streams = OpenStreams(catalog.bounds.max_streams_per_client)
     tables, inserts = TableHandlers(catalog, socket=socket), InsertHandlers(catalog)

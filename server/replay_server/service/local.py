@@ -164,6 +164,11 @@ class LocalServer:
     def _check(self, hello: replay_pb2.LocalHello) -> None:
         if self._is_stopping:
             raise errors.shutting_down()
+        most = self._catalog.bounds.max_streams_per_client
+        if len(self._connections) > most:
+            raise errors.too_large(
+                "connections to the socket", most, len(self._connections), "max_streams_per_client of the server"
+            )
         if hello.method not in METHODS:
             raise errors.invalid_field(FieldError("method", " or ".join(METHODS), repr(hello.method)))
         table = self._catalog.find(hello.table, hello.table_uid)

@@ -10,6 +10,7 @@ from replay_proto.access.tokens import Right
 from replay_proto.v1 import replay_pb2
 
 from replay_server.access.caller import Authenticator, Caller
+from replay_server.bounds import Bounds
 from replay_server.catalog import Catalog
 from replay_server.statistics.methods import MethodFigures
 
@@ -30,6 +31,8 @@ class Rpc:
     """Finds out who calls."""
     demand: Demand
     """What the caller has to be allowed."""
+    bounds: Bounds
+    """How long a request may be."""
 
 
 class _NamesTable(Protocol):

@@ -81,6 +81,7 @@ def unary_of_caller(message_type: type[M], handler: CallerHandler[M], rpc: Rpc) 
             try:
                 with figures.timed():
                     caller = _caller(rpc, context)
+                    rpc.bounds.check_message(len(data))
                     request = parse(message_type, data)
                     rpc.demand(caller, request.head, "")
                     return await handler(request, caller)
@@ -145,6 +146,7 @@ def streaming(
                 with streams.one_more(context.peer()), open_stream(stream) as handler:
                     while isinstance(data := await stream.read(context), bytes):
                         began = time.perf_counter()
+                        rpc.bounds.check_message(len(data))
                         request = parse(message_type, data)
                         rpc.demand(caller, request.head, table)
                         table = request.head.table or table  # type: ignore[attr-defined]
