@@ -7,9 +7,10 @@ PROTO_VENV := .venv-proto
 AUDIT_VENV := .venv-audit
 KILLS := 500
 N := 1000000
+MINUTES := 30
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: run test lint format proto torture fuzz bench clean help
+.PHONY: run test lint format proto torture fuzz soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -38,6 +39,9 @@ torture: $(VENV)/.installed  ## Kill a server KILLS times under load, audit each
 
 fuzz: $(VENV)/.installed  ## Send N mutated and random messages, damage files; write docs/reliability.md.
 	$(BIN)/python -m tests.faults.fuzz --messages $(N) --report docs/reliability.md $(ARGS)
+
+soak: $(VENV)/.installed  ## Keep a server under mixed load for MINUTES, write docs/reliability.md and its picture.
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --report docs/reliability.md $(ARGS)
 
 bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
 	$(BIN)/python -m benchmarks $(ARGS)
