@@ -11,13 +11,14 @@ from pathlib import Path
 from replay_server.backends import BACKENDS, warm_up
 from rich.console import Console
 
-from benchmarks import backends, inserts, learner_step
+from benchmarks import backends, capacities, inserts, learner_step, many_writers, memory
 from benchmarks.contestants import ROUNDS, WINDOW_S
 from benchmarks.report import Section, write_document
 from benchmarks.workloads import WORKLOADS
 
 _QUICK_ROUNDS = 3
 _QUICK_WINDOW_S = 1.0
+_QUICK_STEPS = 50_000
 
 
 def backend_section(rows: tuple[int, ...]) -> Section:
@@ -59,6 +60,13 @@ def main() -> None:
         ):
             section.show(console)
             sections.append(section)
+    for section in (
+        capacities.measure(rounds, window_s),
+        many_writers.measure(rounds, window_s),
+        memory.measure(_QUICK_STEPS if options.quick else memory.STEPS),
+    ):
+        section.show(console)
+        sections.append(section)
     write_document(options.output, sections)
     console.print(f"written to {options.output}")
 

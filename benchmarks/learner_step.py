@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from replay_client import Batch, ReplayClient, Table
+from replay_client.same_host import SameHost
 from rich.console import Console
 
 from benchmarks.contestants import ROUNDS, WINDOW_S, Window, start_peers, take_turns
@@ -71,6 +72,20 @@ def single_call_steps(table: Table, workload: Workload) -> Window:
     return lambda window_s: us_per_step(step, window_s)
 
 
+def gathers(table: Table, workload: Workload) -> Window:
+    """Copying rows of random keys out of the server's files, and nothing else: the floor of a step that has rows."""
+    description = table.describe()
+    rows = SameHost.find(description, "").rows
+    if rows is None:
+        raise RuntimeError("the server's files cannot be read from here")
+    rng = np.random.default_rng(1)
+
+    def step() -> None:
+        rows.gather(rng.integers(description.inserted - description.size, description.inserted, workload.batch_size))
+
+    return lambda window_s: us_per_step(step, window_s)
+
+
 def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
     """Measure the service and its peers on a workload."""
     with ExitStack() as stack:
@@ -86,9 +101,10 @@ def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: flo
         contestants["sample and update_priorities, single calls"] = single_call_steps(
             near.table(workload.name), workload
         )
+        contestants["gathering the rows, nothing else"] = gathers(near.table(workload.name), workload)
         contestants |= start_peers(stack, workload.name, peers)
         times = take_turns(contestants, rounds, window_s)
-    others = [name for name in times if name not in contestants or not name.startswith("sampl")]
+    others = [name for name in times if not name.startswith(("sampl", "gather"))]
     medians = {name: statistics.median(values) for name, values in times.items()}
     rows = [
         [name, spread(values), *(f"{medians[name] / medians[other]:.3f}" for other in others)]

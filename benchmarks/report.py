@@ -14,6 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+FINDINGS = Path(__file__).with_name("findings.md")
+"""What explains the figures, written by hand and put behind them."""
 _PACKAGES = ("grpcio", "protobuf", "numpy", "numba", "uvloop")
 
 
@@ -71,13 +73,14 @@ def write_document(path: Path, sections: Sequence[Section]) -> None:
         "The machine is shared, and its speed drifts by half from hour to hour: ratios within a table hold, absolute "
         "times less so. Figures are medians, with the smallest and the largest in brackets.",
         "",
-        "`make bench` measures all of it again and writes this page; with `ARGS=--quick` in three minutes, "
+        "`make bench` measures all of it again and writes this page; with `ARGS=--quick` in a few minutes, "
         "in windows of 1 s.",
         "`benchmarks/peers/install.sh` installs the peers first, where that is possible.",
         "",
         "",
     ]
-    path.write_text("\n".join(intro) + "\n".join(section.to_markdown() for section in sections), "utf-8")
+    parts = ["\n".join(intro), *(section.to_markdown() for section in sections), FINDINGS.read_text("utf-8")]
+    path.write_text("\n".join(parts), "utf-8")
 
 
 def _processor() -> str:

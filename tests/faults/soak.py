@@ -21,9 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 from replay_client import Column, DeadlineExceededError, ReplayClient, Table, TableNotFoundError
 from rich.console import Console
 
@@ -178,7 +180,7 @@ class Load:
             yield
 
 
-def _rows(count: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def _rows(count: int) -> dict[str, NDArray[Any]]:
     return {
         "obs": np.zeros((count, 4), np.float32),
         "action": np.zeros(count, np.int64),
