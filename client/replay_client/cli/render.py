@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Literal
 
 from rich import box
 from rich.columns import Columns
@@ -219,8 +220,10 @@ def _times_sampled(bars: Sequence[TimesSampled]) -> RenderableType:
 def _grid(*headings: str) -> Table:
     """An empty table; a heading that begins with ``>`` is that of numbers."""
     grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in headings:
-        grid.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left", no_wrap=True)
+    for place, heading in enumerate(headings):
+        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
+        # Where there is no room, long names are folded before a figure is cut.
+        grid.add_column(heading.removeprefix(">"), justify=justify, no_wrap=place > 0, overflow="fold")
     return grid
 
 
