@@ -9,6 +9,7 @@ not: after a fork it raises `ForkedError`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
@@ -19,6 +20,7 @@ from replay_proto.v1 import replay_pb2
 from replay_client.connection import Connection
 from replay_client.description import TableDescription, table_config
 from replay_client.errors import InvalidArgumentError
+from replay_client.local import LocalSocket
 from replay_client.same_host import SameHost
 from replay_client.stats import Stats
 from replay_client.table import Table, drop_table
@@ -48,6 +50,7 @@ class ReplayClient:
             raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
         self._connection = Connection(address, timeout_s=timeout_s)
         self._same_host = same_host
+        self._sockets: weakref.WeakSet[LocalSocket] = weakref.WeakSet()
 
     @property
     def address(self) -> str:
@@ -133,7 +136,10 @@ class ReplayClient:
         return Stats.from_proto(response)
 
     def close(self) -> None:
-        """Close the channel. Writers and samplers are closed first, by those who made them."""
+        """Close all connections. Writers and samplers are closed first, by those who made them."""
+        if not self._connection.is_forked:
+            for socket in list(self._sockets):
+                socket.close()
         self._connection.close()
 
     def __enter__(self) -> ReplayClient:
@@ -148,4 +154,7 @@ class ReplayClient:
 
     def _table(self, message: replay_pb2.TableDescription) -> Table:
         description = TableDescription.from_proto(message)
-        return Table(self._connection, description, SameHost.find(description) if self._same_host else SameHost())
+        same_host = SameHost.find(description) if self._same_host else SameHost()
+        if same_host.socket is not None:
+            self._sockets.add(same_host.socket)
+        return Table(self._connection, description, same_host)

@@ -15,6 +15,8 @@ from tests.client.numbered import assert_whole, exhaust, row, rows
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
+BOTH_DATA_PATHS = True
+
 StartServer = Callable[..., ServerProcess]
 Connect = Callable[..., ReplayClient]
 

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import grpc
 import numpy as np
@@ -16,8 +17,11 @@ from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 
 from tests.support.rows import WHOLE, rows_of, values_in
+from tests.support.same_host_stub import SameHostStub
 
 CALL_TIMEOUT_S = 60.0
+WIRE, SAME_HOST = "wire", "same host"
+"""The ways to a table: everything by gRPC; or a learner's calls and rows without it, on the server's host."""
 _numbers = itertools.count()
 
 
@@ -80,9 +84,10 @@ class ReadRows:
 class Caller:
     """A channel to a server, and the tables made through it."""
 
-    def __init__(self, address: str) -> None:
-        """Connect, with messages of any size."""
+    def __init__(self, address: str, data_path: str = WIRE) -> None:
+        """Connect, with messages of any size; ``data_path`` says how a learner's calls and rows travel."""
         self.address = address
+        self.data_path = data_path
         self.channel = grpc.insecure_channel(
             address,
             options=[
@@ -94,7 +99,9 @@ class Caller:
                 ("grpc.max_reconnect_backoff_ms", 500),
             ],
         )
-        self.stub = replay_pb2_grpc.ReplayServiceStub(self.channel)
+        self.stub: Any = replay_pb2_grpc.ReplayServiceStub(self.channel)
+        if data_path == SAME_HOST:
+            self.stub = SameHostStub(self.stub)
 
     def __enter__(self) -> Caller:
         """Close it at the end of the block."""
@@ -108,6 +115,8 @@ class Caller:
 
     def close(self) -> None:
         """Let go of the connection."""
+        if isinstance(self.stub, SameHostStub):
+            self.stub.close()
         self.channel.close()
 
     def create(self, name: str | None = None, **config: object) -> CalledTable:
