@@ -29,8 +29,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of modules that say ``BOTH_DATA_PATHS = True`` over each of the ways to a table."""
-    if getattr(metafunc.module, "BOTH_DATA_PATHS", False) and "data_path" in metafunc.fixturenames:
+    """Run the tests of modules that say ``BOTH_DATA_PATHS = True`` over each of the ways to a table.
+
+    A test there that is about one of them, or about neither, is marked with `wire_only`.
+    """
+    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    both = getattr(metafunc.module, "BOTH_DATA_PATHS", False) and "data_path" not in given
+    if both and "data_path" in metafunc.fixturenames:
         metafunc.parametrize("data_path", [WIRE, SAME_HOST], indirect=True, scope="session")
 
 

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.support.caller import CalledTable, Caller, WriteStream
+from tests.support.caller import CalledTable, Caller, WriteStream, wire_only
 from tests.support.deadlines import wait_until
 from tests.support.refusals import code_of, refused
 from tests.support.server_process import ServerProcess
@@ -90,6 +90,7 @@ def test_a_server_without_a_data_directory_begins_anew(start_server: StartServer
         table.through(call(server)).sample(1)
 
 
+@wire_only
 def test_a_channel_finds_the_server_again_on_its_port(durable: ServerProcess, call: Call) -> None:
     table = call(durable).create()
     table.insert(range(5))

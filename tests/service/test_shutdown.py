@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from replay_proto.v1 import replay_pb2
 
-from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, WriteStream, make_draw
+from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, WriteStream, make_draw, wire_only
 from tests.support.deadlines import wait_until
 from tests.support.refusals import code_of, refused
 from tests.support.server_process import ServerProcess
@@ -76,6 +76,7 @@ def test_idle_streams_do_not_hold_up_the_end_for_long(start_server: StartServer,
     assert "Traceback" not in server.log()
 
 
+@wire_only
 def test_streams_at_work_may_end_within_the_drain(start_server: StartServer, call: Call) -> None:
     server = start_server("--drain-s", "30")
     table = call(server).create()
@@ -112,6 +113,7 @@ def _refuses_calls(table: CalledTable) -> bool:
     return False
 
 
+@wire_only
 def test_health_says_that_it_no_longer_serves(start_server: StartServer, call: Call) -> None:
     server = start_server("--drain-s", "30")
     caller = call(server)

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
@@ -22,6 +23,8 @@ from tests.support.same_host_stub import SameHostStub
 CALL_TIMEOUT_S = 60.0
 WIRE, SAME_HOST = "wire", "same host"
 """The ways to a table: everything by gRPC; or a learner's calls and rows without it, on the server's host."""
+wire_only = pytest.mark.parametrize("data_path", [WIRE], indirect=True, scope="session")
+"""For tests of what does not go the other way, in modules that run over both."""
 _numbers = itertools.count()
 
 

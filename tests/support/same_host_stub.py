@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import socket
 import struct
 import threading
@@ -114,10 +115,11 @@ class FrameLink:
         return bytes(content)
 
 
-def hello_for(table: replay_pb2.TableDescription, method: str, **changes: Any) -> replay_pb2.LocalHello:
+def hello_for(description: replay_pb2.TableDescription, method: str, /, **changes: Any) -> replay_pb2.LocalHello:
     """The hello of somebody who may read the table's directory, with fields changed."""
-    nonce = (Path(table.directory) / "nonce").read_bytes()
-    fields = {"method": method, "table": table.config.name, "table_uid": table.uid, "nonce": nonce, **changes}
+    nonce = (Path(description.directory) / "nonce").read_bytes()
+    names = {"method": method, "table": description.config.name, "table_uid": description.uid}
+    fields = {**names, "nonce": nonce, **changes}
     return replay_pb2.LocalHello(**fields)
 
 
@@ -294,17 +296,13 @@ class _LearnCall:
         return self
 
     def __next__(self) -> replay_pb2.LearnResponse:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._over_grpc or self._sent or self._is_complete or self._failure, timeout=_PATIENCE_S
-            )
+        self._wait_for_something()
         if self._over_grpc is not None:
             answer: replay_pb2.LearnResponse = next(self._over_grpc)
             return answer
         if self._failure is not None:
             raise self._failure
-        if not self._sent:
-            assert self._link is None or self._is_complete, "nothing was asked"
+        if not self._sent and self._is_complete:
             self.cancel()
             raise StopIteration
         return self._answer()
@@ -320,6 +318,14 @@ class _LearnCall:
             self._over_grpc.cancel()
         if self._link is not None:
             self._link.cut()
+
+    def _wait_for_something(self) -> None:
+        """Wait until a request is on its way, or none will be, or the server speaks unasked."""
+        with self._changed:
+            while not (self._over_grpc or self._sent or self._is_complete or self._failure):
+                if self._link is not None and select.select([self._link.socket], [], [], 0)[0]:
+                    return
+                self._changed.wait(0.01)
 
     def _answer(self) -> replay_pb2.LearnResponse:
         assert self._link is not None

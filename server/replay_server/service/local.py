@@ -93,8 +93,8 @@ class LocalServer:
 
     async def start(self, path: Path) -> None:
         """Listen, if that can be done there: where not, clients make all their calls over gRPC."""
-        path.unlink(missing_ok=True)  # of a server that was killed; the directory's lock is ours
         try:
+            path.unlink(missing_ok=True)  # of a server that was killed; the directory's lock is ours
             listener = _bound(path)
         except OSError as error:
             log.warning("no calls without gRPC: cannot listen on %s: %s", path, error)
