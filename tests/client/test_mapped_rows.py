@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, Table
-from replay_client import same_host as same_host_module
 from replay_client.mapped_rows import MappedRows
 from replay_client.same_host import SameHost
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, NONCE_FILE, WRITE_HORIZON, column_file
@@ -206,7 +205,7 @@ def test_a_directory_that_may_not_be_read_is_left_alone(near: Table, tmp_path: P
 def test_on_a_machine_of_another_memory_order_rows_travel_and_calls_take_the_socket(
     near: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(same_host_module.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
     found = SameHost.find(near.describe())
     assert found.rows is None
     assert found.socket is not None

@@ -19,7 +19,7 @@ def wire(frames: list[tuple[FrameKind, bytes]]) -> bytes:
 
 
 def taken_by(parser: FrameParser) -> list[tuple[FrameKind, bytes]]:
-    return list(iter(parser.take, None))  # type: ignore[arg-type]
+    return list(iter(parser.take, None))
 
 
 @given(frames=FRAMES, cuts=st.lists(st.floats(0, 1), max_size=30))

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import cast
 
 import grpc
 import numpy as np
@@ -102,9 +102,10 @@ class Caller:
                 ("grpc.max_reconnect_backoff_ms", 500),
             ],
         )
-        self.stub: Any = replay_pb2_grpc.ReplayServiceStub(self.channel)
-        if data_path == SAME_HOST:
-            self.stub = SameHostStub(self.stub)
+        self.stub = replay_pb2_grpc.ReplayServiceStub(self.channel)
+        self._same_host = SameHostStub(self.stub) if data_path == SAME_HOST else None
+        if self._same_host is not None:
+            self.stub = cast(replay_pb2_grpc.ReplayServiceStub, self._same_host)
 
     def __enter__(self) -> Caller:
         """Close it at the end of the block."""
@@ -118,8 +119,8 @@ class Caller:
 
     def close(self) -> None:
         """Let go of the connection."""
-        if isinstance(self.stub, SameHostStub):
-            self.stub.close()
+        if self._same_host is not None:
+            self._same_host.close()
         self.channel.close()
 
     def create(self, name: str | None = None, **config: object) -> CalledTable:

@@ -29,7 +29,7 @@ from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 HEAD: Final = struct.Struct("<II")
 MESSAGE, STATUS = 0, 1
 _PATIENCE_S: Final = 60.0
-_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}  # type: ignore[index]
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class LocalRpcError(grpc.RpcError):
@@ -45,7 +45,7 @@ class LocalRpcError(grpc.RpcError):
     def details(self) -> str:
         return self._details
 
-    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+    def trailing_metadata(self) -> Any:
         return (("grpc-status-details-bin", self._status),) if self._status else ()
 
 
