@@ -16,6 +16,7 @@ import psutil
 import pytest
 from replay_proto.v1 import replay_pb2
 
+from tests.service.test_hostile_messages import NO_MESSAGES
 from tests.support.caller import SAME_HOST, CalledTable, Caller, LearnStream, float64, int64, make_draw, make_update
 from tests.support.deadlines import wait_until
 from tests.support.refusals import refused
@@ -177,6 +178,18 @@ def test_a_call_that_is_refused_leaves_the_connection_whole(filled: CalledTable,
         link.send(good)
         assert link.answer()
     link.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("what", NO_MESSAGES)
+def test_bytes_that_are_no_message_are_refused_and_change_nothing(filled: CalledTable, method: str, what: str) -> None:
+    before = filled.state()
+    link = greeted(filled.describe(), method)
+    link.send(NO_MESSAGES[what])
+    with refused("INVALID_FIELD", field="request"):
+        link.answer()
+    link.close()
+    assert filled.state() == before
 
 
 def test_a_refusal_ends_a_learners_connection(filled: CalledTable) -> None:
