@@ -79,6 +79,7 @@ def test_everything_comes_back(durable: ServerProcess, call: Call, end: str) -> 
         assert again.read([inserted]).priorities.tolist() == [largest or 1.0]
 
 
+@wire_only
 def test_a_server_without_a_data_directory_begins_anew(start_server: StartServer, call: Call) -> None:
     server = start_server()
     table = call(server).create()
@@ -110,6 +111,7 @@ def _answers(table: CalledTable) -> bool:
         return False
 
 
+@wire_only
 def test_every_acknowledged_row_is_whole_after_a_kill_amid_inserts(durable: ServerProcess, call: Call) -> None:
     """Writers fill a small ring again and again, around its end, while the server is killed a few times.
 

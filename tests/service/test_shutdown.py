@@ -24,6 +24,7 @@ Call = Callable[[ServerProcess], Caller]
 WRITER = b"0123456789abcdef"
 
 
+@wire_only
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_is_told_to_end_exits_with_0_and_leaves_nothing(
     start_server: StartServer, call: Call, tmp_path: Path, number: signal.Signals
@@ -126,6 +127,7 @@ def test_health_says_that_it_no_longer_serves(start_server: StartServer, call: C
     assert server.wait() == 0
 
 
+@wire_only
 def test_a_second_signal_does_not_break_the_end(start_server: StartServer, call: Call, tmp_path: Path) -> None:
     server = start_server("--drain-s", "0.5", "--data-dir", str(tmp_path / "data"))
     table = call(server).create()
