@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support.caller import CalledTable, Caller
+from tests.support.caller import SAME_HOST, WIRE, CalledTable, Caller
 from tests.support.server_process import ServerProcess
 
 # The same examples every time: what fails here fails again.
@@ -28,10 +28,28 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     process.terminate()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of modules that say ``BOTH_DATA_PATHS = True`` over each of the ways to a table.
+
+    A test there that is about one of them, or about neither, is marked with `wire_only`.
+    """
+    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    both = getattr(metafunc.module, "BOTH_DATA_PATHS", False) and "data_path" not in given
+    if both and "data_path" in metafunc.fixturenames:
+        metafunc.parametrize("data_path", [WIRE, SAME_HOST], indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def caller(server: ServerProcess) -> Iterator[Caller]:
+def data_path(request: pytest.FixtureRequest) -> str:
+    """How a learner's calls and rows travel: by gRPC, or over the unix-domain socket and out of the tables' files."""
+    path: str = getattr(request, "param", WIRE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def caller(server: ServerProcess, data_path: str) -> Iterator[Caller]:
     """A caller of the shared server."""
-    with Caller(server.address) as made:
+    with Caller(server.address, data_path) as made:
         yield made
 
 
@@ -71,12 +89,12 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
 
 
 @pytest.fixture
-def call() -> Iterator[Callable[[ServerProcess], Caller]]:
-    """Connects to servers of the test's own."""
+def call(data_path: str) -> Iterator[Callable[[ServerProcess], Caller]]:
+    """Connects to servers, with a connection of the test's own."""
     made: list[Caller] = []
 
     def connect(process: ServerProcess) -> Caller:
-        made.append(Caller(process.address))
+        made.append(Caller(process.address, data_path))
         return made[-1]
 
     yield connect

@@ -9,6 +9,7 @@ not: after a fork it raises `ForkedError`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Final
@@ -20,6 +21,7 @@ from replay_client.checkpoints import Checkpoint
 from replay_client.connection import Connection
 from replay_client.description import TableDescription, table_config
 from replay_client.errors import InvalidArgumentError
+from replay_client.local import LocalSocket
 from replay_client.same_host import SameHost
 from replay_client.security import Tls
 from replay_client.stats import Stats
@@ -61,6 +63,7 @@ class ReplayClient:
             raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
         self._connection = Connection(address, timeout_s=timeout_s, token=token, tls=tls)
         self._same_host = same_host
+        self._sockets: weakref.WeakSet[LocalSocket] = weakref.WeakSet()
 
     @property
     def address(self) -> str:
@@ -225,7 +228,10 @@ class ReplayClient:
         return Checkpoint.from_proto(response.checkpoint)
 
     def close(self) -> None:
-        """Close the channel. Writers and samplers are closed first, by those who made them."""
+        """Close all connections. Writers and samplers are closed first, by those who made them."""
+        if not self._connection.is_forked:
+            for socket in list(self._sockets):
+                socket.close()
         self._connection.close()
 
     def __enter__(self) -> ReplayClient:
@@ -241,4 +247,6 @@ class ReplayClient:
     def _table(self, message: replay_pb2.TableDescription) -> Table:
         description = TableDescription.from_proto(message)
         same_host = SameHost.find(description, self._connection.authorization) if self._same_host else SameHost()
+        if same_host.socket is not None:
+            self._sockets.add(same_host.socket)
         return Table(self._connection, description, same_host)

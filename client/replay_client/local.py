@@ -11,6 +11,7 @@ goes on over gRPC, which tells what is the matter if that fails too.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -32,25 +33,36 @@ _RECEIVE_BYTES: Final = 1 << 18
 _LONGEST_BYTES: Final = (1 << 32) - 1
 """The server's own bounds decide what is too large."""
 _HELLO_TIMEOUT_S: Final = 2.0
+"""How long a server may take to answer a hello."""
 _RETRY_S: Final = 1.0
-"""Where nobody answered, nobody is asked again for so long."""
+"""Where we were not answered, or not wanted, we do not ask again for so long. A socket that nobody listens on is tried
+each time: that costs next to nothing, and a server that came back is found at once."""
+_SEND_PATIENCE_S: Final = 0.05
+"""For so long a server is waited for that does not take in what it is sent."""
 
 
 class LocalStream:
-    """One connection, for calls of one method. One thread sends, one receives; any may cancel."""
+    """One connection, for calls of one method. One thread sends and receives; any may cancel."""
 
     def __init__(self, link: socket.socket) -> None:
         """Take over a connected socket; `LocalSocket` makes these."""
+        link.setblocking(False)
         self._link = link
         self._parser = FrameParser(_LONGEST_BYTES)
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._unsent = memoryview(b"")
 
     def send(self, message: bytes) -> None:
-        """Send a message. If the connection is gone, `receive` will say so."""
-        try:
-            self._link.sendall(frame_head(len(message)) + message)
-        except OSError:
-            self.cancel()
+        """Send a message. If the connection is gone, `receive` will say so.
+
+        What the server does not take in soon is kept, and sent by the next `receive` or `send`: both ends could wait
+        for each other otherwise, the server for us to take in its answers.
+        """
+        frame = frame_head(len(message)) + message
+        self._unsent = memoryview(b"".join((self._unsent, frame)) if self._unsent else frame)
+        deadline = time.monotonic() + _SEND_PATIENCE_S
+        while self._send_some() and self._wait(select.POLLOUT, deadline):
+            pass
 
     def receive(self, timeout_s: float | None = None) -> bytes:
         """Wait for the next answer.
@@ -63,13 +75,13 @@ class LocalStream:
             DeadlineExceededError: there was no answer in time; the connection is of no use any more.
             ReplayError: the request was refused.
         """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            self._link.settimeout(timeout_s)
             while (taken := self._parser.take()) is None:
-                size = self._link.recv_into(self._buffer)
-                if not size:
-                    raise ConnectionResetError("the server ended it")
-                self._parser.feed(self._buffer[:size])
+                events = select.POLLIN | (select.POLLOUT if self._send_some() else 0)
+                if not self._wait(events, deadline):
+                    raise TimeoutError
+                self._receive_some()
         except TimeoutError:
             self.cancel()
             raise DeadlineExceededError("there was no answer in time") from None
@@ -87,8 +99,37 @@ class LocalStream:
             self._link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the socket. Only when nobody receives."""
+        """End it and let go of the socket. Only when nobody receives."""
+        self.cancel()
         self._link.close()
+
+    def _send_some(self) -> bool:
+        """Send as much as the server takes in now; whether something is left."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._link.send(self._unsent) :]
+        except BlockingIOError:
+            return True
+        except OSError:
+            # The server has ended it. Why, it may have said before.
+            self._unsent = memoryview(b"")
+        return False
+
+    def _receive_some(self) -> None:
+        try:
+            size = self._link.recv_into(self._buffer)
+        except BlockingIOError:  # woken to send
+            return
+        if not size:
+            raise ConnectionResetError("the server ended it")
+        self._parser.feed(self._buffer[:size])
+
+    def _wait(self, events: int, deadline: float | None) -> bool:
+        """Wait for the socket; False if the deadline comes first."""
+        poll = select.poll()
+        poll.register(self._link, events)
+        left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        return bool(poll.poll(left_ms))
 
 
 class LocalSocket:
@@ -109,28 +150,29 @@ class LocalSocket:
         self._idle: defaultdict[LocalMethod, list[LocalStream]] = defaultdict(list)
         self._lock = threading.Lock()
         self._not_before_s = 0.0
+        self._is_closed = False
 
-    def open_stream(self, method: LocalMethod) -> LocalStream | None:
-        """Connect; None while nobody answers there, or we are not wanted."""
+    def open_stream(self, method: LocalMethod, timeout_s: float = _HELLO_TIMEOUT_S) -> LocalStream | None:
+        """Connect; None while nobody answers there within `timeout_s`, or we are not wanted."""
         if time.monotonic() < self._not_before_s:
             return None
-        hello = replay_pb2.LocalHello(
-            method=method,
-            table=self._table.name,
-            table_uid=self._table.uid,
-            nonce=self._nonce,
-            authorization=self._authorization,
-        )
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        stream = LocalStream(link)
+        stream = None
         try:
-            _connect(link, self._path)
-            stream.send(hello.SerializeToString())
-            stream.receive(_HELLO_TIMEOUT_S)
+            _connect(link, self._path, timeout_s)
+            stream = LocalStream(link)
+            stream.send(self._hello(method))
+            stream.receive(timeout_s)
+        except (FileNotFoundError, ConnectionRefusedError):
+            link.close()
+            return None
         except (OSError, ReplayError):
             self._not_before_s = time.monotonic() + _RETRY_S
-            stream.close()
+            link.close()
             return None
+        except BaseException:
+            link.close()
+            raise
         return stream
 
     def call(self, method: LocalMethod, request: bytes, timeout_s: float) -> bytes | None:
@@ -142,53 +184,65 @@ class LocalSocket:
             timeout_s: how long it may take.
 
         Returns:
-            The answer; None if there is nobody to ask, or the connection broke: ask over gRPC.
+            The answer; None if there is nobody to ask, the connection broke, or the server is shutting down: ask over
+            gRPC, which waits for it to come back.
 
         Raises:
             ReplayError: the request was refused, or took too long.
         """
+        deadline = time.monotonic() + timeout_s
         with self._lock:
             idle = self._idle[method]
             stream = idle.pop() if idle else None
-        stream = stream or self.open_stream(method)
+        stream = stream or self.open_stream(method, min(timeout_s, _HELLO_TIMEOUT_S))
         if stream is None:
             return None
+        is_whole = False  # once no answer may come any more that nobody waits for
         try:
             stream.send(request)
-            answer = stream.receive(timeout_s)
-        except (ServerUnavailableError, DeadlineExceededError) as error:
-            if error.reason:  # the server itself says so, and the connection is whole
-                self._keep(method, stream)
-                raise
-            stream.close()
-            if isinstance(error, DeadlineExceededError):
-                raise
+            answer = stream.receive(max(0.0, deadline - time.monotonic()))
+            is_whole = True
+        except ServerUnavailableError:
             return None
-        except ReplayError:
-            self._keep(method, stream)
+        except ReplayError as error:
+            is_whole = bool(error.reason)
             raise
-        except BaseException:
-            stream.close()  # an answer may still come that nobody waits for
-            raise
-        self._keep(method, stream)
+        finally:
+            if is_whole:
+                self._keep(method, stream)
+            else:
+                stream.close()
         return answer
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the connections that nobody uses, and those in use after their calls."""
         with self._lock:
+            self._is_closed = True
             idle, self._idle = self._idle, defaultdict(list)
         for streams in idle.values():
             for stream in streams:
                 stream.close()
 
+    def _hello(self, method: LocalMethod) -> bytes:
+        return replay_pb2.LocalHello(
+            method=method,
+            table=self._table.name,
+            table_uid=self._table.uid,
+            nonce=self._nonce,
+            authorization=self._authorization,
+        ).SerializeToString()
+
     def _keep(self, method: LocalMethod, stream: LocalStream) -> None:
         with self._lock:
-            self._idle[method].append(stream)
+            if not self._is_closed:
+                self._idle[method].append(stream)
+                return
+        stream.close()
 
 
-def _connect(link: socket.socket, path: Path) -> None:
+def _connect(link: socket.socket, path: Path, timeout_s: float) -> None:
     """Connect to a socket whose path may be longer than a socket's address."""
-    link.settimeout(_HELLO_TIMEOUT_S)
+    link.settimeout(timeout_s)
     folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
     try:
         link.connect(f"/proc/self/fd/{folder}/{path.name}")

@@ -91,8 +91,8 @@ class MappedRows:
             if len(buffer) == size and sys.getrefcount(buffer) <= _ONLY_OURS + 1:
                 return buffer
         buffer = np.empty(size, np.uint8)
-        if len(self._buffers) == _BUFFERS_KEPT:
-            self._buffers.pop(0)
+        if len(self._buffers) >= _BUFFERS_KEPT:  # threads that come here at once may pass it by a few
+            del self._buffers[0 : len(self._buffers) - _BUFFERS_KEPT + 1]
         self._buffers.append(buffer)
         return buffer
 

@@ -31,7 +31,7 @@ class SameHost:
     """Makes the calls of a learner."""
 
     @classmethod
-    def find(cls, table: TableDescription, authorization: str) -> SameHost:
+    def find(cls, table: TableDescription, authorization: str = "") -> SameHost:
         """What there is, if the server offers it, this is its host, and we may read the table's directory."""
         try:
             nonce = (Path(table.directory) / NONCE_FILE).read_bytes() if table.directory else b""

@@ -188,6 +188,8 @@ class AnsweredStream(Generic[R]):
     def _drop(self, stream: MessageStream | LocalStream) -> None:
         stream.cancel()
         with self.changed:
+            if isinstance(stream, LocalStream):
+                stream.close()  # with no `send` under way
             self._token = object()
             self._stream = None
             self._sent = 0

@@ -398,10 +398,12 @@ class Table:
     def _call(self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float) -> bytes:
         """A call that may be repeated, the short way if there is one."""
         self._connection.check_usable()
-        answer = None
+        deadline = self._connection.clock() + timeout_s
         if self._same_host.socket is not None:
             answer = self._same_host.socket.call(method, request, timeout_s)
-        return self._connection.call(method, request, timeout_s=timeout_s, repeat=True) if answer is None else answer
+            if answer is not None:
+                return answer
+        return self._connection.call(method, request, timeout_s=deadline - self._connection.clock(), repeat=True)
 
     def _rows_per_insert(self) -> int:
         return max(1, min(INSERT_BYTES // self.schema.row_bytes, INSERT_ROWS, self._description.rows_per_insert))

@@ -24,7 +24,17 @@ class FrameKind(IntEnum):
 
 
 class FrameError(Exception):
-    """What came is not a frame, or a longer one than is taken."""
+    """What came is not a frame."""
+
+
+class FrameTooLongError(FrameError):
+    """What came is a longer frame than is taken."""
+
+    def __init__(self, limit_bytes: int, got_bytes: int) -> None:
+        """Say how long it may be, and how long it is."""
+        super().__init__(f"expected a frame of at most {limit_bytes} bytes, got one of {got_bytes}")
+        self.limit_bytes = limit_bytes
+        self.got_bytes = got_bytes
 
 
 def frame_head(content_bytes: int, kind: FrameKind = FrameKind.MESSAGE) -> bytes:
@@ -49,9 +59,11 @@ class FrameParser:
         """Take in what has come."""
         if self._start == len(self._received):
             self._received = bytearray(data)
-            self._start = 0
         else:
+            # What was taken goes: a peer that never pauses would have us keep all that it ever sent.
+            del self._received[: self._start]
             self._received += data
+        self._start = 0
 
     @property
     def waiting_bytes(self) -> int:
@@ -62,13 +74,16 @@ class FrameParser:
         """The next frame, if it is there whole.
 
         Raises:
+            FrameTooLongError: if it is longer than the limit.
             FrameError: if there is something else.
         """
         if self.waiting_bytes < HEAD_BYTES:
             return None
         size, kind = _HEAD.unpack_from(self._received, self._start)
-        if size > self._limit_bytes or kind > FrameKind.STATUS:
-            raise FrameError(f"expected a frame of at most {self._limit_bytes} bytes, got one of {size}, kind {kind}")
+        if kind > FrameKind.STATUS:
+            raise FrameError(f"expected a frame of kind 0 or 1, got kind {kind}")
+        if size > self._limit_bytes:
+            raise FrameTooLongError(self._limit_bytes, size)
         end = self._start + HEAD_BYTES + size
         if len(self._received) < end:
             return None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from replay_client import Column, ReplayClient, Table, TableNotFoundError
 
+from tests.support.caller import SAME_HOST
 from tests.support.server_process import ServerProcess
 
 COLUMNS = {"number": Column("int64"), "obs": Column("float32", (3,)), "done": Column("bool")}
@@ -19,19 +20,19 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def client(server: ServerProcess) -> Iterator[ReplayClient]:
+def client(server: ServerProcess, data_path: str) -> Iterator[ReplayClient]:
     """A client of the shared server."""
-    with ReplayClient(server.address) as made:
+    with ReplayClient(server.address, same_host=data_path == SAME_HOST) as made:
         yield made
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[..., ReplayClient]]:
+def connect(data_path: str) -> Iterator[Callable[..., ReplayClient]]:
     """Makes clients of servers of the test's own."""
     made: list[ReplayClient] = []
 
     def connect_to(process: ServerProcess, **options: Any) -> ReplayClient:
-        made.append(ReplayClient(process.address, **options))
+        made.append(ReplayClient(process.address, **{"same_host": data_path == SAME_HOST, **options}))
         return made[-1]
 
     yield connect_to

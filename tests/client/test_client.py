@@ -23,7 +23,10 @@ from replay_client import (
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import rows
+from tests.support.caller import wire_only
 from tests.support.server_process import ServerProcess
+
+BOTH_DATA_PATHS = True
 
 NewTable = Callable[..., Table]
 StartServer = Callable[..., ServerProcess]
@@ -148,6 +151,7 @@ def test_an_address_is_needed(address: str) -> None:
         ReplayClient(address)
 
 
+@wire_only
 def test_a_server_that_is_not_there_is_told_apart_from_a_slow_one(start_server: StartServer, connect: Connect) -> None:
     server = start_server()
     client = connect(server, timeout_s=0.5)
@@ -161,6 +165,7 @@ def test_a_server_that_is_not_there_is_told_apart_from_a_slow_one(start_server: 
     assert time.monotonic() - began < 5
 
 
+@wire_only
 def test_calls_wait_for_a_server_that_restarts(start_server: StartServer, connect: Connect) -> None:
     server = start_server()
     client = connect(server)

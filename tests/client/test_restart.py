@@ -13,8 +13,11 @@ from replay_client import ReplayClient, ServerUnavailableError, Table, TableNotF
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, exhaust, row, rows
+from tests.support.caller import wire_only
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
+
+BOTH_DATA_PATHS = True
 
 StartServer = Callable[..., ServerProcess]
 Connect = Callable[..., ReplayClient]
@@ -48,6 +51,7 @@ def kill_and_restart(server: ServerProcess) -> None:
     server.restart()
 
 
+@wire_only
 def test_a_writer_loses_and_doubles_nothing(durable: ServerProcess, connect: Connect, go: Go) -> None:
     table = connect(durable).create_table("t", COLUMNS, 1_000_000)
     enough, stop = 20_000, threading.Event()
@@ -77,6 +81,7 @@ def test_a_writer_loses_and_doubles_nothing(durable: ServerProcess, connect: Con
     np.testing.assert_array_equal(read.episodes, np.arange(written) // 1000)
 
 
+@wire_only
 def test_single_inserts_lose_and_double_nothing(durable: ServerProcess, connect: Connect, go: Go) -> None:
     table = connect(durable).create_table("t", COLUMNS, 1_000_000)
     stop = threading.Event()
@@ -130,6 +135,7 @@ def test_a_sampler_goes_on_and_its_updates_hold(durable: ServerProcess, connect:
     assert table.read([0]).priorities.tolist() == [1.0 + steps]
 
 
+@wire_only
 def test_a_writer_gives_up_says_so_and_may_be_asked_to_go_on(durable: ServerProcess, connect: Connect) -> None:
     table = connect(durable).create_table("t", COLUMNS, 1000)
     writer = table.writer(reconnect_timeout_s=1.0)

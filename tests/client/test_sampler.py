@@ -25,6 +25,8 @@ from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, exhaust, rows
 from tests.support.server_process import ServerProcess
 
+BOTH_DATA_PATHS = True
+
 NewTable = Callable[..., Table]
 StartServer = Callable[..., ServerProcess]
 Connect = Callable[..., ReplayClient]

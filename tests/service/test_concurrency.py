@@ -15,18 +15,22 @@ from tests.support.actors import INSERT_ROWS, VALUES_PER_WRITER, insert_for, lea
 from tests.support.caller import CalledTable, Caller, new_name, table_config
 from tests.support.server_process import ServerProcess
 
+BOTH_DATA_PATHS = True
+
 DURATION_S = 2.5
 
 
 @pytest.mark.parametrize(("backend", "capacity"), [("sum_tree", 3000), ("rank", 3000), ("uniform", 300)])
 def test_two_processes_insert_and_two_learn_at_once(
-    new_table: Callable[..., CalledTable], server: ServerProcess, backend: str, capacity: int
+    new_table: Callable[..., CalledTable], server: ServerProcess, data_path: str, backend: str, capacity: int
 ) -> None:
     table = new_table(capacity=capacity, backend=backend)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(4, mp_context=context) as pool:
         inserting = [pool.submit(insert_for, server.address, table.name, writer, DURATION_S) for writer in (1, 2)]
-        learning = [pool.submit(learn_for, server.address, table.name, learner, DURATION_S) for learner in (1, 2)]
+        learning = [
+            pool.submit(learn_for, server.address, data_path, table.name, learner, DURATION_S) for learner in (1, 2)
+        ]
         inserted = [future.result() for future in inserting]
         learned = [future.result() for future in learning]
 

@@ -19,6 +19,8 @@ from scipy import stats
 from tests.support import formulas
 from tests.support.caller import CalledTable, LearnStream, make_draw
 
+BOTH_DATA_PATHS = True
+
 NewTable = Callable[..., CalledTable]
 STRATIFIED, INDEPENDENT = replay_pb2.DRAW_MODE_STRATIFIED, replay_pb2.DRAW_MODE_INDEPENDENT
 BATCH, TABLE = replay_pb2.WEIGHT_NORM_BATCH, replay_pb2.WEIGHT_NORM_TABLE

@@ -15,6 +15,8 @@ from tests.support.deadlines import wait_until
 from tests.support.refusals import refused
 from tests.support.server_process import ServerProcess
 
+BOTH_DATA_PATHS = True
+
 NewTable = Callable[..., CalledTable]
 BACKENDS = ("sum_tree", "rank", "uniform")
 
@@ -299,7 +301,7 @@ def test_a_learner_that_vanishes_no_longer_counts(caller: Caller, table: CalledT
 
 def test_a_connection_that_is_cut_ends_its_streams(caller: Caller, server: ServerProcess, table: CalledTable) -> None:
     before = caller.method("Learn").active
-    other = Caller(server.address)
+    other = Caller(server.address, caller.data_path)
     stream = LearnStream(table.through(other))
     stream.send(draw=make_draw(5, wait_s=CALL_TIMEOUT_S))
     wait_until(lambda: table.stats().waiting == 1, "it waits")

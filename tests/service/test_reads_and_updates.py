@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.caller import CalledTable
 
+BOTH_DATA_PATHS = True
+
 NewTable = Callable[..., CalledTable]
 BACKENDS = ("sum_tree", "rank", "uniform")
 EXTREME_KEYS = [-1, -(2**63), 2**63 - 1, 1 << 48]

@@ -11,10 +11,12 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.support.caller import CalledTable, Caller, WriteStream
+from tests.support.caller import CalledTable, Caller, WriteStream, wire_only
 from tests.support.deadlines import wait_until
 from tests.support.refusals import code_of, refused
 from tests.support.server_process import ServerProcess
+
+BOTH_DATA_PATHS = True
 
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
@@ -83,6 +85,7 @@ def test_everything_comes_back(durable: ServerProcess, call: Call, end: str) -> 
         assert again.read([inserted]).priorities.tolist() == [largest or 1.0]
 
 
+@wire_only
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_million_rows_are_back_within_three_seconds(durable: ServerProcess, call: Call, backend: str) -> None:
     rows, block = 1_000_000, 100_000
@@ -101,6 +104,7 @@ def test_a_million_rows_are_back_within_three_seconds(durable: ServerProcess, ca
     assert table.read([block, rows + block - 1]).values.tolist() == [block, rows + block - 1]
 
 
+@wire_only
 def test_a_server_without_a_data_directory_begins_anew(start_server: StartServer, call: Call) -> None:
     server = start_server()
     table = call(server).create()
@@ -112,6 +116,7 @@ def test_a_server_without_a_data_directory_begins_anew(start_server: StartServer
         table.through(call(server)).sample(1)
 
 
+@wire_only
 def test_a_channel_finds_the_server_again_on_its_port(durable: ServerProcess, call: Call) -> None:
     table = call(durable).create()
     table.insert(range(5))
@@ -131,6 +136,7 @@ def _answers(table: CalledTable) -> bool:
         return False
 
 
+@wire_only
 def test_every_acknowledged_row_is_whole_after_a_kill_amid_inserts(durable: ServerProcess, call: Call) -> None:
     """Writers fill a small ring again and again, around its end, while the server is killed a few times.
 

@@ -12,16 +12,19 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from replay_proto.v1 import replay_pb2
 
-from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, WriteStream, make_draw
+from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, WriteStream, make_draw, wire_only
 from tests.support.deadlines import wait_until
 from tests.support.refusals import code_of, refused
 from tests.support.server_process import ServerProcess
+
+BOTH_DATA_PATHS = True
 
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
 WRITER = b"0123456789abcdef"
 
 
+@wire_only
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_is_told_to_end_exits_with_0_and_leaves_nothing(
     start_server: StartServer, call: Call, tmp_path: Path, number: signal.Signals
@@ -74,6 +77,7 @@ def test_idle_streams_do_not_hold_up_the_end_for_long(start_server: StartServer,
     assert "Traceback" not in server.log()
 
 
+@wire_only
 def test_streams_at_work_may_end_within_the_drain(start_server: StartServer, call: Call) -> None:
     server = start_server("--drain-s", "30")
     table = call(server).create()
@@ -110,6 +114,7 @@ def _refuses_calls(table: CalledTable) -> bool:
     return False
 
 
+@wire_only
 def test_health_says_that_it_no_longer_serves(start_server: StartServer, call: Call) -> None:
     server = start_server("--drain-s", "30")
     caller = call(server)
@@ -122,6 +127,7 @@ def test_health_says_that_it_no_longer_serves(start_server: StartServer, call: C
     assert server.wait() == 0
 
 
+@wire_only
 def test_a_second_signal_does_not_break_the_end(start_server: StartServer, call: Call, tmp_path: Path) -> None:
     server = start_server("--drain-s", "0.5", "--data-dir", str(tmp_path / "data"))
     table = call(server).create()

@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from replay_server.draws import Draw, DrawMode, WeightNorm
 from replay_server.errors import RequestError
+from replay_server.service.tables import describe
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table import NewRows, Table, WriterStamp
 from replay_server.table_config import TableConfig
 
 from tests.support import formulas
 from tests.support.rows import WHOLE, columns_of, rows_of, values_in
+from tests.support.same_host_stub import TableFiles
 
 PRIORITIES = st.one_of(
     st.sampled_from([0.0, 1.0, 1.0, 2.5, 1e-9, 1e-30]), st.floats(0, 1e6).map(lambda x: x if x > 1e-30 else 0.0)
@@ -152,6 +154,9 @@ class TableMachine(RuleBasedStateMachine):
             batch.weights, formulas.weights(chosen, reference, len(self.rows), beta), 1e-5, atol=1e-37
         )
         assert (batch.size, batch.inserted, batch.beta) == (len(self.rows), self.inserted, beta)
+        copied = TableFiles(describe(self.table, socket=self.parent / "socket")).rows(batch.keys.tobytes())
+        assert copied is not None, "a live row counts as overtaken"
+        assert values_in(copied).tolist() == [self.rows[key].value for key in batch.keys.tolist()]
 
     @rule()
     def reset(self) -> None:

@@ -50,11 +50,11 @@ def insert_for(address: str, table_name: str, writer: int, duration_s: float) ->
         return done
 
 
-def learn_for(address: str, table_name: str, learner: int, duration_s: float) -> Learned:
+def learn_for(address: str, data_path: str, table_name: str, learner: int, duration_s: float) -> Learned:
     """Draw batches and set priorities for some time; every row has to be whole, and to lie under its key."""
     deadline = time.monotonic() + duration_s
     random = np.random.default_rng(learner)
-    with Caller(address) as caller:
+    with Caller(address, data_path) as caller:
         table = caller.table(table_name)
         stream, done, update = LearnStream(table), Learned(), None
         while time.monotonic() < deadline:

@@ -8,17 +8,23 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, cast
 
 import grpc
 import numpy as np
+import pytest
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 
 from tests.support.rows import WHOLE, rows_of, values_in
+from tests.support.same_host_stub import SameHostStub
 
 CALL_TIMEOUT_S = 60.0
+WIRE, SAME_HOST = "wire", "same host"
+"""The ways to a table: everything by gRPC; or a learner's calls and rows without it, on the server's host."""
+wire_only = pytest.mark.parametrize("data_path", [WIRE], indirect=True, scope="session")
+"""For tests of what does not go the other way, in modules that run over both."""
 _numbers = itertools.count()
 
 
@@ -107,9 +113,10 @@ class ReadRows:
 class Caller:
     """A channel to a server, and the tables made through it."""
 
-    def __init__(self, address: str) -> None:
-        """Connect, with messages of any size."""
+    def __init__(self, address: str, data_path: str = WIRE) -> None:
+        """Connect, with messages of any size; ``data_path`` says how a learner's calls and rows travel."""
         self.address = address
+        self.data_path = data_path
         self.channel = grpc.insecure_channel(
             address,
             options=[
@@ -122,6 +129,9 @@ class Caller:
             ],
         )
         self.stub = replay_pb2_grpc.ReplayServiceStub(self.channel)
+        self._same_host = SameHostStub(self.stub) if data_path == SAME_HOST else None
+        if self._same_host is not None:
+            self.stub = cast(replay_pb2_grpc.ReplayServiceStub, self._same_host)
 
     def __enter__(self) -> Caller:
         """Close it at the end of the block."""
@@ -135,6 +145,8 @@ class Caller:
 
     def close(self) -> None:
         """Let go of the connection."""
+        if self._same_host is not None:
+            self._same_host.close()
         self.channel.close()
 
     def create(self, name: str | None = None, **config: object) -> CalledTable:

@@ -562,7 +562,9 @@ class LocalHello(google.protobuf.message.Message):
     content. Kind 0 is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a
     LocalHello, which is answered by an empty message. From then on each request is answered by one
     frame, in order. The server closes the connection after it refused a hello, or a message of a Learn
-    stream. A client whose hello is refused makes its calls over gRPC.
+    stream, or a frame longer than messages over gRPC may be. A client whose hello is refused makes its calls
+    over gRPC. A client that ends its side is gone: what it asked for is dropped. A server that stops answers
+    what it has received, then refuses with SHUTTING_DOWN, asked or not, and closes the connection.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -7,12 +7,15 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
-from replay_proto.frames import FrameError, FrameKind, FrameParser, frame_head
+from replay_proto.frames import FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
 
-_QUEUED_BYTES = 64 << 20
+from replay_server import errors
+from replay_server.errors import RequestError
+
+_QUEUED_BYTES = 4 << 20
 """While more than this waits to be answered, nothing more is read."""
-
-
+_ABOUT_A_MESSAGE_BYTES = 64
+"""What a message takes in the queue beside its content: empty ones would be free otherwise."""
 _JOINED_BYTES = 1 << 16
 """Up to this length a content is copied behind its head; longer ones are sent in a second piece."""
 
@@ -32,6 +35,7 @@ class FrameConnection(asyncio.Protocol):
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._has_ended = False
+        self._refusal: RequestError | None = None
         self._change: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
 
@@ -42,13 +46,22 @@ class FrameConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Something came."""
+        if self._has_ended:
+            return
         self._parser.feed(data)
         try:
             while (taken := self._parser.take()) is not None:
-                self._queue.append(taken[1])
-                self._queued_bytes += len(taken[1])
+                self._take_in(*taken)
+        except FrameTooLongError as error:
+            self._refusal = errors.too_large(
+                "bytes of a request", error.limit_bytes, error.got_bytes, "max_message_mb of the server"
+            )
+            self._transport.pause_reading()
+            self.end_reading()
+            return
         except FrameError:
             # Whoever sends this does not speak our language; there is nothing to answer.
+            self._has_ended = True
             self._transport.abort()
             return
         if self._queued_bytes > _QUEUED_BYTES:
@@ -73,8 +86,14 @@ class FrameConnection(asyncio.Protocol):
         self._drained = None
 
     async def read(self) -> bytes | None:
-        """The next message; None once there will be none."""
+        """The next message; None once there will be none.
+
+        Raises:
+            RequestError: TOO_LARGE, and there will be none.
+        """
         while not self._queue:
+            if self._refusal is not None:
+                raise self._refusal
             if self._has_ended:
                 return None
             self._change = asyncio.get_running_loop().create_future()
@@ -83,8 +102,9 @@ class FrameConnection(asyncio.Protocol):
             finally:
                 self._change = None
         message = self._queue.popleft()
-        was_full, self._queued_bytes = self._queued_bytes > _QUEUED_BYTES, self._queued_bytes - len(message)
-        if was_full and self._queued_bytes <= _QUEUED_BYTES:
+        was_full = self._queued_bytes > _QUEUED_BYTES
+        self._queued_bytes -= len(message) + _ABOUT_A_MESSAGE_BYTES
+        if was_full and self._queued_bytes <= _QUEUED_BYTES and self._refusal is None:
             self._transport.resume_reading()
         return message
 
@@ -99,13 +119,23 @@ class FrameConnection(asyncio.Protocol):
             await self._drained
 
     def end_reading(self) -> None:
-        """Let `read` say that there will be nothing more, once what came was read."""
+        """Take in nothing more, and let `read` say so once what came was read."""
         self._has_ended = True
         self._wake()
 
     def close(self) -> None:
         """End the connection once everything was sent."""
         self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._transport.abort()
+
+    def _take_in(self, kind: FrameKind, content: bytes) -> None:
+        if kind is not FrameKind.MESSAGE:
+            raise FrameError(f"expected a message from a client, got a frame of kind {kind}")
+        self._queue.append(content)
+        self._queued_bytes += len(content) + _ABOUT_A_MESSAGE_BYTES
 
     def _wake(self) -> None:
         if self._change is not None and not self._change.done():

@@ -101,13 +101,13 @@ class LocalServer:
         self._is_stopping = False
 
     async def start(self, path: Path) -> None:
-        """Listen.
-
-        Raises:
-            OSError: if that cannot be done there.
-        """
-        path.unlink(missing_ok=True)  # of a server that was killed; the directory's lock is ours
-        listener = _bound(path)
+        """Listen, if that can be done there: where not, clients make all their calls over gRPC."""
+        try:
+            path.unlink(missing_ok=True)  # of a server that was killed; the directory's lock is ours
+            listener = _bound(path)
+        except OSError as error:
+            log.warning("no calls without gRPC: cannot listen on %s: %s", path, error)
+            return
         self._path = path
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: FrameConnection(self._serve, self._limit_bytes), sock=listener
@@ -126,13 +126,17 @@ class LocalServer:
         while self._connections and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
-            connection.close()
+            connection.abort()
 
     async def _serve(self, connection: FrameConnection) -> None:
         self._connections.add(connection)
+        if self._is_stopping:
+            connection.end_reading()
         try:
             with suppress(_RefusedError):
                 await self._serve_method(connection)
+        except RequestError as error:
+            await connection.write(error.to_status().SerializeToString(), FrameKind.STATUS)
         finally:
             self._connections.discard(connection)
             connection.close()
@@ -141,13 +145,7 @@ class LocalServer:
         first = await connection.read()
         if first is None:
             return
-        try:
-            hello = replay_pb2.LocalHello.FromString(first)
-            self._check(hello)
-        except (DecodeError, RequestError) as error:
-            status = (error if isinstance(error, RequestError) else _not_a_hello(error)).to_status()
-            await connection.write(status.SerializeToString(), FrameKind.STATUS)
-            return
+        hello = self._checked_hello(first)
         await connection.write(b"")
         context = _LocalContext(connection, hello, lambda: self._is_stopping)
         handler = self._handlers[hello.method]
@@ -155,13 +153,15 @@ class LocalServer:
             await cast(Any, handler.stream_stream)(None, context)
             return
         unary = cast(Any, handler.unary_unary)
-        while (request := await connection.read()) is not None:
+        while (request := await context.read()) is not None:
             with suppress(_RefusedError):
                 await connection.write(await unary(request, context))
-        if self._is_stopping:
-            await connection.write(errors.shutting_down().to_status().SerializeToString(), FrameKind.STATUS)
 
-    def _check(self, hello: replay_pb2.LocalHello) -> None:
+    def _checked_hello(self, message: bytes) -> replay_pb2.LocalHello:
+        try:
+            hello = replay_pb2.LocalHello.FromString(message)
+        except DecodeError as error:
+            raise _not_a_hello(error) from None
         if self._is_stopping:
             raise errors.shutting_down()
         most = self._catalog.bounds.max_streams_per_client
@@ -174,6 +174,7 @@ class LocalServer:
         table = self._catalog.find(hello.table, hello.table_uid)
         if not hmac.compare_digest(hello.nonce, table.directory.nonce):
             raise errors.invalid_field(FieldError("nonce", "what the table's file holds", "something else"))
+        return hello
 
 
 def _bound(path: Path) -> socket.socket:

@@ -1,0 +1,221 @@
+"""Rows copied out of the server's files: whole or not at all, and the caller's own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_client import Column, ReplayClient, Table
+from replay_client.mapped_rows import MappedRows
+from replay_client.same_host import SameHost
+from replay_proto.layout import HEADER_FILE, HEADER_WORDS, NONCE_FILE, WRITE_HORIZON, column_file
+
+from tests.client.numbered import assert_whole, rows
+from tests.support.server_process import ServerProcess
+
+NewTable = Callable[..., Table]
+CAPACITY = 100
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> ReplayClient:  # type: ignore[misc]
+    """A client on the server's host."""
+    with ReplayClient(server.address) as made:
+        yield made
+
+
+@pytest.fixture
+def near(new_table: NewTable) -> Table:
+    """A table of which some rows were evicted."""
+    table = new_table(capacity=CAPACITY)
+    table.insert(rows(range(250)))
+    return table
+
+
+def mapped(table: Table) -> MappedRows:
+    found = table._same_host.rows
+    assert found is not None
+    return found
+
+
+def test_rows_are_those_of_their_keys_in_any_order_and_as_often(near: Table) -> None:
+    keys = np.array([150, 249, 200, 150, 151])
+    columns = mapped(near).gather(keys)
+    assert columns is not None
+    assert columns["number"].tolist() == keys.tolist()
+    assert_whole(columns)
+
+
+def test_columns_of_every_dtype_and_shape_are_copied(new_table: NewTable) -> None:
+    dtypes = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32")
+    table = new_table(columns={f"{name}/{n}": Column(name, (n, 2)) for name in dtypes for n in (1, 3)})
+    given = {
+        name: np.arange(5 * column.shape[0] * 2).reshape(5, *column.shape).astype(column.dtype)
+        for name, column in table.schema.items()
+    }
+    keys = table.insert(given)
+    columns = mapped(table).gather(keys[::-1].copy())
+    assert columns is not None
+    for name, column in table.schema.items():
+        assert (columns[name].dtype, columns[name].flags.aligned) == (column.dtype, True)
+        np.testing.assert_array_equal(columns[name], given[name][::-1])
+
+
+def test_a_row_that_is_being_overwritten_is_not_returned(near: Table) -> None:
+    slots = near.slots
+    assert mapped(near).gather(np.array([250 - slots])) is not None, "its slot was not reached yet"
+    assert mapped(near).gather(np.array([249, 249 - slots])) is None
+    near.insert(rows([250]))
+    assert mapped(near).gather(np.array([250 - slots])) is None
+
+
+def test_the_horizon_is_looked_at_after_the_copy(near: Table, tmp_path: Path) -> None:
+    """An insert that begins while rows are copied: here, the header says so from the middle of the copy on."""
+    described = near.describe()
+    for name in (HEADER_FILE, NONCE_FILE, *(column_file(index) for index in range(len(near.schema)))):
+        (tmp_path / name).write_bytes((Path(described.directory) / name).read_bytes())
+    copies = MappedRows(replace(described, directory=str(tmp_path)), b"")
+    header = np.memmap(tmp_path / HEADER_FILE, "<i8", "r+", shape=(HEADER_WORDS,))
+    keys = np.arange(150, 250)
+    assert copies.gather(keys) is not None
+    blank = copies._blank_columns
+
+    def insert_begins(row_count: int) -> dict[str, np.ndarray]:
+        header[WRITE_HORIZON] = 150 + near.slots + 1
+        return blank(row_count)
+
+    copies._blank_columns = insert_begins  # type: ignore[method-assign]
+    assert copies.gather(keys) is None
+    assert copies.gather(keys[1:]) is not None
+
+
+def test_batches_are_whole_while_the_ring_is_overwritten_without_pause(
+    new_table: NewTable, server: ServerProcess
+) -> None:
+    """Overtaken copies are asked for again over the wire; no row is torn, and the figures tell."""
+    table = new_table(capacity=64)
+    table.insert(rows(range(64)))
+    stop = threading.Event()
+
+    def insert_without_pause() -> None:
+        with ReplayClient(server.address) as other:
+            mine, first = other.table(table.name), 64
+            while not stop.is_set():
+                mine.insert(rows(range(first, first + 64)))
+                first += 64
+
+    inserting = threading.Thread(target=insert_without_pause)
+    inserting.start()
+    try:
+        with table.sampler(500, beta=0.4, prefetch=8) as sampler:
+            for _ in range(300):
+                for batch in (next(sampler), table.sample(50, beta=0.4)):
+                    assert_whole(batch.columns)
+                    assert batch["number"].tolist() == batch.keys.tolist()
+    finally:
+        stop.set()
+        inserting.join()
+    stats = table.stats()
+    assert stats.overtaken > 0, "nothing was overtaken: this test shows nothing"
+    assert stats.sampled > stats.sampled_same_host > 0
+
+
+def test_a_batch_is_the_callers_and_its_memory_is_used_again_only_after_it(near: Table) -> None:
+    copies, keys = mapped(near), np.arange(150, 160)
+    kept = [copies.gather(keys + step) for step in range(5)]
+    for step, columns in enumerate(kept):
+        assert columns is not None
+        assert columns["number"].tolist() == (keys + step).tolist()
+        columns["number"][:] = -1
+    addresses = {_address(columns) for columns in kept if columns is not None}
+    assert len(addresses) == 5
+    del kept, columns
+    again = copies.gather(keys)
+    assert again is not None
+    assert _address(again) in addresses
+    assert_whole(again)
+
+
+def _address(columns: dict[str, np.ndarray]) -> int:
+    address: int = columns["number"].__array_interface__["data"][0]
+    return address
+
+
+def test_a_part_of_a_column_keeps_the_memory(near: Table) -> None:
+    copies = mapped(near)
+    parts = []
+    for step in range(60):
+        columns = copies.gather(np.arange(150, 160) + step % 50)
+        assert columns is not None
+        parts.append(columns["obs"][2:4, 1])
+    del columns
+    for step, part in enumerate(parts):
+        assert part.tolist() == [152.0 + step % 50, 153.0 + step % 50]
+
+
+def test_only_so_many_buffers_are_kept(near: Table) -> None:
+    copies = mapped(near)
+    kept = [copies.gather(np.arange(150, 151 + size % 40)) for size in range(100)]
+    assert len(copies._buffers) == 32
+    assert all(columns is not None for columns in kept)
+
+    def gather(size: int) -> None:
+        assert copies.gather(np.arange(150, 151 + size % 90)) is not None
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(gather, range(2000)))
+    assert len(copies._buffers) <= 32 + 8
+
+
+# Where it does not go.
+
+
+def test_files_that_are_not_as_described_are_not_used(near: Table, tmp_path: Path) -> None:
+    described = near.describe()
+    with pytest.raises(OSError, match=r"header.bin"):
+        MappedRows(replace(described, directory=str(tmp_path)), b"")
+    (tmp_path / HEADER_FILE).write_bytes(bytes(8 * HEADER_WORDS))
+    (tmp_path / column_file(0)).write_bytes(bytes(8))
+    with pytest.raises(OSError, match=r"is not of"):
+        MappedRows(replace(described, directory=str(tmp_path)), b"")
+    (tmp_path / NONCE_FILE).write_bytes(bytes(16))
+    assert SameHost.find(replace(described, directory=str(tmp_path))) == SameHost()
+
+
+@pytest.mark.parametrize("nonce", [None, b"", b"short", b"x" * 17])
+def test_without_a_nonce_there_is_no_short_way(near: Table, tmp_path: Path, nonce: bytes | None) -> None:
+    if nonce is not None:
+        (tmp_path / NONCE_FILE).write_bytes(nonce)
+    assert SameHost.find(replace(near.describe(), directory=str(tmp_path))) == SameHost()
+    assert SameHost.find(replace(near.describe(), directory="")) == SameHost()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_directory_that_may_not_be_read_is_left_alone(near: Table, tmp_path: Path) -> None:
+    tmp_path.chmod(0)
+    assert SameHost.find(replace(near.describe(), directory=str(tmp_path))) == SameHost()
+
+
+def test_on_a_machine_of_another_memory_order_rows_travel_and_calls_take_the_socket(
+    near: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    found = SameHost.find(near.describe())
+    assert found.rows is None
+    assert found.socket is not None
+    before = near.stats().sampled_same_host
+    table = Table(near._connection, near.describe(), found)
+    assert_whole(table.sample(20, beta=0.4).columns)
+    with table.sampler(20_000, beta=0.4) as sampler:
+        for _ in range(5):
+            batch = next(sampler)
+            assert_whole(batch.columns)
+            sampler.update_priorities(np.repeat(batch.keys, 5), np.ones(100_000))
+    assert near.stats().sampled_same_host == before
+    found.socket.close()
