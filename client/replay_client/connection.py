@@ -51,6 +51,7 @@ Method = Literal[
     "Read",
     "UpdatePriorities",
     "Stats",
+    "Inspect",
 ]
 StreamMethod = Literal["Write", "Learn"]
 Metadata = tuple[tuple[str, str], ...]

@@ -55,6 +55,7 @@ Learn                       401    401    401      ok     403    403    ok      
 Learn:update                401    401    401      403    403    403    ok      403    cut
 Stats                       401    401    401      ok     403    403    ok      ok     cut
 Stats:table                 401    401    401      ok     403    403    ok      403    cut
+Inspect                     401    401    401      ok     403    403    ok      403    cut
 LearnerService.Join         401    401    401      403    ok     403    ok      403    cut
 LearnerService.Report       401    401    401      403    ok     403    ok      403    cut
 LearnerService.GetWeights   401    401    401      403    ok     403    ok      403    cut
@@ -124,6 +125,7 @@ def request_of(call: str, target: Target) -> Message:
         "Learn:update": lambda: replay_pb2.LearnRequest(table=name, table_uid=uid, update=make_update([0], [1.0])),
         "Stats": replay_pb2.StatsRequest,
         "Stats:table": lambda: replay_pb2.StatsRequest(table=name),
+        "Inspect": lambda: replay_pb2.InspectRequest(table=name),
         "LearnerService.Join": lambda: learner_pb2.JoinRequest(name="test"),
         "LearnerService.Report": lambda: learner_pb2.ReportRequest(run_id=target.learner.run_id),
         "LearnerService.GetWeights": lambda: learner_pb2.GetWeightsRequest(run_id=target.learner.run_id),

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from replay_client.cli import render
-from replay_client.cli.plain import plain_description, plain_stats
+from replay_client.cli.distribution import Distributions
+from replay_client.cli.inspect_view import inspect_view
+from replay_client.cli.plain import plain_description, plain_inspection, plain_stats
 from replay_client.client import ReplayClient
 from replay_client.errors import ReplayError, ServerUnavailableError, TableNotFoundError, UnauthenticatedError
 from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
@@ -28,8 +31,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look at the tables of a replay server, empty them, drop them. The variable REPLAY_TOKEN holds a token where "
-    "the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY name the files of TLS.",
+    help="Look at the tables of a replay server and into them, empty them, drop them. "
+    "The variable REPLAY_TOKEN holds a token where the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY name the "
+    "files of TLS.",
 )
 
 Server = Annotated[
@@ -42,6 +46,12 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them until Ctrl-C.")]
 Interval = Annotated[float, typer.Option("--interval", "-n", min=0.1, help="Seconds between two looks with --watch.")]
 
+OneJson = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
+Beta = Annotated[float, typer.Option("--beta", "-b", min=0.0, help="Exponent of the importance-sampling weights.")]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", dir_okay=False, help="Draw a picture as well.")]
+
+DEFAULT_BETA = 0.4
+"""Where the paper's proportional variant begins to anneal it (Schaul et al. 2016, section 4)."""
 DEFAULT_SERVER = "localhost:50051"
 
 
@@ -85,6 +95,29 @@ def stats(
         else:
             console = Console()
             console.print(render.stats_view(_stats_of(client, table), server, table, console.width))
+
+
+@app.command()
+def inspect(
+    table: TableName,
+    server: Server = DEFAULT_SERVER,
+    beta: Beta = DEFAULT_BETA,
+    png: Png = None,
+    as_json: OneJson = False,
+) -> None:
+    """Show the rows of a table: priorities, probabilities by rank, ages, draws, weights, and the ten largest."""
+    with _client(server) as client:
+        handle = client.table(table)
+        inspection = handle.inspect()
+        rows = handle.read(inspection.largest.keys)
+    found = Distributions.of(inspection, beta)
+    if png is not None:
+        _draw(found, png)
+    if as_json:
+        _print_json(plain_inspection(found, rows))
+    else:
+        console = Console()
+        console.print(inspect_view(found, rows, console.width))
 
 
 @app.command()
@@ -167,6 +200,15 @@ def _watch_json(client: ReplayClient, table: str | None, interval_s: float) -> N
             time.sleep(interval_s)
     except KeyboardInterrupt:
         pass
+
+
+def _draw(found: Distributions, path: Path) -> None:
+    from replay_client.cli.inspect_picture import draw_picture  # matplotlib takes a second to import
+
+    try:
+        draw_picture(found, path)
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error}", param_hint="--png") from error
 
 
 def _print_json(value: object, indent: int | None = 2) -> None:

@@ -95,6 +95,11 @@ class ReplayServiceStub(object):
                 request_serializer=replay__proto_dot_v1_dot_replay__pb2.StatsRequest.SerializeToString,
                 response_deserializer=replay__proto_dot_v1_dot_replay__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/replay.v1.ReplayService/Inspect',
+                request_serializer=replay__proto_dot_v1_dot_replay__pb2.InspectRequest.SerializeToString,
+                response_deserializer=replay__proto_dot_v1_dot_replay__pb2.InspectResponse.FromString,
+                _registered_method=True)
 
 
 class ReplayServiceServicer(object):
@@ -204,6 +209,16 @@ class ReplayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inspect(self, request, context):
+        """What the rows of a table look like: priorities and probabilities by rank, ages, how often rows were drawn, and
+        the rows of the largest priorities. It looks at the rows while others go on writing, one such call after another,
+        so it is of a moment that lasts some milliseconds.
+        Right: read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -266,6 +281,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=replay__proto_dot_v1_dot_replay__pb2.StatsRequest.FromString,
                     response_serializer=replay__proto_dot_v1_dot_replay__pb2.StatsResponse.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=replay__proto_dot_v1_dot_replay__pb2.InspectRequest.FromString,
+                    response_serializer=replay__proto_dot_v1_dot_replay__pb2.InspectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -593,6 +613,33 @@ class ReplayService(object):
             '/replay.v1.ReplayService/Stats',
             replay__proto_dot_v1_dot_replay__pb2.StatsRequest.SerializeToString,
             replay__proto_dot_v1_dot_replay__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replay.v1.ReplayService/Inspect',
+            replay__proto_dot_v1_dot_replay__pb2.InspectRequest.SerializeToString,
+            replay__proto_dot_v1_dot_replay__pb2.InspectResponse.FromString,
             options,
             channel_credentials,
             insecure,

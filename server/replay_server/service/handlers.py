@@ -12,6 +12,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.service.inserts import InsertHandlers
+from replay_server.service.inspection import InspectionHandler
 from replay_server.service.rights import Demand, Rpc, on_table, to_create, to_learn, to_list, to_see_figures
 from replay_server.service.rpc import OpenStreams, streaming, unary, unary_of_caller
 from replay_server.service.sampling import SamplingHandlers
@@ -43,6 +44,7 @@ def replay_methods(
     streams = OpenStreams(catalog.bounds.max_streams_per_client)
     tables, inserts = TableHandlers(catalog, socket=socket), InsertHandlers(catalog)
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
+    inspection = InspectionHandler(catalog)
     read, write, admin = on_table(Right.READ), on_table(Right.WRITE), on_table(Right.ADMIN)
     return {
         "CreateTable": unary_of_caller(replay_pb2.CreateTableRequest, tables.create, rpc("CreateTable", to_create)),
@@ -59,4 +61,5 @@ def replay_methods(
         "UpdatePriorities": unary(replay_pb2.UpdatePrioritiesRequest, sampling.update, rpc("UpdatePriorities", write)),
         "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn", to_learn), streams),
         "Stats": unary_of_caller(replay_pb2.StatsRequest, stats.stats, rpc("Stats", to_see_figures)),
+        "Inspect": unary(replay_pb2.InspectRequest, inspection.inspect, rpc("Inspect", read)),
     }
