@@ -1,4 +1,4 @@
-"""Measures every figure of docs/benchmarks.md and writes that page: `make bench`.
+"""Measures every figure of docs/benchmarks.md and writes that page with its pictures: `make bench`.
 
 python -m benchmarks [--quick] [--peers FOLDER] [--output FILE]
 """
@@ -11,8 +11,9 @@ from pathlib import Path
 from replay_server.backends import BACKENDS, warm_up
 from rich.console import Console
 
-from benchmarks import backends, inserts, learner_step
+from benchmarks import backends, inserts, learner_step, reference_buffers
 from benchmarks.contestants import ROUNDS, WINDOW_S
+from benchmarks.pictures import draw_growth
 from benchmarks.report import Section, write_document
 from benchmarks.workloads import WORKLOADS
 
@@ -59,6 +60,12 @@ def main() -> None:
         ):
             section.show(console)
             sections.append(section)
+    section, growth = reference_buffers.measure(
+        reference_buffers.ROWS, rounds, min(window_s, reference_buffers.WINDOW_S)
+    )
+    section.show(console)
+    draw_growth(growth, options.output.with_name(section.picture))
+    sections.append(section)
     write_document(options.output, sections)
     console.print(f"written to {options.output}")
 

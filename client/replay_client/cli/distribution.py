@@ -15,6 +15,8 @@ from replay_client.stats import TimesSampled
 Floats = NDArray[np.float64]
 
 BARS = 10
+PROPORTIONAL = "sum_tree"
+"""The backend that draws by powers of priorities."""
 _WIDE_RATIO = 100.0
 """Values that span more than this are shown on a logarithmic axis."""
 _LEAST_SHARE = 0.01
@@ -66,7 +68,7 @@ class Distributions:
     by_rank: PowerLaw | None
     """Probability against rank; None where there is nothing to fit, or in a queue."""
     by_priority: PowerLaw | None
-    """Probability against `priorities_in_force`, likewise."""
+    """Probability against `priorities_in_force`, where it is proportional to a power of that; likewise."""
 
     @property
     def is_drawn_by_priority(self) -> bool:
@@ -91,7 +93,9 @@ class Distributions:
             times_sampled=[_times_bar(bar) for bar in inspection.times_sampled],
             mean_weight=float((drawn * weights).sum() / drawn.sum()) if len(drawn) else 0.0,
             by_rank=None if is_queue else fitted(inspection.ranks.astype(np.float64), probabilities, widths),
-            by_priority=None if is_queue else fitted(priorities_in_force(inspection), probabilities, widths),
+            by_priority=None
+            if inspection.table.backend != PROPORTIONAL
+            else fitted(priorities_in_force(inspection), probabilities, widths),
         )
 
 

@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from replay_client.cli.distribution import Bar, Distributions, labelled, priorities_in_force
+from replay_client.cli.distribution import PROPORTIONAL, Bar, Distributions, labelled, priorities_in_force
 from replay_client.cli.units import count_text, duration_text, edge_text, number_text
 from replay_client.description import FIFO
 
 SIZE_INCHES = (15.0, 8.0)
 RESOLUTION_DPI = 110
-_IN_FORCE = {"sum_tree": "min(priority + epsilon, max_priority)"}
+_IN_FORCE = {PROPORTIONAL: "min(priority + epsilon, max_priority)"}
 _CURVE_COLOR, _FIT_COLOR, _BAR_COLOR = "#3182bd", "#e6550d", "#6baed6"
 
 
@@ -95,7 +95,7 @@ def _draw_by_priority(axes: Axes, found: Distributions) -> None:
             found.by_priority.at(priorities),
             "--",
             color=_FIT_COLOR,
-            label=_beside(label, found, "sum_tree"),
+            label=_beside(label, found, PROPORTIONAL),
         )
     axes.legend()
     axes.grid(alpha=0.3)

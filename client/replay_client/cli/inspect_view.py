@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from replay_client.batch import Rows
-from replay_client.cli.distribution import Bar, Distributions, PowerLaw, labelled
+from replay_client.cli.distribution import PROPORTIONAL, Bar, Distributions, PowerLaw, labelled
 from replay_client.cli.row_text import row_text
 from replay_client.cli.text_plot import log_log_plot
 from replay_client.cli.units import count_text, duration_text, edge_text, number_text
@@ -89,7 +89,8 @@ def _facts(found: Distributions, width: int) -> Table:
         grid.add_row("total mass", number_text(inspection.total_mass))
         configured = f", alpha {number_text(table.parameters.get('alpha', 0.0))}"
         grid.add_row("P by rank", _exponent("rank", found.by_rank) + configured * (table.backend == "rank"))
-        grid.add_row("P by priority", _exponent("p", found.by_priority) + configured * (table.backend == "sum_tree"))
+        if table.backend == PROPORTIONAL:
+            grid.add_row("P by priority", _exponent("p", found.by_priority) + configured)
         grid.add_row("mean weight", f"{number_text(found.mean_weight)} of a draw")
     return grid
 
