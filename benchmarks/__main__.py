@@ -60,9 +60,7 @@ def main() -> None:
         ):
             section.show(console)
             sections.append(section)
-    section, growth = reference_buffers.measure(
-        reference_buffers.ROWS, rounds, min(window_s, reference_buffers.WINDOW_S)
-    )
+    section, growth = reference_buffers.measure(rounds=rounds)
     section.show(console)
     draw_growth(growth, options.output.with_name(section.picture))
     sections.append(section)

@@ -28,9 +28,8 @@ def draw_steps(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path) 
     """
     if not panels:
         return
-    figure = Figure(
-        figsize=(11.0, 0.6 + sum(0.9 + 0.3 * len(times) for times in panels.values())), layout="constrained"
-    )
+    inches = 0.6 + sum(0.9 + 0.3 * len(times) for times in panels.values())
+    figure = Figure(figsize=(11.0, inches), layout="constrained")
     FigureCanvasAgg(figure)
     heights = [len(times) for times in panels.values()]
     all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights, sharex=True).ravel()

@@ -31,8 +31,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look at the tables of a replay server and into them, empty them, drop them. The variable REPLAY_TOKEN holds a "
-    "token where the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY name the files of TLS.",
+    help="Look at the tables of a replay server and into them, empty them, drop them. The variable REPLAY_TOKEN holds "
+    "a token where the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY name the files "
+    "of TLS.",
 )
 
 Server = Annotated[
