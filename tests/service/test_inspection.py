@@ -124,7 +124,8 @@ def test_a_table_that_was_replaced_is_not_looked_into(new_table: NewTable) -> No
     old = new_table()
     old.drop()
     new_table(old.name)
-    assert refused(lambda: inspect(old)).reason == "TABLE_REPLACED"
+    with refused("TABLE_REPLACED"):
+        inspect(old)
 
 
 def test_of_a_large_table_the_largest_are_exact_and_the_rest_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:

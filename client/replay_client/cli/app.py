@@ -208,7 +208,8 @@ def _draw(found: Distributions, path: Path) -> None:
     try:
         draw_picture(found, path)
     except OSError as error:
-        raise typer.BadParameter(f"{path} cannot be written: {error}", param_hint="--png") from error
+        print(f"replay: the picture cannot be written: {error}", file=sys.stderr)
+        raise typer.Exit(_FAILURE) from error
 
 
 def _print_json(value: object, indent: int | None = 2) -> None:
