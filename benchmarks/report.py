@@ -80,7 +80,7 @@ def write_document(path: Path, sections: Sequence[Section]) -> None:
         "The machine is shared, and its speed drifts by half from hour to hour: ratios within a table hold, absolute "
         "times less so. Figures are medians, with the smallest and the largest in brackets.",
         "",
-        "`make bench` measures all of it again and writes this page; with `ARGS=--quick` in three minutes, "
+        "`make bench` measures all of it again and writes this page; with `ARGS=--quick` in five minutes, "
         "in windows of 1 s.",
         "`benchmarks/peers/install.sh` installs the peers first, where that is possible.",
         "",
