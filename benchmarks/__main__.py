@@ -1,4 +1,4 @@
-"""Measures every figure of docs/benchmarks.md and writes that page: `make bench`.
+"""Measures every figure of docs/benchmarks.md and writes that page with its pictures: `make bench`.
 
 python -m benchmarks [--quick] [--peers FOLDER] [--output FILE]
 """
@@ -11,8 +11,9 @@ from pathlib import Path
 from replay_server.backends import BACKENDS, warm_up
 from rich.console import Console
 
-from benchmarks import backends, capacities, inserts, learner_step, many_writers, memory
+from benchmarks import backends, capacities, inserts, learner_step, many_writers, memory, reference_buffers
 from benchmarks.contestants import ROUNDS, WINDOW_S
+from benchmarks.pictures import draw_growth
 from benchmarks.report import Section, write_document
 from benchmarks.workloads import WORKLOADS
 
@@ -67,6 +68,10 @@ def main() -> None:
     ):
         section.show(console)
         sections.append(section)
+    section, growth = reference_buffers.measure(rounds=rounds)
+    section.show(console)
+    draw_growth(growth, options.output.with_name(section.picture))
+    sections.append(section)
     write_document(options.output, sections)
     console.print(f"written to {options.output}")
 

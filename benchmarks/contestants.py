@@ -21,7 +21,10 @@ _SCRIPTS = Path(__file__).parent / "peers"
 
 
 def take_turns(
-    contestants: Mapping[str, Window], rounds: int = ROUNDS, window_s: float = WINDOW_S
+    contestants: Mapping[str, Window],
+    rounds: int = ROUNDS,
+    window_s: float = WINDOW_S,
+    warm_up_s: float = WARM_UP_S,
 ) -> dict[str, list[float]]:
     """Measure all contestants in turn.
 
@@ -29,7 +32,7 @@ def take_turns(
         By name, microseconds per step in each round.
     """
     for window in contestants.values():
-        window(WARM_UP_S)
+        window(warm_up_s)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, window in contestants.items():

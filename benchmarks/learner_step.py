@@ -116,6 +116,7 @@ def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: flo
         header=["contestant", "us per step", *(f"over {other}" for other in others)],
         rows=rows,
         notes=[f"Windows of {window_s:g} s, {rounds} rounds, the contestants in turn."],
+        times_us=times,
     )
 
 

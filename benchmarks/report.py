@@ -6,13 +6,15 @@ import datetime
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.pictures import draw_steps
 
 FINDINGS = Path(__file__).with_name("findings.md")
 """What explains the figures, written by hand and put behind them."""
@@ -33,10 +35,15 @@ class Section:
     """The figures."""
     notes: Sequence[str] = field(default_factory=list)
     """What has to be known to read them."""
+    times_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Microseconds per step in each round by contestant, where that is what was measured: what is drawn of it."""
+    picture: str = ""
+    """File name of a picture of the figures, beside the document."""
 
     def to_markdown(self) -> str:
         """The section as it stands in the document."""
         lines = [f"## {self.title}", "", *self.notes, *([""] if self.notes else [])]
+        lines += [f"![{self.title}]({self.picture})", ""] if self.picture else []
         lines += ["| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
         return "\n".join([*lines, "", f"`{self.command}`", ""])
@@ -65,7 +72,9 @@ def machine() -> str:
 
 
 def write_document(path: Path, sections: Sequence[Section]) -> None:
-    """Write docs/benchmarks.md."""
+    """Write docs/benchmarks.md, and beside it a picture of the steps in it."""
+    picture = path.with_suffix(".png")
+    draw_steps({section.title: section.times_us for section in sections if section.times_us}, picture)
     intro = [
         "# Benchmarks",
         "",
@@ -76,6 +85,8 @@ def write_document(path: Path, sections: Sequence[Section]) -> None:
         "`make bench` measures all of it again and writes this page; with `ARGS=--quick` in a few minutes, "
         "in windows of 1 s.",
         "`benchmarks/peers/install.sh` installs the peers first, where that is possible.",
+        "",
+        f"![Time per learner step]({picture.name})",
         "",
         "",
     ]

@@ -43,6 +43,7 @@ from replay_client.errors import (
     WriterSupersededError,
     WriterUnknownError,
 )
+from replay_client.inspection import Inspection, LargestRows
 from replay_client.sampler import Sampler
 from replay_client.security import Tls
 from replay_client.stats import LimiterStats, MethodStats, Rates, ServerStats, Stats, TableStats, TimesSampled
@@ -61,8 +62,10 @@ __all__ = [
     "DeadlineExceededError",
     "DrawMode",
     "ForkedError",
+    "Inspection",
     "InternalServerError",
     "InvalidArgumentError",
+    "LargestRows",
     "LimitedError",
     "LimiterStats",
     "MethodStats",

@@ -54,11 +54,20 @@ Method = Literal[
     "Checkpoint",
     "ListCheckpoints",
     "VerifyCheckpoint",
+    "Inspect",
 ]
 StreamMethod = Literal["Write", "Learn"]
 Metadata = tuple[tuple[str, str], ...]
 
-READ_ONLY: Final[tuple[Method, ...]] = ("ListTables", "DescribeTable", "Sample", "Read", "Stats", "ListCheckpoints")
+READ_ONLY: Final[tuple[Method, ...]] = (
+    "ListTables",
+    "DescribeTable",
+    "Sample",
+    "Read",
+    "Stats",
+    "Inspect",
+    "ListCheckpoints",
+)
 """What gRPC may repeat by itself. A draw counts as one: all it moves are counters and, in a seeded table, the
 sequence of draws, which a call whose answer was lost has moved as well."""
 

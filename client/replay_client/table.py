@@ -28,6 +28,7 @@ from replay_client.connection import Connection
 from replay_client.description import TableDescription
 from replay_client.draws import DrawMode, DrawOptions, WeightNorm
 from replay_client.errors import ReplayError, WriterUnknownError
+from replay_client.inspection import Inspection
 from replay_client.mapped_rows import MappedRows
 from replay_client.rows import checked_keys, checked_priorities, checked_rows, packed_rows
 from replay_client.same_host import SameHost
@@ -350,6 +351,17 @@ class Table:
             "Stats", replay_pb2.StatsRequest(table=self.name), replay_pb2.StatsResponse, repeat=True
         )
         return Stats.from_proto(response).tables[self.name]
+
+    def inspect(self) -> Inspection:
+        """What its rows look like; it stalls nobody, and takes up to some tenths of a second.
+
+        Raises:
+            TableReplacedError: the table was dropped and another has its name.
+            ReplayError: another failure.
+        """
+        request = replay_pb2.InspectRequest(table=self.name, table_uid=self.uid)
+        response = self._connection.call_message("Inspect", request, replay_pb2.InspectResponse, repeat=True)
+        return Inspection.from_proto(response)
 
     def reset(self) -> int:
         """Make every row disappear. Keys go on counting.

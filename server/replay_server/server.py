@@ -82,7 +82,7 @@ class ReplayServer:
         )
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
         self._socket = socket
-        self._local = LocalServer(catalog, methods, _CUT_OFF * limit)
+        self._local = LocalServer(catalog, methods, limit)
         self._health = health_aio.HealthServicer() if offer_health else None
         if self._health is not None:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -315,6 +315,19 @@ class Table:
         """float64[n]: priorities of live rows. keys: int64[n]."""
         return np.take(self.directory.priorities, keys % self.config.slots)
 
+    def probabilities(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """float64[n]: with which rows of these priorities and ranks are drawn now; 1 in a queue, as for its batches.
+
+        Args:
+            priorities: float64[n].
+            ranks: int64[n], from 1, the largest priority; of equal ones the newest comes first.
+        """
+        if self.is_queue:
+            return np.ones(len(priorities))
+        if self.total_mass <= 0.0:
+            return np.full(len(priorities), 1 / max(1, self.size))
+        return self._index.masses(priorities, ranks) / self.total_mass
+
     def overtaken(self, keys: NDArray[np.int64]) -> bool:
         """Whether the slot of a row that was live may have been written to since. keys: int64[n], n at least 1."""
         return int(keys.min()) + self.config.slots < self._header.write_horizon

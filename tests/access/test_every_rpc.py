@@ -59,6 +59,7 @@ Checkpoint                  401    401    401      403    403    ok     ok      
 Checkpoint:table            401    401    401      403    403    ok     ok      403    cut
 ListCheckpoints             401    401    401      403    403    ok     ok      403    cut
 VerifyCheckpoint            401    401    401      403    403    404    404     403    cut
+Inspect                     401    401    401      ok     403    403    ok      403    cut
 LearnerService.Join         401    401    401      403    ok     403    ok      403    cut
 LearnerService.Report       401    401    401      403    ok     403    ok      403    cut
 LearnerService.GetWeights   401    401    401      403    ok     403    ok      403    cut
@@ -133,6 +134,7 @@ def request_of(call: str, target: Target) -> Message:
         "Checkpoint:table": lambda: replay_pb2.CheckpointRequest(tables=[name]),
         "ListCheckpoints": replay_pb2.ListCheckpointsRequest,
         "VerifyCheckpoint": lambda: replay_pb2.VerifyCheckpointRequest(name="absent-1"),
+        "Inspect": lambda: replay_pb2.InspectRequest(table=name),
         "LearnerService.Join": lambda: learner_pb2.JoinRequest(name="test"),
         "LearnerService.Report": lambda: learner_pb2.ReportRequest(run_id=target.learner.run_id),
         "LearnerService.GetWeights": lambda: learner_pb2.GetWeightsRequest(run_id=target.learner.run_id),

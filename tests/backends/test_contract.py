@@ -108,6 +108,17 @@ def test_the_smallest_probability_is_that_of_the_least_probable_row(backend: str
         assert smallest == pytest.approx(ring.expected().smallest_probability, rel=1e-12)
 
 
+def test_masses_by_rank_are_those_that_rows_are_drawn_by(backend: str) -> None:
+    ring = IndexedRing(backend, capacity=200, slack=20)
+    ring.insert(exponential(350))
+    ring.update(sorted(ring.truth)[:60], np.full(60, 0.5))
+    keys = sorted(ring.truth, key=lambda key: (-ring.truth[key], -key))
+    masses = ring.index.masses(np.array([ring.truth[key] for key in keys]), np.arange(1, len(keys) + 1))
+    expected = ring.expected()
+    probabilities = expected.probabilities[expected.places(np.array(keys))]
+    np.testing.assert_allclose(masses / ring.index.total_mass, probabilities, rtol=1e-12)
+
+
 def test_an_index_rebuilt_from_the_priority_array_draws_as_before(backend: str) -> None:
     ring = IndexedRing(backend, capacity=150, slack=10)
     ring.insert(exponential(400))

@@ -22,6 +22,8 @@ from tests.support.server_process import ServerProcess
 NewTable = Callable[..., Table]
 COMMAND = str(Path(sys.executable).with_name("replay"))
 TIMEOUT_S = 60
+SLOPES = {"sum_tree": "p^0.600, alpha 0.6", "rank": "rank^-0.600, alpha 0.6", "uniform": "all alike", "fifo": "A queue"}
+"""What is said of the probabilities in a table of each backend."""
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -124,6 +126,56 @@ def test_figures_go_on_in_the_terminal_while_the_server_restarts(start_server: C
     os.close(terminal)
 
 
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform", "fifo"])
+def test_the_rows_of_a_table_are_seen(server: ServerProcess, new_table: NewTable, backend: str, width: int) -> None:
+    columns = {"obs/camera": Column("uint8", (84, 84)), "obs/pose": Column("float32", (2,)), "done": Column("bool")}
+    table = new_table(name=f"cli-inspect-{backend}-{width}", columns=columns, backend=backend)
+    camera, pose = np.full((30, 84, 84), 7, np.uint8), np.full((30, 2), 0.5, np.float32)
+    table.insert({"obs": {"camera": camera, "pose": pose}, "done": np.zeros(30, bool)}, np.arange(30))
+    done = run("inspect", table.name, "--server", server.address, COLUMNS=str(width))
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= width
+    for part in ("30 of 1,000", "all, exact", "rows by priority", "rows by age", "rows by times drawn", "uint8[84,84]"):
+        assert part in done.stdout
+    slope = {
+        "sum_tree": "p^0.600, alpha 0.6",
+        "rank": "rank^-0.600, alpha 0.6",
+        "uniform": "all alike",
+        "fifo": "A queue",
+    }
+    assert slope[backend] in done.stdout
+    assert "[0.5, 0.5]" in done.stdout
+    assert "done false" in done.stdout
+
+
+@pytest.mark.parametrize("rows_inserted", [0, 1, 2000])
+def test_a_picture_is_drawn_of_any_table(
+    server: ServerProcess, new_table: NewTable, tmp_path: Path, rows_inserted: int
+) -> None:
+    table = new_table(name=f"cli-picture-{rows_inserted}", capacity=3000)
+    if rows_inserted:
+        table.insert(rows(range(rows_inserted)), np.arange(rows_inserted))
+    picture = tmp_path / "table.png"
+    done = run("inspect", table.name, "--png", str(picture), REPLAY_SERVER=server.address, PYTHONWARNINGS="error")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    refused = run("inspect", table.name, "--png", str(tmp_path / "nowhere" / "table.png"), REPLAY_SERVER=server.address)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "the picture cannot be written" in refused.stderr
+
+
+def test_what_was_seen_of_a_table_as_json(server: ServerProcess, new_table: NewTable) -> None:
+    table = new_table(name="cli-inspect-json", backend="rank", alpha=1.0)
+    table.insert(rows(range(12)), priorities=np.arange(12))
+    found = json.loads(run("inspect", table.name, "--json", "--beta", "1", REPLAY_SERVER=server.address).stdout)
+    assert (found["looked_at"], found["ranks"], found["beta"]) == (12, list(range(1, 13)), 1.0)
+    assert found["exponent_by_rank"] == pytest.approx(-1.0)
+    assert found["weights"] == pytest.approx(np.arange(1, 13) / 12)
+    assert [row["key"] for row in found["largest"]] == list(range(11, 1, -1))
+    assert found["largest"][0]["columns"] == {"number": "11", "obs": "[11, 11, 11]", "done": "false"}
+
+
 def test_dropping_and_emptying_ask_first(server: ServerProcess, new_table: NewTable) -> None:
     table = new_table(name="cli-drop")
     table.insert(rows(range(12)))
@@ -139,7 +191,7 @@ def test_dropping_and_emptying_ask_first(server: ServerProcess, new_table: NewTa
     assert (gone.returncode, gone.stderr) == (1, "replay: no table is called 'cli-drop'; create it first\n")
 
 
-@pytest.mark.parametrize("command", [["stats", "nowhere"], ["reset", "nowhere"]])
+@pytest.mark.parametrize("command", [["stats", "nowhere"], ["inspect", "nowhere"], ["reset", "nowhere"]])
 def test_an_unknown_table_is_one_line(server: ServerProcess, command: list[str]) -> None:
     done = run(*command, "--server", server.address)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
@@ -152,6 +204,22 @@ def test_a_server_that_is_not_there_is_one_line(start_server: Callable[..., Serv
     done = run("tables", "--server", server.address)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert f"no replay server answers at {server.address}" in done.stderr
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(server: ServerProcess, table: Table) -> None:
+    table.insert(rows(range(3)))
+    command = ["replay", "inspect", table.name, "--server", server.address]
+    code = "import sys; sys.modules['matplotlib'] = None; sys.argv = %r; from replay_client.cli import main; main()"
+    for arguments, expected in ((command, 0), ([*command, "--png", "table.png"], 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", code % arguments],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == expected, done.stderr
+    assert "pip install 'replay-service[cli]'" in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

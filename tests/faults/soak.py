@@ -239,10 +239,10 @@ def draw(samples: Sequence[Sample], path: Path) -> None:
     upper, middle, lower = figure.subplots(3, 1, sharex=True)
     minutes = [sample.minute for sample in samples]
     upper.plot(minutes, [sample.memory_mb for sample in samples])
-    upper.set(ylabel="memory, MB", ylim=(0, None))
+    upper.set(ylabel="memory, MB", ylim=(0, 1.3 * max(sample.memory_mb for sample in samples)))
     for name in ("handles", "threads"):
         middle.plot(minutes, [getattr(sample, name) for sample in samples], label=name)
-    middle.set(ylabel="count", ylim=(0, None))
+    middle.set(ylabel="count", ylim=(0, 1.3 * max(sample.handles for sample in samples)))
     for name, label in (("learner_step_ms", "learner step"), ("insert_ms", "insert"), ("stats_ms", "stats, p99")):
         lower.plot(minutes, [getattr(sample, name) for sample in samples], label=label)
     lower.set(ylabel="ms", yscale="log", xlabel="minutes")

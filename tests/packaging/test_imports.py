@@ -25,6 +25,7 @@ ONLY_IN = {
     ("replay_client", "torch"): {"torch.py"},
     ("replay_client", "gymnasium"): {"spaces.py"},
     ("replay_client", "numba"): set[str](),
+    ("replay_client", "matplotlib"): {"cli"},
     ("replay_client", "rich"): {"cli"},
     ("replay_client", "typer"): {"cli"},
 }

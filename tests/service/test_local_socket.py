@@ -355,13 +355,13 @@ def test_a_socket_that_a_killed_server_left_is_taken_over(
     table = call(server).create()
     table.insert(range(5))
     server.kill()
-    assert (tmp_path / "data" / "socket").is_socket()
+    assert (tmp_path / "data" / "tables" / ".socket").is_socket()
     server.restart()
     with Caller(server.address, SAME_HOST) as caller:
         assert len(table.through(caller).sample(3).keys) == 3
         assert table.through(caller).stats().sampled_same_host == 3
     server.terminate()
-    assert not (tmp_path / "data" / "socket").exists()
+    assert not (tmp_path / "data" / "tables" / ".socket").exists()
 
 
 def test_a_path_longer_than_a_sockets_address_does(start_server: StartServer, tmp_path: Path) -> None:
@@ -378,8 +378,8 @@ def test_a_path_longer_than_a_sockets_address_does(start_server: StartServer, tm
 def test_where_no_socket_can_be_made_everything_else_works(
     start_server: StartServer, call: Call, tmp_path: Path
 ) -> None:
-    (tmp_path / "data" / "socket").mkdir(parents=True)
-    (tmp_path / "data" / "socket" / "in the way").touch()
+    (tmp_path / "data" / "tables" / ".socket").mkdir(parents=True)
+    (tmp_path / "data" / "tables" / ".socket" / "in the way").touch()
     server = start_server("--data-dir", str(tmp_path / "data"))
     table = call(server).create()
     table.insert(range(5))

@@ -56,5 +56,6 @@ def good_request(method: str, table: CalledTable) -> Message:
         "Checkpoint": replay_pb2.CheckpointRequest(tables=[name], series="series", keep=2),
         "ListCheckpoints": replay_pb2.ListCheckpointsRequest(),
         "VerifyCheckpoint": replay_pb2.VerifyCheckpointRequest(name=f"{_SERIES}-000001"),
+        "Inspect": replay_pb2.InspectRequest(table=name, table_uid=uid),
     }
     return requests[method]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +12,10 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from replay_client.cli import checkpoints, render
+from replay_client.cli.distribution import Distributions
+from replay_client.cli.inspect_view import inspect_view
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json
-from replay_client.cli.plain import plain_description, plain_stats
+from replay_client.cli.plain import plain_description, plain_inspection, plain_stats
 from replay_client.client import ReplayClient
 from replay_client.errors import ReplayError, TableNotFoundError
 from replay_client.stats import Stats
@@ -23,9 +26,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look at the tables of a replay server, empty them, drop them, write checkpoints of them. The variable "
-    "REPLAY_TOKEN holds a token where the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY name the "
-    "files of TLS.",
+    help="Look at the tables of a replay server and into them, empty them, drop them, write checkpoints of them. The "
+    "variable REPLAY_TOKEN holds a token where the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY "
+    "name the files of TLS.",
 )
 app.add_typer(checkpoints.app, name="checkpoint")
 
@@ -34,6 +37,13 @@ MaybeTableName = Annotated[str | None, typer.Argument(metavar="[TABLE]", help="N
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them until Ctrl-C.")]
 Interval = Annotated[float, typer.Option("--interval", "-n", min=0.1, help="Seconds between two looks with --watch.")]
+
+OneJson = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
+Beta = Annotated[float, typer.Option("--beta", "-b", min=0.0, help="Exponent of the importance-sampling weights.")]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", dir_okay=False, help="Draw a picture as well.")]
+
+DEFAULT_BETA = 0.4
+"""Where the paper's proportional variant begins to anneal it (Schaul et al. 2016, section 4)."""
 
 
 def run() -> int:
@@ -76,6 +86,29 @@ def stats(
         else:
             console = Console()
             console.print(render.stats_view(_stats_of(client, table), server, table, console.width))
+
+
+@app.command()
+def inspect(
+    table: TableName,
+    server: Server = DEFAULT_SERVER,
+    beta: Beta = DEFAULT_BETA,
+    png: Png = None,
+    as_json: OneJson = False,
+) -> None:
+    """Show the rows of a table: priorities, probabilities by rank, ages, draws, weights, and the ten largest."""
+    with client_of(server) as client:
+        handle = client.table(table)
+        inspection = handle.inspect()
+        rows = handle.read(inspection.largest.keys)
+    found = Distributions.of(inspection, beta)
+    if png is not None:
+        _draw(found, png)
+    if as_json:
+        print_json(plain_inspection(found, rows))
+    else:
+        console = Console()
+        console.print(inspect_view(found, rows, console.width))
 
 
 @app.command()
@@ -141,3 +174,13 @@ def _watch_json(client: ReplayClient, table: str | None, interval_s: float) -> N
             time.sleep(interval_s)
     except KeyboardInterrupt:
         pass
+
+
+def _draw(found: Distributions, path: Path) -> None:
+    from replay_client.cli.inspect_picture import draw_picture  # matplotlib takes a second to import
+
+    try:
+        draw_picture(found, path)
+    except OSError as error:
+        print(f"replay: the picture cannot be written: {error}", file=sys.stderr)
+        raise typer.Exit(_FAILURE) from error

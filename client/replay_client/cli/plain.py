@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from replay_client.batch import Rows
+from replay_client.cli.distribution import Distributions
+from replay_client.cli.row_text import value_text
 from replay_client.description import TableDescription
 from replay_client.stats import Stats
 
@@ -43,6 +46,45 @@ def plain_stats(stats: Stats) -> dict[str, Any]:
         for name, table in stats.tables.items()
     }
     return {"server": plain(stats.server), "tables": tables}
+
+
+def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
+    """What `replay inspect` found; ``rows`` are those of the largest priorities that are still live."""
+    inspection = found.inspection
+    live = {int(key): place for place, key in enumerate(rows.keys)}
+    largest = [
+        {
+            "key": key,
+            **{
+                name: values[rank].item()
+                for name, values in (
+                    ("priority", inspection.largest.priorities),
+                    ("probability", inspection.largest.probabilities),
+                    ("age_s", inspection.largest.ages_s),
+                    ("times_sampled", inspection.largest.times_sampled),
+                )
+            },
+            "columns": {name: value_text(values[live[key]]) for name, values in rows.columns.items()}
+            if key in live
+            else None,
+        }
+        for rank, key in enumerate(inspection.largest.keys.tolist())
+    ]
+    return {
+        "table": plain_description(inspection.table),
+        "looked_at": inspection.looked_at,
+        "total_mass": inspection.total_mass,
+        "ranks": inspection.ranks.tolist(),
+        "priorities": inspection.priorities.tolist(),
+        "probabilities": inspection.probabilities.tolist(),
+        "weights": inspection.weights(found.beta).tolist(),
+        "beta": found.beta,
+        "exponent_by_rank": None if found.by_rank is None else found.by_rank.exponent,
+        "exponent_by_priority": None if found.by_priority is None else found.by_priority.exponent,
+        "ages_s": inspection.ages_s.tolist(),
+        "times_sampled": [plain(bar) for bar in inspection.times_sampled],
+        "largest": largest,
+    }
 
 
 def plain(value: Any) -> Any:

@@ -40,5 +40,10 @@ def number_text(value: float) -> str:
     return f"{value:.4g}"
 
 
+def edge_text(value: float) -> str:
+    """Where an interval begins or ends, to three digits."""
+    return f"{value:.3g}"
+
+
 def _three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

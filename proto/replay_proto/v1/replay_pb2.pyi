@@ -1922,3 +1922,144 @@ class VerifyCheckpointResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> None: ...
 
 global___VerifyCheckpointResponse = VerifyCheckpointResponse
+
+@typing.final
+class InspectRequest(google.protobuf.message.Message):
+    """Names the table to look into."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: builtins.int
+    TABLE_UID_FIELD_NUMBER: builtins.int
+    table: builtins.str
+    """Name of the table."""
+    table_uid: builtins.bytes
+    """The table's uid; empty: whichever table has the name now."""
+    def __init__(
+        self,
+        *,
+        table: builtins.str = ...,
+        table_uid: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["table", b"table", "table_uid", b"table_uid"]) -> None: ...
+
+global___InspectRequest = InspectRequest
+
+@typing.final
+class InspectResponse(google.protobuf.message.Message):
+    """What the rows of a table look like."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: builtins.int
+    LOOKED_AT_FIELD_NUMBER: builtins.int
+    TOTAL_MASS_FIELD_NUMBER: builtins.int
+    BY_RANK_FIELD_NUMBER: builtins.int
+    LARGEST_FIELD_NUMBER: builtins.int
+    AGES_S_FIELD_NUMBER: builtins.int
+    TIMES_SAMPLED_FIELD_NUMBER: builtins.int
+    looked_at: builtins.int
+    """Rows of which `by_rank` was made: all of them, up to 2^20, and then it is exact. Of a larger table so many
+    were chosen at random, evenly over all ages, and ranks beyond those in `largest` are estimated from them.
+    """
+    total_mass: builtins.float
+    """Mass of all live rows."""
+    ages_s: builtins.bytes
+    """float64[n]: ages in seconds of up to 257 live rows, newest first, with equally many rows between each two; to
+    the resolution of 1/256 of the capacity. Rows from before the server's start count from the start.
+    """
+    @property
+    def table(self) -> global___TableDescription:
+        """The table, as it stood when it had been looked at."""
+
+    @property
+    def by_rank(self) -> global___RankedRows:
+        """Some rows in order of rank."""
+
+    @property
+    def largest(self) -> global___LargestRows:
+        """The rows of the largest priorities."""
+
+    @property
+    def times_sampled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimesSampled]:
+        """How often live rows have been drawn, as in TableStats; exact."""
+
+    def __init__(
+        self,
+        *,
+        table: global___TableDescription | None = ...,
+        looked_at: builtins.int = ...,
+        total_mass: builtins.float = ...,
+        by_rank: global___RankedRows | None = ...,
+        largest: global___LargestRows | None = ...,
+        ages_s: builtins.bytes = ...,
+        times_sampled: collections.abc.Iterable[global___TimesSampled] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["by_rank", b"by_rank", "largest", b"largest", "table", b"table"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "by_rank", b"by_rank", "largest", b"largest", "looked_at", b"looked_at", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass"]) -> None: ...
+
+global___InspectResponse = InspectResponse
+
+@typing.final
+class RankedRows(google.protobuf.message.Message):
+    """Rows in order of rank (1 is the largest priority), up to 1024 of them: some evenly apart, and some whose distances
+    grow in proportion to the rank. Empty if the table is.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: builtins.int
+    PRIORITIES_FIELD_NUMBER: builtins.int
+    PROBABILITIES_FIELD_NUMBER: builtins.int
+    ranks: builtins.bytes
+    """int64[m], ascending."""
+    priorities: builtins.bytes
+    """float64[m]: their priorities."""
+    probabilities: builtins.bytes
+    """float64[m]: their probabilities; 1 in a queue, whose rows go out by age."""
+    def __init__(
+        self,
+        *,
+        ranks: builtins.bytes = ...,
+        priorities: builtins.bytes = ...,
+        probabilities: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["priorities", b"priorities", "probabilities", b"probabilities", "ranks", b"ranks"]) -> None: ...
+
+global___RankedRows = RankedRows
+
+@typing.final
+class LargestRows(google.protobuf.message.Message):
+    """The ten live rows of ranks 1 to 10, exactly (fewer in a smaller table, or if inserts evicted most of the
+    candidates meanwhile).
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: builtins.int
+    PRIORITIES_FIELD_NUMBER: builtins.int
+    PROBABILITIES_FIELD_NUMBER: builtins.int
+    AGES_S_FIELD_NUMBER: builtins.int
+    TIMES_SAMPLED_FIELD_NUMBER: builtins.int
+    keys: builtins.bytes
+    """int64[k]: of equal priorities the newest first."""
+    priorities: builtins.bytes
+    """float64[k]."""
+    probabilities: builtins.bytes
+    """float64[k]: as in RankedRows."""
+    ages_s: builtins.bytes
+    """float64[k]: as in InspectResponse."""
+    times_sampled: builtins.bytes
+    """int64[k]: how often each was drawn since it was inserted or the server began."""
+    def __init__(
+        self,
+        *,
+        keys: builtins.bytes = ...,
+        priorities: builtins.bytes = ...,
+        probabilities: builtins.bytes = ...,
+        ages_s: builtins.bytes = ...,
+        times_sampled: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "keys", b"keys", "priorities", b"priorities", "probabilities", b"probabilities", "times_sampled", b"times_sampled"]) -> None: ...
+
+global___LargestRows = LargestRows

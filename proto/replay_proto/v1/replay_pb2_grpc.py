@@ -110,6 +110,11 @@ class ReplayServiceStub(object):
                 request_serializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointRequest.SerializeToString,
                 response_deserializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointResponse.FromString,
                 _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/replay.v1.ReplayService/Inspect',
+                request_serializer=replay__proto_dot_v1_dot_replay__pb2.InspectRequest.SerializeToString,
+                response_deserializer=replay__proto_dot_v1_dot_replay__pb2.InspectResponse.FromString,
+                _registered_method=True)
 
 
 class ReplayServiceServicer(object):
@@ -244,6 +249,16 @@ class ReplayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inspect(self, request, context):
+        """What the rows of a table look like: priorities and probabilities by rank, ages, how often rows were drawn, and
+        the rows of the largest priorities. It looks at the rows while others go on writing, one such call after another,
+        so it is of a moment that lasts some milliseconds.
+        Right: read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -321,6 +336,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.VerifyCheckpoint,
                     request_deserializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointRequest.FromString,
                     response_serializer=replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointResponse.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=replay__proto_dot_v1_dot_replay__pb2.InspectRequest.FromString,
+                    response_serializer=replay__proto_dot_v1_dot_replay__pb2.InspectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -729,6 +749,33 @@ class ReplayService(object):
             '/replay.v1.ReplayService/VerifyCheckpoint',
             replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointRequest.SerializeToString,
             replay__proto_dot_v1_dot_replay__pb2.VerifyCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replay.v1.ReplayService/Inspect',
+            replay__proto_dot_v1_dot_replay__pb2.InspectRequest.SerializeToString,
+            replay__proto_dot_v1_dot_replay__pb2.InspectResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -168,6 +168,16 @@ class ReplayServiceStub:
     Right: admin of every table that there is.
     """
 
+    Inspect: grpc.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.InspectRequest,
+        replay_proto.v1.replay_pb2.InspectResponse,
+    ]
+    """What the rows of a table look like: priorities and probabilities by rank, ages, how often rows were drawn, and
+    the rows of the largest priorities. It looks at the rows while others go on writing, one such call after another,
+    so it is of a moment that lasts some milliseconds.
+    Right: read.
+    """
+
 class ReplayServiceAsyncStub:
     """Prioritized replay tables, served to actors that insert and learners that sample."""
 
@@ -297,6 +307,16 @@ class ReplayServiceAsyncStub:
     ]
     """Reads a checkpoint through and compares every file with its checksum.
     Right: admin of every table that there is.
+    """
+
+    Inspect: grpc.aio.UnaryUnaryMultiCallable[
+        replay_proto.v1.replay_pb2.InspectRequest,
+        replay_proto.v1.replay_pb2.InspectResponse,
+    ]
+    """What the rows of a table look like: priorities and probabilities by rank, ages, how often rows were drawn, and
+    the rows of the largest priorities. It looks at the rows while others go on writing, one such call after another,
+    so it is of a moment that lasts some milliseconds.
+    Right: read.
     """
 
 class ReplayServiceServicer(metaclass=abc.ABCMeta):
@@ -458,6 +478,18 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[replay_proto.v1.replay_pb2.VerifyCheckpointResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.VerifyCheckpointResponse]]:
         """Reads a checkpoint through and compares every file with its checksum.
         Right: admin of every table that there is.
+        """
+
+    @abc.abstractmethod
+    def Inspect(
+        self,
+        request: replay_proto.v1.replay_pb2.InspectRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[replay_proto.v1.replay_pb2.InspectResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.InspectResponse]]:
+        """What the rows of a table look like: priorities and probabilities by rank, ages, how often rows were drawn, and
+        the rows of the largest priorities. It looks at the rows while others go on writing, one such call after another,
+        so it is of a moment that lasts some milliseconds.
+        Right: read.
         """
 
 def add_ReplayServiceServicer_to_server(servicer: ReplayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

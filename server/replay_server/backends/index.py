@@ -97,6 +97,14 @@ class PriorityIndex(Protocol):
             mass: then the draw is uniform over the live rows.
         """
 
+    def masses(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return float64[n]: the masses that rows of these priorities and ranks have, whether there are such or not.
+
+        Args:
+            priorities: float64[n].
+            ranks: int64[n], from 1, the largest priority; of equal ones the newest comes first.
+        """
+
     def smallest_probability(self, live: LiveRows) -> float:
         """Probability of the least probable live row of non-zero mass (1 / size when total mass is zero)."""
 

@@ -187,6 +187,10 @@ class RankIndex:
         """Return the rows whose ranks lie at these fractions of the total mass."""
         return Drawn(*_draw(as_kernel_input(fractions), self._prefix, self._order, live.size, self._alpha))
 
+    def masses(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return float64[n]: rank ** -alpha."""
+        return np.asarray(ranks.astype(np.float64) ** -self._alpha)
+
     def smallest_probability(self, live: LiveRows) -> float:
         """Probability of the last rank, or of the last whose mass a float64 can tell from zero."""
         mass = rank_mass(last_rank_with_mass(live.size, self._alpha), self._alpha)

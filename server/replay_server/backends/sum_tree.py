@@ -272,6 +272,12 @@ class SumTree:
         keys, probabilities = _draw(as_kernel_input(fractions), self._tree, self._tree_starts, live.oldest, live.slots)
         return Drawn(keys, probabilities)
 
+    def masses(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return float64[n]: min(priority + epsilon, max_priority) ** alpha."""
+        return np.asarray(
+            np.minimum(priorities + self.parameters.epsilon, self.parameters.cap) ** self.parameters.alpha
+        )
+
     def smallest_probability(self, live: LiveRows) -> float:
         """Probability of the least probable live row of non-zero mass; 1 / size when total mass is zero."""
         total = self.total_mass

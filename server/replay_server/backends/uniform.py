@@ -128,6 +128,10 @@ class UniformIndex:
         """Return the rows that lie at these fractions of all live rows."""
         return draw_evenly(fractions, live)
 
+    def masses(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return float64[n]: 1 for every row."""
+        return np.ones(len(priorities))
+
     def smallest_probability(self, live: LiveRows) -> float:
         """Probability of each live row: 1 / size."""
         return 1.0 / live.size

@@ -14,6 +14,7 @@ from replay_server.catalog import Catalog
 from replay_server.checkpoint.store import Checkpoints
 from replay_server.service.checkpoints import CheckpointHandlers
 from replay_server.service.inserts import InsertHandlers
+from replay_server.service.inspection import InspectionHandler
 from replay_server.service.rights import (
     Demand,
     Rpc,
@@ -62,6 +63,7 @@ def replay_methods(
     tables, inserts = TableHandlers(catalog, socket=socket), InsertHandlers(catalog)
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
     kept, of_tables, of_all = CheckpointHandlers(checkpoints), to_copy(catalog), to_administer_all(catalog)
+    inspection = InspectionHandler(catalog)
     read, write, admin = on_table(Right.READ), on_table(Right.WRITE), on_table(Right.ADMIN)
     return {
         "CreateTable": unary_of_caller(replay_pb2.CreateTableRequest, tables.create, rpc("CreateTable", to_create)),
@@ -81,4 +83,5 @@ def replay_methods(
         "Checkpoint": unary(replay_pb2.CheckpointRequest, kept.create, rpc("Checkpoint", of_tables)),
         "ListCheckpoints": unary(replay_pb2.ListCheckpointsRequest, kept.list, rpc("ListCheckpoints", of_all)),
         "VerifyCheckpoint": unary(replay_pb2.VerifyCheckpointRequest, kept.verify, rpc("VerifyCheckpoint", of_all)),
+        "Inspect": unary(replay_pb2.InspectRequest, inspection.inspect, rpc("Inspect", read)),
     }

@@ -33,6 +33,10 @@ class TimesSampled:
         """Rows were drawn. keys: int64[batch], live."""
         _draw(self._counts, self._bars, as_kernel_input(keys))
 
+    def of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: how often each of these live rows was drawn. keys: int64[n]."""
+        return self._counts[keys % len(self._counts)].astype(np.int64)
+
     def bars(self) -> Iterator[tuple[int, int, int]]:
         """The bars that have rows: at least, at most, how many rows."""
         for bits in np.flatnonzero(self._bars):

@@ -185,5 +185,5 @@ def finished_tables(parent: Path) -> Iterator[Path]:
     for folder in sorted(parent.iterdir()):
         if folder.name.startswith((_UNFINISHED, _REMOVED)):
             shutil.rmtree(folder, ignore_errors=True)
-        elif folder.is_dir():
+        elif folder.is_dir() and not folder.name.startswith("."):
             yield folder

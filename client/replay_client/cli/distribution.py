@@ -1,0 +1,179 @@
+"""Distributions and slopes, out of what `Table.inspect` returns: what its pictures show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_client.description import FIFO
+from replay_client.inspection import Inspection
+from replay_client.stats import TimesSampled
+
+Floats = NDArray[np.float64]
+
+BARS = 10
+PROPORTIONAL = "sum_tree"
+"""The backend that draws by powers of priorities."""
+_WIDE_RATIO = 100.0
+"""Values that span more than this are shown on a logarithmic axis."""
+_LEAST_SHARE = 0.01
+"""Share of the rows whose values, the least, do not stretch such an axis."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Rows whose values lie in an interval."""
+
+    low: float
+    """Where it begins,"""
+    high: float
+    """and ends; equal for rows that share one value."""
+    rows: float
+    """How many rows."""
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """``probability = factor * x ** exponent``, fitted in logarithms with every decade of ranks counting alike."""
+
+    exponent: float
+    factor: float
+
+    def at(self, x: Floats) -> Floats:
+        """float64[n]: what it says at some places."""
+        return np.asarray(self.factor * x**self.exponent)
+
+
+@dataclass(frozen=True, eq=False)
+class Distributions:
+    """All that is drawn of a table."""
+
+    inspection: Inspection
+    """What it was made of."""
+    beta: float
+    """Exponent of the weights."""
+    priorities: Sequence[Bar]
+    """Rows by priority."""
+    weights: Sequence[Bar]
+    """Rows by importance-sampling weight; none in a queue."""
+    ages_s: Sequence[Bar]
+    """Rows by age in seconds."""
+    times_sampled: Sequence[Bar]
+    """Rows by how often they were drawn."""
+    mean_weight: float
+    """Mean weight of a drawn row."""
+    by_rank: PowerLaw | None
+    """Probability against rank; None where there is nothing to fit, or in a queue."""
+    by_priority: PowerLaw | None
+    """Probability against `priorities_in_force`, where it is proportional to a power of that; likewise."""
+
+    @property
+    def is_drawn_by_priority(self) -> bool:
+        """Whether probabilities and weights mean anything: not in a queue, and not without rows."""
+        return self.inspection.table.backend != FIFO and len(self.inspection.ranks) > 0
+
+    @classmethod
+    def of(cls, inspection: Inspection, beta: float) -> Distributions:
+        """Compute them; the weights with this ``beta``."""
+        is_queue = inspection.table.backend == FIFO
+        rows, probabilities = inspection.rows, inspection.probabilities
+        weights = inspection.weights(beta)
+        drawn = probabilities * rows
+        ages = inspection.ages_s
+        widths = decades(inspection)
+        return cls(
+            inspection=inspection,
+            beta=beta,
+            priorities=bars(inspection.priorities, rows),
+            weights=() if is_queue else bars(weights, rows),
+            ages_s=bars(ages, np.full(len(ages), inspection.table.size / max(1, len(ages)))),
+            times_sampled=[_times_bar(bar) for bar in inspection.times_sampled],
+            mean_weight=float((drawn * weights).sum() / drawn.sum()) if len(drawn) else 0.0,
+            by_rank=None if is_queue else fitted(inspection.ranks.astype(np.float64), probabilities, widths),
+            by_priority=None
+            if inspection.table.backend != PROPORTIONAL
+            else fitted(priorities_in_force(inspection), probabilities, widths),
+        )
+
+
+def bars(values: Floats, rows: Floats, count: int = BARS) -> list[Bar]:
+    """Cut the span of the values into intervals and count rows in each.
+
+    The intervals grow in proportion where the values span more than two orders of magnitude, the least of them left
+    aside; these are in the first interval. Zeros then have a bar of their own.
+
+    Args:
+        values: float64[n], at least 0.
+        rows: float64[n]: how many rows have each.
+        count: how many intervals.
+    """
+    if not len(values):
+        return []
+    least, most = float(values.min()), float(values.max())
+    if least == most:
+        return [Bar(least, most, float(rows.sum()))]
+    positive = values > 0
+    first = _quantile(values[positive], rows[positive], _LEAST_SHARE)
+    if most / first <= _WIDE_RATIO:
+        return _counted(values, rows, np.linspace(least, most, count + 1))
+    zeros = [] if positive.all() else [Bar(0.0, 0.0, float(rows[~positive].sum()))]
+    edges = np.geomspace(first, most, count + 1 - len(zeros))
+    edges[0], edges[-1] = float(values[positive].min()), most
+    return zeros + _counted(values[positive], rows[positive], edges)
+
+
+def labelled(bars: Sequence[Bar], as_text: Callable[[float], str]) -> list[tuple[str, float]]:
+    """Names of bars and their rows; bars that would have the same name become one."""
+    merged: dict[str, float] = {}
+    for bar in bars:
+        low, high = as_text(bar.low), as_text(bar.high)
+        name = low if low == high else f"{low} - {high}"
+        merged[name] = merged.get(name, 0.0) + bar.rows
+    return list(merged.items())
+
+
+def priorities_in_force(inspection: Inspection) -> Floats:
+    """float64[m]: what ``sum_tree`` raises to alpha, ``min(priority + epsilon, max_priority)``; else the priorities."""
+    parameters = inspection.table.parameters
+    most = parameters.get("max_priority", np.inf)
+    return np.asarray(np.minimum(inspection.priorities + parameters.get("epsilon", 0.0), most))
+
+
+def decades(inspection: Inspection) -> Floats:
+    """float64[m]: how much of a decade each rank stands for."""
+    ends = 0.5 + np.concatenate([[0.0], np.cumsum(inspection.rows)])
+    return np.diff(np.log10(ends))
+
+
+def fitted(x: Floats, probabilities: Floats, weights: Floats) -> PowerLaw | None:
+    """A power law by weighted least squares of the logarithms (float64[n] each); None where x has no spread."""
+    usable = (x > 0) & (probabilities > 0)
+    if not usable.any() or x[usable].min() == x[usable].max():
+        return None
+    log_x, log_p, weight = np.log(x[usable]), np.log(probabilities[usable]), weights[usable]
+    centre_x, centre_p = np.average(log_x, weights=weight), np.average(log_p, weights=weight)
+    spread = float((weight * (log_x - centre_x) ** 2).sum())
+    exponent = float((weight * (log_x - centre_x) * (log_p - centre_p)).sum()) / spread
+    return PowerLaw(exponent, float(np.exp(centre_p - exponent * centre_x)))
+
+
+def _quantile(values: Floats, rows: Floats, fraction: float) -> float:
+    """The least value that at least this fraction of the rows does not exceed."""
+    order = np.argsort(values)
+    below = np.cumsum(rows[order])
+    return float(values[order][np.searchsorted(below, fraction * below[-1])])
+
+
+def _counted(values: Floats, rows: Floats, edges: Floats) -> list[Bar]:
+    counts, _ = np.histogram(values, edges, weights=rows)
+    return [
+        Bar(float(low), float(high), float(count))
+        for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+    ]
+
+
+def _times_bar(bar: TimesSampled) -> Bar:
+    return Bar(float(bar.at_least), float(bar.at_most), float(bar.rows))

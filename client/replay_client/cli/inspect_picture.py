@@ -1,0 +1,127 @@
+"""What `replay inspect --png` draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from replay_client.cli.distribution import PROPORTIONAL, Bar, Distributions, labelled, priorities_in_force
+from replay_client.cli.units import count_text, duration_text, edge_text, number_text
+from replay_client.description import FIFO
+
+SIZE_INCHES = (15.0, 8.0)
+RESOLUTION_DPI = 110
+_IN_FORCE = {PROPORTIONAL: "min(priority + epsilon, max_priority)"}
+_CURVE_COLOR, _FIT_COLOR, _BAR_COLOR = "#3182bd", "#e6550d", "#6baed6"
+
+
+def draw_picture(found: Distributions, path: Path) -> None:
+    """Write the distributions of a table as a PNG picture.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(_title(found))
+    by_rank, by_priority, priorities, weights, ages, times = figure.subplots(2, 3).ravel()
+    _draw_by_rank(by_rank, found)
+    _draw_by_priority(by_priority, found)
+    _draw_bars(priorities, found.priorities, edge_text, "rows by priority")
+    _draw_bars(weights, found.weights, edge_text, f"rows by weight, beta {number_text(found.beta)}")
+    _draw_bars(ages, found.ages_s, duration_text, "rows by age")
+    _draw_bars(times, found.times_sampled, lambda count: count_text(int(count)), "rows by times drawn")
+    figure.savefig(path, dpi=RESOLUTION_DPI, format="png")
+
+
+def _title(found: Distributions) -> str:
+    inspection = found.inspection
+    table = inspection.table
+    parameters = "".join(f", {name} {number_text(value)}" for name, value in table.parameters.items())
+    how = "; a queue: rows go out by age" if table.backend == FIFO else ""
+    looked = "" if inspection.is_exact else f", ranks beyond 10 estimated from {count_text(inspection.looked_at)}"
+    return f"{table.name}: {table.backend}{parameters}; {count_text(table.size)} rows{looked}{how}"
+
+
+def _draw_by_rank(axes: Axes, found: Distributions) -> None:
+    inspection = found.inspection
+    axes.set(title="probability by rank", xlabel="rank", ylabel="probability")
+    if not found.is_drawn_by_priority:
+        _say_none(axes)
+        return
+    axes.set(xscale="log", yscale="log")
+    axes.plot(inspection.ranks, inspection.probabilities, color=_CURVE_COLOR, label="rows")
+    count = len(inspection.largest.keys)
+    axes.plot(
+        np.arange(1, count + 1),
+        inspection.largest.probabilities,
+        "o",
+        ms=4,
+        color=_CURVE_COLOR,
+        label=f"largest {count}",
+    )
+    if found.by_rank is not None:
+        ranks = inspection.ranks.astype(np.float64)
+        label = f"fit: rank ^ {found.by_rank.exponent:.3f}"
+        axes.plot(ranks, found.by_rank.at(ranks), "--", color=_FIT_COLOR, label=_beside(label, found, "rank"))
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def _draw_by_priority(axes: Axes, found: Distributions) -> None:
+    inspection = found.inspection
+    axes.set(
+        title="probability by priority",
+        xlabel=_IN_FORCE.get(inspection.table.backend, "priority"),
+        ylabel="probability",
+    )
+    in_force = priorities_in_force(inspection)
+    positive = in_force > 0
+    if not found.is_drawn_by_priority or not positive.any():
+        _say_none(axes)
+        return
+    priorities = in_force[positive]
+    axes.set(xscale="log", yscale="log")
+    axes.plot(priorities, inspection.probabilities[positive], ".", ms=4, color=_CURVE_COLOR, label="rows")
+    if found.by_priority is not None:
+        label = f"fit: priority ^ {found.by_priority.exponent:.3f}"
+        axes.plot(
+            priorities,
+            found.by_priority.at(priorities),
+            "--",
+            color=_FIT_COLOR,
+            label=_beside(label, found, PROPORTIONAL),
+        )
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def _beside(label: str, found: Distributions, backend: str) -> str:
+    """A fit, and what it should be where the backend says so."""
+    table = found.inspection.table
+    if table.backend != backend:
+        return label
+    sign = "-" if backend == "rank" else ""
+    return f"{label} (configured: {sign}{number_text(table.parameters['alpha'])})"
+
+
+def _draw_bars(axes: Axes, bars: Sequence[Bar], as_text: Callable[[float], str], title: str) -> None:
+    axes.set(title=title, ylabel="rows")
+    if not bars:
+        _say_none(axes)
+        return
+    named = labelled(bars, as_text)
+    axes.bar(range(len(named)), [rows for _, rows in named], width=0.95, color=_BAR_COLOR)
+    axes.set_xticks(range(len(named)), [name for name, _ in named], rotation=35, ha="right", fontsize="small")
+    axes.yaxis.set_major_formatter(lambda value, _: count_text(value))
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _say_none(axes: Axes) -> None:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)

@@ -1,0 +1,47 @@
+"""A row's columns as a person reads them: numbers as they are, arrays by their shape and span."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.columns import Columns
+from rich.console import RenderableType
+from rich.text import Text
+
+from replay_client.batch import Rows
+
+_MOST_ELEMENTS = 4
+"""Arrays of more elements are not spelled out."""
+
+
+def row_text(rows: Rows, place: int, styles: tuple[str, str]) -> RenderableType:
+    """A row as ``name value`` pairs, as many in a line as fit.
+
+    Args:
+        rows: some rows.
+        place: which of them.
+        styles: of names, and of values.
+    """
+    pairs = [(name, value_text(values[place])) for name, values in rows.columns.items()]
+    if rows.streams[place] or rows.episodes[place]:
+        pairs += [("stream", str(rows.streams[place])), ("episode", str(rows.episodes[place]))]
+    return Columns((Text.assemble((name, styles[0]), " ", (value, styles[1])) for name, value in pairs), padding=(0, 2))
+
+
+def value_text(value: NDArray[Any]) -> str:
+    """One value: ``0.5``, ``[1, 2]`` or, of many elements, ``uint8[84,84] 0..255``."""
+    array = np.asarray(value)
+    if array.ndim == 0:
+        return _element(array[()])
+    if array.size <= _MOST_ELEMENTS:
+        return f"[{', '.join(map(_element, array.ravel()))}]"
+    shape = ",".join(map(str, array.shape))
+    return f"{array.dtype}[{shape}] {_element(array.min())}..{_element(array.max())}"
+
+
+def _element(value: Any) -> str:
+    if isinstance(value, np.bool_):
+        return "true" if value else "false"
+    return f"{value:.4g}" if isinstance(value, np.floating) else str(value)

@@ -1,0 +1,142 @@
+"""What the rows of a table look like: copied and sorted beside the event loop, in bounded memory.
+
+    seen = look(table.live, table.directory.priorities, random)     # in a worker thread
+    ranked = rank(seen.still_live(table.oldest))                    # in a worker thread again
+
+Others go on writing meanwhile. A slot is written to anew only after its row ceased to be live, so what was copied
+of a row that is live afterwards is its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends import LiveRows
+
+MOST_ROWS = 1 << 20
+"""Priorities that are copied and sorted: all of a table of so many rows, a sample of a larger one."""
+LARGEST_ROWS = 10
+"""Rows of the largest priorities that are named."""
+_CANDIDATES = 64
+"""So many of each piece are kept in view as the largest, since some may be evicted meanwhile."""
+_PIECE_ROWS = 1 << 18
+"""Rows that are copied at once."""
+_EVEN_RANKS = 512
+_GROWING_RANKS = 256
+"""How many ranks are shown: evenly apart, and at distances that grow in proportion to the rank."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows by key."""
+
+    keys: NDArray[np.int64]
+    """int64[n]."""
+    priorities: NDArray[np.float64]
+    """float64[n]."""
+
+    def only(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> Rows:
+        """Some of them, by place."""
+        return Rows(self.keys[which], self.priorities[which])
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was copied of a table's priorities."""
+
+    live: LiveRows
+    """The rows that were live when it began."""
+    rows: Rows
+    """All of them, or those of a sample."""
+    candidates: Rows
+    """Those that may be among the largest."""
+
+    def still_live(self, oldest: int) -> Seen:
+        """Without the rows that are gone: those before the key ``oldest``."""
+        gone = min(max(0, oldest - self.live.oldest), self.live.size)
+        live = LiveRows(self.live.oldest + gone, self.live.size - gone, self.live.slots)
+        return Seen(
+            live,
+            self.rows.only(self.rows.keys >= oldest) if gone else self.rows,
+            self.candidates.only(self.candidates.keys >= oldest) if gone else self.candidates,
+        )
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Rows in order of rank."""
+
+    looked_at: int
+    """Of how many rows it was made."""
+    ranks: NDArray[np.int64]
+    """int64[m], ascending: exact if all rows were looked at, and as far as `largest` goes."""
+    priorities: NDArray[np.float64]
+    """float64[m]."""
+    largest: Rows
+    """The rows of the first ranks."""
+
+
+def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Generator) -> Seen:
+    """Copy the priorities of all live rows, or of `MOST_ROWS` chosen at random, as many from rows of every age.
+
+    Args:
+        live: the live rows.
+        priorities: float64[slots], which others may write to.
+        random: chooses.
+    """
+    kept, candidates = [], []
+    for first in range(0, live.size, _PIECE_ROWS):
+        keys = np.arange(live.oldest + first, live.oldest + min(first + _PIECE_ROWS, live.size))
+        piece = Rows(keys, np.take(priorities, keys % live.slots))
+        candidates.append(_largest_of(piece))
+        if live.size > MOST_ROWS:
+            piece = piece.only(random.integers(0, len(keys), len(keys) * MOST_ROWS // live.size))
+        kept.append(piece)
+    return Seen(live, _joined(kept), _joined(candidates))
+
+
+def rank(seen: Seen) -> Ranked:
+    """Sort, and pick the ranks to show."""
+    looked_at, size = len(seen.rows.keys), seen.live.size
+    largest = seen.candidates.only(np.lexsort((-seen.candidates.keys, -seen.candidates.priorities))[:LARGEST_ROWS])
+    descending = np.sort(seen.rows.priorities)[::-1]
+    places = _shown(looked_at)
+    # The i-th of n rows chosen out of N is about at rank (i + 1/2) N / n, counted from 0; with n = N, at i.
+    ranks = 1 + ((places + 0.5) * (size / max(1, looked_at))).astype(np.int64)
+    beyond = ranks > len(largest.keys)
+    return Ranked(
+        looked_at=looked_at,
+        ranks=np.concatenate([np.arange(1, len(largest.keys) + 1), ranks[beyond]]),
+        priorities=np.concatenate([largest.priorities, descending[places[beyond]]]),
+        largest=largest,
+    )
+
+
+def _largest_of(rows: Rows) -> Rows:
+    """The largest `_CANDIDATES`, of equal ones the newest. rows: oldest first."""
+    if len(rows.keys) <= _CANDIDATES:
+        return rows
+    least = np.partition(rows.priorities, -_CANDIDATES)[-_CANDIDATES]
+    above = np.flatnonzero(rows.priorities > least)
+    equal = np.flatnonzero(rows.priorities == least)
+    return rows.only(np.concatenate([above, equal[len(equal) - (_CANDIDATES - len(above)) :]]))
+
+
+def _shown(count: int) -> NDArray[np.int64]:
+    """The places, out of ``count``, that are shown."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    even = np.linspace(0, count - 1, min(count, _EVEN_RANKS))
+    growing = np.geomspace(1, count, _GROWING_RANKS) - 1
+    return np.unique(np.concatenate([even, growing]).round().astype(np.int64))
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    none = Rows(np.empty(0, np.int64), np.empty(0))
+    return Rows(
+        np.concatenate([none.keys, *(part.keys for part in parts)]),
+        np.concatenate([none.priorities, *(part.priorities for part in parts)]),
+    )
