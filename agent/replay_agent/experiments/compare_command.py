@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,9 +115,12 @@ def _drop_left_behind(settings: CompareSettings, address: str) -> None:
 def _run_all(comparison: _Comparison, console: Console) -> None:
     """The paper's step sizes first, then the sweep, then what the sweep found best."""
     settings = comparison.settings
-    stages = [("paper", lambda: paper_runs(settings)), ("sweep", lambda: sweep_runs(settings))]
-    stages.append(("best of sweep", lambda: best_runs(settings, comparison.curves())))
-    for title, plan in stages:
+    stages: dict[str, Callable[[], list[RunKey]]] = {
+        "paper": lambda: paper_runs(settings),
+        "sweep": lambda: sweep_runs(settings),
+        "best of sweep": lambda: best_runs(settings, comparison.curves()),
+    }
+    for title, plan in stages.items():
         runs = list(dict.fromkeys(plan()))
         due = _missing(runs, comparison.curves())
         if due and not comparison.stop.is_set():

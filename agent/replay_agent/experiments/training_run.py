@@ -68,4 +68,9 @@ def run_training(values: Mapping[str, Any]) -> Validations | None:
     if report.ending == Ending.STOPPED:
         return None
     history = json.loads(Path(report.history).read_text("utf-8"))
+    if not history["validation_steps"]:
+        raise TrainingFailedError(
+            f"{settings.name}: expected gradient steps, got none in {settings.steps} environment steps, "
+            f"the first {settings.learning_starts} of which only fill the table; give more --steps"
+        )
     return Validations(history["validation_steps"], history["validation_means"])
