@@ -19,7 +19,7 @@ from replay_agent.experiments.cliffwalk_settings import CliffwalkSettings
 from replay_agent.experiments.cliffwalk_summary import draw, summarize, summary_table
 from replay_agent.experiments.q_learning import Representation
 from replay_agent.experiments.results import ResultFile, hold_to
-from replay_agent.experiments.run_progress import run_progress
+from replay_agent.experiments.run_progress import result_console, run_progress
 from replay_agent.experiments.server_access import replay_server
 from replay_agent.signals import StopRequest
 
@@ -78,7 +78,7 @@ def _show(settings: CliffwalkSettings, results: list[RunResult]) -> None:
     curves = summarize(results)
     picture = settings.out / "cliffwalk.png"
     draw(curves, picture)
-    output = Console()
+    output = result_console()
     for representation in Representation:
         if curves.get(representation):
             output.print(summary_table(curves, representation))

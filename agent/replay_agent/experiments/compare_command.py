@@ -28,7 +28,7 @@ from replay_agent.experiments.compare_runs import (
 from replay_agent.experiments.compare_settings import CompareSettings
 from replay_agent.experiments.compare_summary import draw, groups_of, summary_table
 from replay_agent.experiments.results import ResultFile, hold_to
-from replay_agent.experiments.run_progress import RunProgress, run_progress
+from replay_agent.experiments.run_progress import RunProgress, result_console, run_progress
 from replay_agent.experiments.server_access import replay_server
 from replay_agent.experiments.training_run import Validations, prepare_process, run_training
 from replay_agent.signals import StopRequest
@@ -90,17 +90,15 @@ class _Comparison:
 def _open(settings: CompareSettings) -> Iterator[_Processes]:
     with replay_server(settings.server, settings.directory / "server.log") as address:
         _drop_left_behind(settings, address)
-        pool = ProcessPoolExecutor(
-            settings.jobs, multiprocessing.get_context("spawn"), _prepare, (settings.server is None,)
-        )
+        context = multiprocessing.get_context("spawn")
+        stopping = context.Event()
+        plain = settings.server is None
+        pool = ProcessPoolExecutor(settings.jobs, context, prepare_process, (stopping, plain))
         try:
             yield _Processes(pool, address)
         finally:
+            stopping.set()
             pool.shutdown(cancel_futures=True)
-
-
-def _prepare(plain: bool) -> None:
-    prepare_process(plain=plain)
 
 
 def _drop_left_behind(settings: CompareSettings, address: str) -> None:
@@ -124,7 +122,7 @@ def _run_all(comparison: _Comparison, console: Console) -> None:
         runs = list(dict.fromkeys(plan()))
         due = _missing(runs, comparison.curves())
         if due and not comparison.stop.is_set():
-            with run_progress(console, f"{settings.env}, {title}", len(runs), len(runs) - len(due)) as progress:
+            with run_progress(console, f"{settings.title}, {title}", len(runs), len(runs) - len(due)) as progress:
                 _run_stage(comparison, due, progress)
 
 
@@ -172,8 +170,8 @@ def _show(settings: CompareSettings, curves: dict[RunKey, Curve]) -> None:
     if not groups:
         return
     picture = settings.directory / "curves.png"
-    draw(settings.env, groups, picture)
-    output = Console()
-    output.print(summary_table(settings.env, groups))
+    draw(settings.title, groups, picture)
+    output = result_console()
+    output.print(summary_table(settings.title, groups))
     output.print(f"results: {settings.directory / 'curves.csv'}", soft_wrap=True, highlight=False)
     output.print(f"picture: {picture}", soft_wrap=True, highlight=False)

@@ -45,6 +45,7 @@ COMMON: Final[Mapping[str, Any]] = MappingProxyType(
         "validation_episodes": 20,
         "confirm_episodes": 20,
         "checkpoint_interval_s": 3600.0,
+        "threads": 1,  # runs go side by side, a core each
         "tensorboard": False,
         "progress": False,
     }

@@ -102,11 +102,16 @@ class CompareSettings(BaseSettings):
         return self.defaults.sweep_seeds if self.sweep_seeds is None else self.sweep_seeds
 
     @property
+    def title(self) -> str:
+        """The environment without the module that brings it."""
+        return self.env.rpartition(":")[2]
+
+    @property
     def directory(self) -> Path:
         """Where results and picture go."""
         if self.out is not None:
             return self.out
-        return Path("runs") / f"compare-{re.sub('[^A-Za-z0-9]+', '-', self.env.rpartition(':')[2]).strip('-')}"
+        return Path("runs") / f"compare-{re.sub('[^A-Za-z0-9]+', '-', self.title).strip('-')}"
 
     @property
     def train(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 from rich.table import Table
 
@@ -101,6 +102,7 @@ def draw(env: str, groups: Sequence[Group], path: Path) -> None:
         for group in groups:
             _draw_curve(axes, group, [statistic(group.returns[:, at]) for at in range(len(group.steps))])
         axes.set(title=f"{name} of {runs} runs, 95 % intervals", xlabel="environment steps")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
     left.set_ylabel(f"{env}: return of 20 greedy episodes")
     left.legend(loc="best", fontsize="small")
@@ -126,10 +128,11 @@ def _draw_improvements(axes: Any, groups: Sequence[Group]) -> None:
         axes.plot(found.value, place, "o", color=COLORS[group.contestant.method])
     axes.axvline(EVEN, color="gray", ls=":", lw=1)
     axes.set(
-        title="P(better than uniform replay), return over training",
+        title="P(better than uniform replay)",
+        xlabel="of the mean return over training, 95 % intervals",
         xlim=(-0.02, 1.02),
         yticks=range(len(others)),
-        yticklabels=[group.label for group in reversed(others)],
+        yticklabels=[group.label.replace(", ", "\n") for group in reversed(others)],
         ylim=(-0.5, max(len(others), 1) - 0.5),
     )
     axes.grid(alpha=0.3, axis="x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
 from pydantic import ValidationError
@@ -29,6 +30,7 @@ log = logging.getLogger("replay_agent")
 
 EXIT_FAILED, EXIT_USAGE, EXIT_SIGNAL_BASE = 1, 2, 128
 FAILURES = (
+    BrokenProcessPool,
     EmbeddedServerError,
     OSError,
     ReplayError,

@@ -1,16 +1,19 @@
-"""Shows how many runs of an experiment are done."""
+"""Shows how many runs of an experiment are done, and what came of them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 log = logging.getLogger(__name__)
+
+FILE_WIDTH: Final = 140
+"""Columns of text for tables that go to a file or a pipe."""
 
 
 class RunProgress(Protocol):
@@ -72,3 +75,9 @@ def run_progress(console: Console, title: str, total: int, done: int) -> Iterato
     )
     with progress:
         yield _Bar(progress, title, total, done)
+
+
+def result_console() -> Console:
+    """Standard output, wide enough for tables where it is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)

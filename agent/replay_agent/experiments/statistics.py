@@ -31,7 +31,7 @@ class Estimate:
 
     def __str__(self) -> str:
         """For people."""
-        return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
+        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 
 def mean(runs: NDArray[np.float64]) -> Estimate:

@@ -6,8 +6,11 @@ import json
 import logging
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +36,25 @@ class Validations:
     means: list[float]
 
 
-def prepare_process(*, plain: bool) -> None:
-    """Get a process ready: quiet, and without TLS towards a server that speaks plainly.
+_stop = StopRequest()
+"""Whether this process is to stop; whoever started it says so."""
+
+
+def prepare_process(stopping: Event, plain: bool) -> None:
+    """Get a process ready: quiet, stopped by whoever started it, and without TLS where the server has none.
 
     Args:
+        stopping: set when runs are to stop.
         plain: whether the server is our own, on this machine.
     """
     logging.basicConfig(level=logging.ERROR)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
+
+    def watch() -> None:
+        stopping.wait()
+        _stop.set()
+
+    threading.Thread(target=watch, name="stop-watch", daemon=True).start()
     for name in list(os.environ):
         if plain and name.startswith((TLS_PREFIX, LEARNER_TLS_PREFIX)):
             del os.environ[name]
@@ -60,8 +75,7 @@ def run_training(values: Mapping[str, Any]) -> Validations | None:
     run = settings.runs_dir / str(settings.name)
     shutil.rmtree(run, ignore_errors=True)
     try:
-        with StopRequest() as stop:
-            report = train(settings, stop, Console(quiet=True))
+        report = train(settings, _stop, Console(quiet=True))
     except Exception as error:
         # Errors of the client do not all travel between processes; their text does.
         raise TrainingFailedError(f"{settings.name}: {type(error).__name__}: {error}") from None

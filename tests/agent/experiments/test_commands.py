@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from replay_agent.signals import StopRequest
 from replay_client import ReplayClient
 from rich.console import Console
 
+from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
 PNG = b"\x89PNG"
@@ -133,3 +135,31 @@ def test_learning_curves_are_trained_in_parallel_and_only_once(server: ServerPro
     before = path.read_text()
     compare(settings, StopRequest(), Console(quiet=True))
     assert path.read_text() == before
+
+
+@pytest.mark.timeout(120)
+def test_a_comparison_that_is_stopped_keeps_no_half_runs(server: ServerProcess, tmp_path: Path) -> None:
+    settings = CompareSettings(
+        methods=(ReplayMethod.UNIFORM,),
+        seeds=1,
+        sweep_seeds=0,
+        steps=1_000_000,
+        jobs=1,
+        server=server.address,
+        out=tmp_path / "stopped",
+    )
+    stop = StopRequest()
+
+    def stop_when_it_trains() -> None:
+        with ReplayClient(server.address) as client:
+            wait_until(lambda: any(table.name.startswith("stopped-") for table in client.tables()), "it trains")
+        stop.set()
+
+    thread = threading.Thread(target=stop_when_it_trains)
+    thread.start()
+    compare(settings, stop, Console(quiet=True))
+    thread.join()
+    assert stop.is_set()
+    assert not (tmp_path / "stopped" / "curves.csv").exists()
+    with ReplayClient(server.address) as client:
+        client.drop_table("stopped-uniform-1-seed0")
