@@ -53,6 +53,7 @@ class TrainingReport:
         evaluation: its last, greedy evaluation on seeds of its own; None if it was not played.
         run_dir: the directory of the run.
         curve: the picture of the learning curve.
+        history: its points, as JSON.
     """
 
     env: str
@@ -66,6 +67,7 @@ class TrainingReport:
     evaluation: EvaluationSummary | None
     run_dir: str
     curve: str
+    history: str
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""

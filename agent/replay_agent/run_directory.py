@@ -28,6 +28,7 @@ class RunDirectory:
         self.tensorboard = path / "tensorboard"
         self.logs = path / "logs"
         self.curve = path / "curve.png"
+        self.history = path / "history.json"
         self.result = path / "result.json"
         self.best = path / "best.safetensors"
         self.logs.mkdir(exist_ok=True)

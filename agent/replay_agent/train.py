@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -154,6 +155,7 @@ def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, endi
         save_file(trainer.selector.best_weights, run.best)
     title = f"{settings.env}, {settings.backend}, seed {settings.seed}"
     draw_curve(trainer.history, run.curve, title, settings.solved_return)
+    run.history.write_text(json.dumps(trainer.history.to_json()) + "\n")
     report = TrainingReport(
         env=settings.env,
         backend=settings.backend,
@@ -166,6 +168,7 @@ def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, endi
         evaluation=None if ending is Ending.STOPPED else _evaluation(settings, trainer),
         run_dir=str(run.path),
         curve=str(run.curve),
+        history=str(run.history),
     )
     report.save(run.result)
     if settings.drops_table and ending is not Ending.STOPPED:

@@ -1,0 +1,98 @@
+"""The Blind Cliffwalk (Schaul et al. 2016, arXiv:1511.05952, section 3.1 and appendix B.1).
+
+There are n states in a row and two actions. The right one, which alternates from state to state, leads one state on,
+and from the last one to a reward of 1 and the end; the wrong one ends the episode without a reward. A random sequence
+of actions earns the reward with probability ``2**-n``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_client import Column
+
+ACTIONS: Final = 2
+MIN_STATES: Final = 2
+COLUMNS: Final = {
+    "state": Column("int16"),
+    "action": Column("int8"),
+    "reward": Column("float32"),
+    "next_state": Column("int16"),
+    "terminated": Column("bool"),
+}
+"""Columns of a table of transitions."""
+
+
+class Transition(NamedTuple):
+    """One step of an episode, in plain numbers."""
+
+    state: int
+    action: int
+    reward: float
+    next_state: int
+    terminated: bool
+
+
+@dataclass(frozen=True)
+class Cliffwalk:
+    """A walk over so many states.
+
+    Raises:
+        ValueError: there are fewer than two states.
+    """
+
+    states: int
+
+    def __post_init__(self) -> None:
+        """Check the number of states: with one, the discount would be 0."""
+        if self.states < MIN_STATES:
+            raise ValueError(f"a cliffwalk has at least {MIN_STATES} states, got {self.states}")
+
+    @property
+    def gamma(self) -> float:
+        """Discount, ``1 - 1 / n``: it keeps values on about the same scale whatever n is (appendix B.1)."""
+        return 1.0 - 1.0 / self.states
+
+    @property
+    def memory_size(self) -> int:
+        """Transitions of all ``2**n`` sequences of actions, each followed until its episode ends: ``2**(n+1) - 2``."""
+        return int(2 ** (self.states + 1)) - 2
+
+    def right_action(self, state: int) -> int:
+        """The action that leads on."""
+        return state % ACTIONS
+
+    def step(self, state: int, action: int) -> Transition:
+        """What happens when somebody in a state takes an action."""
+        if action != self.right_action(state):
+            return Transition(state, action, 0.0, state, True)
+        if state == self.states - 1:
+            return Transition(state, action, 1.0, state, True)
+        return Transition(state, action, 0.0, state + 1, False)
+
+    def true_value(self, state: int, action: int) -> float:
+        """The value of an action under the best policy: the discount for every step to the reward, 0 off the path."""
+        if action != self.right_action(state):
+            return 0.0
+        return float(self.gamma ** (self.states - 1 - state))
+
+    def distinct_transitions(self) -> list[Transition]:
+        """One of each kind: state by state, action 0 before action 1."""
+        return [self.step(state, action) for state in range(self.states) for action in range(ACTIONS)]
+
+    def memory(self, rng: np.random.Generator) -> dict[str, NDArray[np.generic]]:
+        """All transitions of all sequences of actions in random order, as columns of a table.
+
+        An episode comes to state s in ``2**(n - s)`` of the sequences, and goes each way in half of them. Sequences
+        that differ only in what they would do after the end are different ones.
+        """
+        kinds = self.distinct_transitions()
+        copies = [2 ** (self.states - 1 - kind.state) for kind in kinds]
+        order = rng.permutation(np.repeat(np.arange(len(kinds)), copies))
+        return {
+            name: np.array([getattr(kind, name) for kind in kinds], dtype=column.dtype)[order]
+            for name, column in COLUMNS.items()
+        }

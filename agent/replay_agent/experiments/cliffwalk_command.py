@@ -1,0 +1,86 @@
+"""The command `replay-experiment cliffwalk`: runs what is outstanding, then shows and draws all results."""
+
+from __future__ import annotations
+
+from replay_client import ReplayClient, Tls
+from replay_client.security import token_from_environment
+from rich.console import Console
+
+from replay_agent.experiments.cliffwalk_runs import (
+    RunKey,
+    RunResult,
+    conditions,
+    outstanding,
+    planned,
+    result_file,
+    run,
+)
+from replay_agent.experiments.cliffwalk_settings import CliffwalkSettings
+from replay_agent.experiments.cliffwalk_summary import draw, summarize, summary_table
+from replay_agent.experiments.q_learning import Representation
+from replay_agent.experiments.results import ResultFile, hold_to
+from replay_agent.experiments.run_progress import result_console, run_progress
+from replay_agent.experiments.server_access import replay_server
+from replay_agent.signals import StopRequest
+
+
+def cliffwalk(settings: CliffwalkSettings, stop: StopRequest, console: Console) -> None:
+    """Run the experiment, as far as it was not run yet.
+
+    Args:
+        settings: of the experiment.
+        stop: asks to stop; results so far are kept.
+        console: shows progress.
+
+    Raises:
+        ResultsError: the directory has results of something else.
+        EmbeddedServerError: no server of its own could be started.
+        ReplayError: the server refuses or is gone.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    hold_to(settings.out / "conditions.json", conditions())
+    results = result_file(settings.out / "cliffwalk.csv")
+    plan = planned(settings)
+    due = outstanding(plan, results.read(), settings.max_run_s)
+    if due:
+        _run_all(settings, due, len(plan), results, stop, console)
+    found = results.read()
+    if found:
+        _show(settings, found)
+
+
+def _run_all(
+    settings: CliffwalkSettings,
+    due: list[RunKey],
+    total: int,
+    results: ResultFile[RunResult],
+    stop: StopRequest,
+    console: Console,
+) -> None:
+    with (
+        replay_server(settings.server, settings.out / "server.log") as address,
+        # A server of our own is reached from this machine only, without TLS.
+        ReplayClient(
+            address, token=token_from_environment(), tls=Tls.from_environment() if settings.server else None
+        ) as client,
+        run_progress(console, "cliffwalk", total, total - len(due)) as progress,
+    ):
+        for key in due:
+            progress.note(str(key))
+            result = run(key, client, settings.max_run_s, stop.is_set)
+            if result is None:
+                return
+            results.append([result])
+            progress.advance(f"{key}: {'' if result.learned else 'at least '}{result.updates:,} updates")
+
+
+def _show(settings: CliffwalkSettings, results: list[RunResult]) -> None:
+    curves = summarize(results)
+    picture = settings.out / "cliffwalk.png"
+    draw(curves, picture)
+    output = result_console()
+    for representation in Representation:
+        if curves.get(representation):
+            output.print(summary_table(curves, representation))
+    output.print(f"results: {settings.out / 'cliffwalk.csv'}", soft_wrap=True, highlight=False)
+    output.print(f"picture: {picture}", soft_wrap=True, highlight=False)
