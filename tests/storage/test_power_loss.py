@@ -106,7 +106,8 @@ class Life:
         found = live_values(table)
         assert found == {key: self.value_of[key] for key in found}
         missing = [key for key in range(oldest, inserted) if key not in found]
-        if newest_share == 1:
+        # Rows that overwrote the ones right after the sync point do not tell what came between.
+        if newest_share == 1 and inserted - self.synced_inserted <= table.config.slots:
             assert not missing, f"{missing[:5]} are lost without a reason"
             assert table.inserted == inserted
         # A header that is not on the disk does not tell of rows that were inserted after it.
@@ -210,7 +211,7 @@ def test_rows_that_were_lost_do_not_make_a_limiter_wait(tmp_path: Path) -> None:
     assert gate is not None
     gate.grant(900)
     table.directory.sync(table.directory.sync_point())
-    rows = list(table.directory.rows.values())[0]
+    rows = next(iter(table.directory.rows.values()))
     rows[100] += 1
     table.close()
     table = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
@@ -226,7 +227,7 @@ def test_a_queue_comes_back_from_its_oldest_whole_row_on(tmp_path: Path) -> None
     table.insert(NewRows(columns_of(np.arange(50)), 50), None)
     table.directory.sync(table.directory.sync_point())
     assert table.is_queue
-    list(table.directory.rows.values())[0][10] += 1
+    next(iter(table.directory.rows.values()))[10] += 1
     table.close()
     table = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
     assert list(live_values(table)) == list(range(11, 50))

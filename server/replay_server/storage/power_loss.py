@@ -6,8 +6,8 @@ the table as it stood at one moment, at that sync point or later, less what was 
 1. From the sync point on, rows that verify are taken in the order of their keys. A row names its insert: one with a
    writer is taken if all its rows are there and it is the writer's next, and then becomes a writer's record again. The
    first row that does not fit ends this: what lies beyond would leave a hole.
-2. Of the rows before this end, some may have been overwritten by rows that are lost. The longest run of consecutive
-   keys that verify is live; that is nearly always the newest one.
+2. Of the rows before this end, the oldest may have been overwritten by rows that are lost. The newest run of consecutive
+   keys that verify is live: the table is cut at its newest hole, and no insert before the sync point is taken back.
 3. This becomes the table's new sync point, and then its header and its writers' records.
 
 Doing this again, if it is cut short, comes to the same.
@@ -119,7 +119,7 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
     header = _read_header(folder, point)
     floor = header.reset_floor
     end, writers = _roll_forward(checksums, point, _read_writers(folder), config.slots)
-    live = _longest_run(checksums, max(floor, end - config.most_live), end)
+    live = _newest_run(checksums, max(floor, end - config.most_live), end)
     if live.stop < end:
         # Damage beyond what a loss of power does. An insert that is cut in two goes wholly: its writer may repeat it.
         live = _without_half_an_insert(checksums, live, config.slack)
@@ -213,16 +213,13 @@ def _count_whole(checksums: RowChecksums, first_key: int, slots: int) -> int:
     return count
 
 
-def _longest_run(checksums: RowChecksums, oldest: int, end: int) -> range:
-    """The most consecutive keys whose rows verify, of equally many the newest; without any, none before ``end``."""
+def _newest_run(checksums: RowChecksums, oldest: int, end: int) -> range:
+    """The newest consecutive keys whose rows verify; if there are none, none before ``end``."""
     chunks = [checksums.whole(first, min(_ROWS_AT_ONCE, end - first)) for first in range(oldest, end, _ROWS_AT_ONCE)]
     # With a hole on either side, every run has a beginning and an end.
     steps = np.diff(np.concatenate([[False], *chunks, [False]]).astype(np.int8))
-    starts, stops = oldest + np.flatnonzero(steps > 0), oldest + np.flatnonzero(steps < 0)
-    if not len(starts):
-        return range(end, end)
-    longest = len(starts) - 1 - int(np.argmax((stops - starts)[::-1]))
-    return range(int(starts[longest]), int(stops[longest]))
+    starts, stops = np.flatnonzero(steps > 0), np.flatnonzero(steps < 0)
+    return range(oldest + int(starts[-1]), oldest + int(stops[-1])) if len(starts) else range(end, end)
 
 
 def _without_half_an_insert(checksums: RowChecksums, live: range, slack: int) -> range:
