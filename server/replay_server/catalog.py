@@ -64,8 +64,8 @@ class Catalog:
             if self._checked:
                 raise DamagedTableError(
                     f"{folder}: the machine went down while a server had this table open, and it has no checksums to "
-                    "tell whole rows from torn ones. Restore a checkpoint; or have it as it is: start and stop the server "
-                    "once with --durability process"
+                    "tell whole rows from torn ones. Restore a checkpoint; or have it as it is: start and stop the "
+                    "server once with --durability process"
                 )
             log.warning(
                 "table %s: the machine went down while a server had it open; it has no checksums, and rows may be torn",

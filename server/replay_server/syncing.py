@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _LOOKS_PER_INTERVAL = 10
 _MOST_UNSYNCED = 4
-"""A table is synced early once this part of its ring was written to anew: a loss of power takes as much at both ends."""
+"""A table is synced early once this part of its ring is new: a loss of power takes as much at both ends."""
 
 
 class Syncer:

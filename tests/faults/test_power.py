@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replay_server.service.local import SOCKET_NAME
 
 from tests.faults.workers import CallWriter, StreamWriter, Writer
 from tests.support.caller import CalledTable, Caller
@@ -32,8 +33,10 @@ def load(server: ServerProcess, name: str, writers: list[Writer], then: Callable
         running = [
             threads.submit(writer.run, caller.table(name)) for writer, caller in zip(writers, callers, strict=True)
         ]
-        then()
-        server.kill()
+        try:
+            then()
+        finally:
+            server.kill()
         for each in running:
             each.result()
 
@@ -64,7 +67,7 @@ def test_a_server_whose_machine_went_down_serves_whole_rows_only(
     def copy_while_running() -> None:
         """Files that are copied one after the other, while rows come in, never fit together."""
         time.sleep(1.0)
-        shutil.copytree(data, left, ignore=shutil.ignore_patterns("*.sock", "socket*"))
+        shutil.copytree(data, left, ignore=shutil.ignore_patterns(SOCKET_NAME))
 
     load(server, name, writers, copy_while_running)
     pages = random.Random(seed)

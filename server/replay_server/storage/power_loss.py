@@ -6,8 +6,9 @@ the table as it stood at one moment, at that sync point or later, less what was 
 1. From the sync point on, rows that verify are taken in the order of their keys. A row names its insert: one with a
    writer is taken if all its rows are there and it is the writer's next, and then becomes a writer's record again. The
    first row that does not fit ends this: what lies beyond would leave a hole.
-2. Of the rows before this end, the oldest may have been overwritten by rows that are lost. The newest run of consecutive
-   keys that verify is live: the table is cut at its newest hole, and no insert before the sync point is taken back.
+2. Of the rows before this end, the oldest may have been overwritten by rows that are lost. The newest run of
+   consecutive keys that verify is live: the table is cut at its newest hole, and no insert before the sync point is
+   taken back.
 3. This becomes the table's new sync point, and then its header and its writers' records.
 
 Doing this again, if it is cut short, comes to the same.
