@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 
 _LOOKS_PER_INTERVAL = 10
+_LONGEST_LOOK_S = 0.02
 _MOST_UNSYNCED = 4
 """A table is synced early once this part of its ring is new: a loss of power takes as much at both ends."""
 
@@ -48,7 +49,7 @@ class Syncer:
                 await self._sync_if_due(table)
             self._synced = {table.uid: self._synced[table.uid] for table in self._catalog if table.uid in self._synced}
             try:
-                await asyncio.wait_for(self._closing.wait(), self._every_s / _LOOKS_PER_INTERVAL)
+                await asyncio.wait_for(self._closing.wait(), min(self._every_s / _LOOKS_PER_INTERVAL, _LONGEST_LOOK_S))
             except TimeoutError:
                 continue
 

@@ -22,7 +22,8 @@ from tests.support.server_process import ServerProcess, run_to_its_end
 StartServer = Callable[..., ServerProcess]
 POWER = ("--durability", "power", "--sync-every", "0.1")
 VERIFIED = "verify after a loss of power"
-CAPACITY = 4000
+CAPACITY = 20_000
+"""Several times what comes in between two syncs."""
 
 
 def load(server: ServerProcess, name: str, writers: list[Writer], then: Callable[[], object]) -> None:
