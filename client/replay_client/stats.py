@@ -100,6 +100,8 @@ class TableStats:
     """Priorities set on live rows, since the start."""
     stale: int
     """Keys of updates that were not live, since the start."""
+    lost: int
+    """Rows that losses of power took, ever."""
     repeated_inserts: int
     """Repeated inserts that were answered and not applied again, since the start."""
     rates: Rates
@@ -168,6 +170,7 @@ class TableStats:
             sampled=message.sampled,
             updated=message.updated,
             stale=message.stale,
+            lost=message.lost,
             repeated_inserts=message.repeated_inserts,
             rates=Rates(
                 window_s=message.rates.window_s,

@@ -6,12 +6,15 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from replay_server import errors
 from replay_server.bounds import Bounds
+from replay_server.storage.boot_mark import BootMark
+from replay_server.storage.durable_files import sync_folder
 from replay_server.storage.mapped_file import NoSpaceError
 from replay_server.storage.root import Root
-from replay_server.storage.table_directory import TableDirectory, finished_tables
+from replay_server.storage.table_directory import DamagedTableError, TableDirectory, finished_tables
 from replay_server.table import Table
 from replay_server.table_config import TableConfig
 from replay_server.waiting import Waiters
@@ -22,14 +25,17 @@ log = logging.getLogger(__name__)
 class Catalog:
     """Tables by name. What takes long (allocating, removing) runs in a worker thread."""
 
-    def __init__(self, root: Root, bounds: Bounds | None = None) -> None:
+    def __init__(self, root: Root, bounds: Bounds | None = None, *, checked: bool = False) -> None:
         """Begin without tables; `restore` finds those that are stored.
 
         Args:
             root: where they are.
             bounds: what may be asked for; None: the defaults.
+            checked: whether all tables have checksums, so that what outlives a loss of power is known to be whole.
         """
         self._root = root
+        self._checked = checked
+        self._boot = None if root.temporary else BootMark(root.path)
         self.bounds = bounds or Bounds()
         self._tables: dict[str, Table] = {}
         self._changing = asyncio.Lock()
@@ -39,12 +45,36 @@ class Catalog:
         """Open the tables that are stored in the root.
 
         Raises:
-            DamagedTableError: if one cannot be read.
+            DamagedTableError: if one cannot be read, or should be checked and cannot be.
+            NoSpaceError: if there is no room for its checksums.
         """
         for folder in finished_tables(self._root.tables):
-            table = Table(TableDirectory.open(folder))
+            table = Table(self._open(folder))
             self._tables[table.name] = table
             log.info("table %s restored: %d rows", table.name, table.size)
+        if self._boot is not None:
+            self._boot.begin()
+
+    def _open(self, folder: Path) -> TableDirectory:
+        lost_power = self._boot is not None and not self._boot.was_clean
+        directory = TableDirectory.open(folder, after_power_loss=lost_power)
+        if directory.is_checked:
+            return directory
+        if lost_power and self._boot is not None and self._boot.is_there:
+            if self._checked:
+                raise DamagedTableError(
+                    f"{folder}: the machine went down while a server had this table open, and it has no checksums to "
+                    "tell whole rows from torn ones. Restore a checkpoint; or have it as it is: start and stop the "
+                    "server once with --durability process"
+                )
+            log.warning(
+                "table %s: the machine went down while a server had it open; it has no checksums, and rows may be torn",
+                folder.name,
+            )
+        if self._checked:
+            log.info("table %s gets checksums", folder.name)
+            directory.add_checksums()
+        return directory
 
     def __iter__(self) -> Iterator[Table]:
         """All tables, in the order of their names."""
@@ -103,6 +133,8 @@ class Catalog:
             del self._tables[name]
             self.waiters.send_away(table, errors.table_not_found)
             hidden = table.directory.hide()
+            if table.directory.is_checked:
+                await asyncio.to_thread(sync_folder, self._root.tables)
             await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
         log.info("table %s dropped", name)
 
@@ -111,8 +143,12 @@ class Catalog:
         for table in self._tables.values():
             if not self._root.temporary:
                 table.directory.flush()
+            if table.directory.is_checked:
+                table.directory.sync(table.directory.sync_point())
             table.close()
         self._tables.clear()
+        if self._boot is not None:
+            self._boot.end()
 
     def _make(self, config: TableConfig) -> Table:
-        return Table(TableDirectory.create(self._root.tables, config))
+        return Table(TableDirectory.create(self._root.tables, config, checked=self._checked))

@@ -33,6 +33,7 @@ from replay_server.settings import ServerSettings, load_settings
 from replay_server.storage.permissions import GROUP_UMASK, UMASK, GroupError, keep_private, share_with_group
 from replay_server.storage.root import Root, RootInUseError
 from replay_server.storage.table_directory import DamagedTableError
+from replay_server.syncing import Syncer
 from replay_server.warming import warm_up
 
 log = logging.getLogger("replay_server")
@@ -98,14 +99,19 @@ async def serve(settings: ServerSettings) -> None:
     authenticator, credentials = Authenticator(settings.tokens), _credentials(settings)
     os.umask(UMASK if settings.group is None else GROUP_UMASK)
     root = Root.durable(settings.data_dir) if settings.data_dir else Root.in_memory(settings.memory_dir)
-    catalog = Catalog(root, settings.bounds())
+    checked = settings.durability == "power"
+    catalog = Catalog(root, settings.bounds(), checked=checked)
+    syncer: Syncer | None = None
     checkpoints: Checkpoints | None = None
     try:
         keep_private(root) if settings.group is None else share_with_group(root, settings.group)
         if settings.restore is not None:
-            restored = restore(settings.restore, root.tables)
+            restored = restore(settings.restore, root.tables, checked=checked)
             log.info("%s restored: %d tables", settings.restore, len(restored.tables))
         catalog.restore()
+        # Tables keep the checksums that they have, whatever the setting says now.
+        if checked or any(table.directory.is_checked for table in catalog):
+            syncer = Syncer(catalog, settings.sync_every)
         await _make_tables(catalog, settings)
         warm_up(root.path)
         if settings.checkpoint_dir is not None:
@@ -132,6 +138,8 @@ async def serve(settings: ServerSettings) -> None:
     finally:
         if checkpoints is not None:
             await checkpoints.close()
+        if syncer is not None:
+            await syncer.close()
         catalog.close()
         root.close()
     log.info("stopped")

@@ -41,6 +41,7 @@ from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
 from replay_server.bounds import Bounds
+from replay_server.storage.sync_point import DEFAULT_SYNC_EVERY_S
 from replay_server.table_config import DEFAULT_BACKEND, TableConfig
 from replay_server.waiting import DEFAULT_MAX_WAITING
 
@@ -122,6 +123,16 @@ class ServerSettings(BaseSettings):
     data_dir: Path | None = Field(
         None, description="directory that keeps the tables over restarts; without it they live in memory only"
     )
+    durability: Literal["process", "power"] = Field(
+        "process",
+        description="what tables in the data directory outlive: a killed server; or a loss of power too, by checksums "
+        "and regular syncing",
+    )
+    sync_every: float = Field(
+        DEFAULT_SYNC_EVERY_S,
+        gt=0,
+        description="with durability power, seconds of inserts that a loss of power may take",
+    )
     memory_dir: Path = Field(
         Path("/dev/shm"), description="directory in memory for tables, where there is no data directory"
     )
@@ -185,6 +196,14 @@ class ServerSettings(BaseSettings):
         False, description="stop when standard input ends, as it does when the process that holds it dies"
     )
     tables: CliSuppress[list[TableSettings]] = Field([], description="tables to make at start; from the TOML file")
+
+    @model_validator(mode="after")
+    def _has_a_place_for_durable_tables(self) -> Self:
+        if self.durability == "power" and self.data_dir is None:
+            raise ValueError(
+                "durability power needs a data_dir on a disk: tables in memory do not outlive a loss of power"
+            )
+        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

@@ -24,7 +24,9 @@ from replay_server.statistics.ages import InsertClock
 from replay_server.statistics.rates import Rate
 from replay_server.statistics.times_sampled import TimesSampled
 from replay_server.storage.mapped_file import NoSpaceError
-from replay_server.storage.table_directory import PRIORITIES_FILE, DamagedTableError, TableDirectory
+from replay_server.storage.power_loss import PRIORITIES_FILE
+from replay_server.storage.row_checksums import origin_word
+from replay_server.storage.table_directory import DamagedTableError, TableDirectory
 from replay_server.table_config import TableConfig
 from replay_server.updates import live_only, resolve_update
 
@@ -67,11 +69,11 @@ class Table:
         self.config: TableConfig = directory.config
         self.uid = directory.uid
         self._header = directory.header
+        self._checksums = directory.rows.checksums
         self.gate = make_gate(self.config, self._header)
         """What decides when rows may go out and come in; None: nothing does."""
         self._queue = self.gate if isinstance(self.gate, QueueGate) else None
-        # A queue's rows stay until they are drawn; its gate sees to it that they fit.
-        self._kept = self.config.capacity if self._queue is None else self.config.slots
+        self._kept = self.config.most_live
         self._index = make_index(
             self.config.backend,
             make_parameters(self.config.backend, self.config.parameters),
@@ -229,6 +231,8 @@ class Table:
         first, count, oldest = self.inserted, len(priorities), self.oldest
         self._header.write_horizon = first + count
         self.directory.rows.write(first, columns, link)
+        if self._checksums is not None:
+            self._checksums.seal(first, count, 0 if stamp is None else origin_word(stamp.writer_id, stamp.sequence))
         self._index.write(np.arange(first, first + count), priorities)
         if stamp is not None:
             self.directory.writers.store(stamp.writer_id, stamp.sequence, first, count)

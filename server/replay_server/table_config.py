@@ -84,6 +84,16 @@ class TableConfig:
         """Length of the ring: row k lies in slot ``k % slots``."""
         return self.capacity + self.slack
 
+    @property
+    def is_queue(self) -> bool:
+        """Whether rows are gone once they were drawn, and are not overwritten before."""
+        return self.backend == FifoIndex.name
+
+    @property
+    def most_live(self) -> int:
+        """Rows that are live at most. A queue's stay until they are drawn; its gate sees to it that they fit."""
+        return self.slots if self.is_queue else self.capacity
+
     def difference(self, other: TableConfig) -> FieldError | None:
         """The first field in which another config asks for something else; None if they are the same."""
         ours, theirs = self._by_field(), other._by_field()

@@ -22,11 +22,11 @@ LARGE = Schema({"value": Column("int64"), "frame": Column("uint8", (1 << 16,))})
 DISK_MB = 24
 
 
-@pytest.fixture(params=["--memory-dir", "--data-dir"])
+@pytest.fixture(params=["--memory-dir", "--data-dir", "--durability=power --data-dir"])
 def caller(request: pytest.FixtureRequest, start_server: StartServer, call: Call, tmp_path: Path) -> Caller:
-    """A caller of a server whose tables have 24 MB, in memory or on a disk."""
+    """A caller of a server whose tables have 24 MB, in memory or on a disk, there with checksums or without."""
     folder = tmp_path / "small"
-    return call(start_server(request.param, str(folder), within=with_small_disk(folder, DISK_MB)))
+    return call(start_server(*request.param.split(), str(folder), within=with_small_disk(folder, DISK_MB)))
 
 
 def insert(table: CalledTable, value: int, count: int = 8, **insertion: int) -> replay_pb2.InsertResponse:

@@ -165,6 +165,7 @@ def _key_figures(table: TableStats) -> Table:
         ("drawn", _ever(table.sampled, table.rates.sampled_per_s)),
         ("updated", _ever(table.updated, table.rates.updated_per_s)),
         ("stale updates", count_text(table.stale)),
+        *([("lost with the power", count_text(table.lost))] if table.lost else []),
         ("staleness of batches", f"{table.staleness:.1f} updates"),
         ("copied on this host", f"{count_text(table.sampled_same_host)} rows"),
         ("evicted", count_text(table.evicted)),

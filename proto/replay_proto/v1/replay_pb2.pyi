@@ -1536,6 +1536,7 @@ class TableStats(google.protobuf.message.Message):
     WAITING_INSERTS_FIELD_NUMBER: builtins.int
     WAITED_FIELD_NUMBER: builtins.int
     RATE_LIMITER_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     bytes: builtins.int
     """Bytes reserved for the table's rows, priorities and records."""
     evicted: builtins.int
@@ -1570,6 +1571,8 @@ class TableStats(google.protobuf.message.Message):
     """Calls among `waiting` that wait to insert."""
     waited: builtins.int
     """Calls that had to wait, since the start."""
+    lost: builtins.int
+    """Rows that losses of power took, ever; see durability in the server's docs."""
     @property
     def table(self) -> global___TableDescription:
         """The table: config with all parameters, uid, size, inserted."""
@@ -1621,9 +1624,10 @@ class TableStats(google.protobuf.message.Message):
         waiting_inserts: builtins.int = ...,
         waited: builtins.int = ...,
         rate_limiter: global___LimiterStats | None = ...,
+        lost: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rate_limiter", b"rate_limiter", "rates", b"rates", "table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "largest_priority", b"largest_priority", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts"]) -> None: ...
 
 global___TableStats = TableStats
 

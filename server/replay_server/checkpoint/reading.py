@@ -45,12 +45,13 @@ def verify(folder: Path) -> CheckpointManifest:
     return manifest
 
 
-def restore(folder: Path, tables: Path) -> CheckpointManifest:
+def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointManifest:
     """Make the tables of a checkpoint anew, with their uids, keys, priorities and writers' records.
 
     Args:
         folder: the checkpoint.
         tables: where the server keeps its tables.
+        checked: whether the tables have checksums.
 
     Raises:
         DamagedCheckpointError: if a file is damaged; nothing was made.
@@ -66,7 +67,7 @@ def restore(folder: Path, tables: Path) -> CheckpointManifest:
         )
     for table in manifest.tables:
         fill = partial(_fill, folder / table.config.name, table)
-        TableDirectory.create(tables, table.config, uid=table.uid, fill=fill).close()
+        TableDirectory.create(tables, table.config, uid=table.uid, checked=checked, fill=fill).close()
     return manifest
 
 

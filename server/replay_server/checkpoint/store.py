@@ -27,8 +27,9 @@ from replay_server.catalog import Catalog
 from replay_server.checkpoint.manifest import CheckpointManifest, DamagedCheckpointError
 from replay_server.checkpoint.reading import verify
 from replay_server.checkpoint.snapshot import TableSnapshot, take_snapshots
-from replay_server.checkpoint.writing import CancelledError, sync_folder, write_checkpoint
+from replay_server.checkpoint.writing import CancelledError, write_checkpoint
 from replay_server.errors import RequestError
+from replay_server.storage.durable_files import sync_folder
 from replay_server.storage.mapped_file import tells_full
 from replay_server.table_config import is_table_name
 

@@ -14,6 +14,7 @@ from replay_proto.layout import column_file
 
 from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, FileManifest, TableManifest
 from replay_server.checkpoint.snapshot import TableSnapshot
+from replay_server.storage.durable_files import sync_folder
 
 PRIORITIES_FILE = "priorities.bin"
 WRITERS_FILE = "writers.bin"
@@ -79,15 +80,6 @@ def write_checkpoint(
     _write_file(folder / MANIFEST_FILE, np.frombuffer(manifest.to_bytes(), np.uint8))
     sync_folder(folder)
     return manifest
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a directory outlive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_file(path: Path, values: Array) -> FileManifest:

@@ -81,6 +81,7 @@ class StatsHandler:
             waiting=table.waiting,
             waiting_inserts=table.waiting_inserts,
             waited=table.waited,
+            lost=table.directory.lost,
             rate_limiter=_limiter(table),
             sampled_same_host=table.rows_copied_by_clients,
             overtaken=table.overtaken_copies,

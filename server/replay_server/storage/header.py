@@ -91,6 +91,10 @@ class Header:
         """Write it to the disk."""
         self._file.flush()
 
+    def sync(self) -> None:
+        """Write it to the disk, beside other threads."""
+        self._file.sync()
+
     def close(self) -> None:
         """Unmap it."""
         del self._words

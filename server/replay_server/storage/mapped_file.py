@@ -97,6 +97,10 @@ class MappedFile:
         """Write the content to the disk."""
         self._map.flush()
 
+    def sync(self) -> None:
+        """Write what was stored since the last time to the disk; other threads go on, and may store meanwhile."""
+        os.fdatasync(self._file)
+
     def close(self) -> None:
         """Close the file. The memory is unmapped once no array refers to it any more."""
         self.bytes = np.empty(0, np.uint8)

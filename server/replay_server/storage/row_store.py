@@ -13,6 +13,7 @@ from replay_proto.layout import column_file
 from replay_proto.schema import Column, Schema
 
 from replay_server.storage.mapped_file import MappedFile
+from replay_server.storage.row_checksums import CHECKSUM_BYTES, RowChecksums
 
 LINK_COLUMN = "_link"
 """Reserved column that says where each row came from: uint64[2], its stream and its episode."""
@@ -31,19 +32,27 @@ class _Ring:
 class RowStore:
     """Values of the rows, by slot. It knows nothing of keys being live, or of priorities."""
 
-    def __init__(self, folder: Path, schema: Schema, slots: int, *, create: bool) -> None:
-        """Map the columns of the table in ``folder``."""
+    def __init__(self, folder: Path, schema: Schema, slots: int, *, create: bool, checked: bool = False) -> None:
+        """Map the columns of the table in ``folder``, and the rows' checksums where it is ``checked``."""
         self.slots = slots
         self._rings: dict[str, _Ring] = {}
         for index, (name, column) in enumerate({**schema.columns, LINK_COLUMN: _LINK}.items()):
             file = MappedFile(folder / column_file(index), slots * column.row_bytes, create=create)
             values = flat_rows(file.view(column.dtype, (slots, *column.shape)))
             self._rings[name] = _Ring(file, values, column.row_bytes)
+        self.checksums: RowChecksums | None = None
+        """Those of the rows; None: they have none."""
+        if checked:
+            self.add_checksums(folder, create=create)
+
+    def add_checksums(self, folder: Path, *, create: bool = True) -> None:
+        """Have a checksum for every row; those of rows that are there are the caller's to seal."""
+        self.checksums = RowChecksums(folder, [ring.values for ring in self._rings.values()], create=create)
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of all columns that are reserved so far."""
-        return sum(ring.file.reserved for ring in self._rings.values())
+        return sum(file.reserved for file in self.files())
 
     def reserve(self, first_key: int, count: int) -> None:
         """Make sure that rows can be written.
@@ -54,6 +63,8 @@ class RowStore:
         rows = min(first_key + count, self.slots)
         for ring in self._rings.values():
             ring.file.reserve(rows * ring.row_bytes)
+        if self.checksums is not None:
+            self.checksums.file.reserve(rows * CHECKSUM_BYTES)
 
     def write(self, first_key: int, columns: Mapping[str, Array], link: tuple[int, int]) -> None:
         """Store rows under consecutive keys; their space is reserved.
@@ -86,17 +97,20 @@ class RowStore:
         return np.take(self._rings[LINK_COLUMN].values, keys % self.slots, axis=0)
 
     def values(self) -> Sequence[Array]:
-        """The content of all files, in their order: ``dtype[slots, elements]`` each."""
+        """The content of all columns and the links, in their order: ``dtype[slots, elements]`` each."""
         return [ring.values for ring in self._rings.values()]
 
     def files(self) -> Sequence[MappedFile]:
         """All files of the store."""
-        return [ring.file for ring in self._rings.values()]
+        files = [ring.file for ring in self._rings.values()]
+        return files if self.checksums is None else [*files, self.checksums.file]
 
     def close(self) -> None:
         """Unmap everything."""
-        for file in self.files():
-            file.close()
+        for ring in self._rings.values():
+            ring.file.close()
+        if self.checksums is not None:
+            self.checksums.close()
         self._rings.clear()
 
 

@@ -8,6 +8,8 @@
         column-000.bin ...          the columns in the schema's order, then each row's stream and episode
         priorities.bin              float64[slots]
         writers.bin                 recent inserts of every writer
+        checksums.bin               uint64[slots, 2], of rows: only in format version 2
+        synced.bin                  up to where all this is known to be on the disk: only in format version 2
 
 A directory gets its name last when it is made, and loses it first when it is removed.
 """
@@ -27,18 +29,23 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
+from replay_server.storage.durable_files import replace_file, sync_file, sync_folder
 from replay_server.storage.header import Header
 from replay_server.storage.mapped_file import MappedFile, NoSpaceError, tells_full
 from replay_server.storage.permissions import FOLDER_MODE
+from replay_server.storage.power_loss import PRIORITIES_FILE, PRIORITY_BYTES, recover
+from replay_server.storage.row_checksums import CHECKSUM_BYTES, CHECKSUMS_FILE
 from replay_server.storage.row_store import LINK_BYTES, RowStore
+from replay_server.storage.sync_point import SYNC_POINT_BYTES, SYNC_POINT_FILE, SyncPoint, SyncPoints
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRecords
 from replay_server.table_config import TableConfig
 
 FORMAT_VERSION = 1
+CHECKED_FORMAT_VERSION = 2
+"""Of tables that have checksums, which whoever stores to one has to keep."""
 UID_BYTES = 16
 _MANIFEST = "manifest.json"
-PRIORITIES_FILE = "priorities.bin"
-_PRIORITY_BYTES = 8
+_SEALED_AT_ONCE = 1 << 17
 _UNFINISHED = ".new-"
 _REMOVED = ".dropped-"
 
@@ -47,23 +54,23 @@ class DamagedTableError(Exception):
     """A table's directory is not what this version can read; the message names the file and the fault."""
 
 
-def full_bytes(config: TableConfig) -> int:
-    """Bytes that the files of a table take once it is full, but for a few kilobytes."""
-    per_row = config.schema.row_bytes + LINK_BYTES + _PRIORITY_BYTES
-    return config.slots * per_row + WRITER_RECORDS_BYTES
+def full_bytes(config: TableConfig, *, checked: bool = False) -> int:
+    """Bytes that the files of a table take once it is full, but for a few kilobytes; ``checked``: with checksums."""
+    per_row = config.schema.row_bytes + LINK_BYTES + PRIORITY_BYTES + (CHECKSUM_BYTES if checked else 0)
+    return config.slots * per_row + WRITER_RECORDS_BYTES + (SYNC_POINT_BYTES if checked else 0)
 
 
 class TableDirectory:
     """The mapped files of one table."""
 
-    def __init__(self, folder: Path, config: TableConfig, uid: bytes, *, create: bool) -> None:
+    def __init__(self, folder: Path, config: TableConfig, uid: bytes, *, create: bool, checked: bool = False) -> None:
         """Map the files in ``folder``; use `create` or `open`."""
         self.folder = folder
         self.config = config
         self.uid = uid
         self.header = Header(folder, create=create)
-        self.rows = RowStore(folder, config.schema, config.slots, create=create)
-        self._priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * _PRIORITY_BYTES, create=create)
+        self.rows = RowStore(folder, config.schema, config.slots, create=create, checked=checked)
+        self._priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=create)
         # The index stores to any slot of it at any time, so all of its space is reserved at once.
         self._priorities_file.reserve(self._priorities_file.size)
         self.priorities: NDArray[np.float64] = self._priorities_file.view(  # type: ignore[assignment]
@@ -71,6 +78,9 @@ class TableDirectory:
         )
         self.nonce = _read_nonce(folder / NONCE_FILE)
         self.writers = WriterRecords(folder, inserted=self.header.inserted, create=create)
+        self._sync_points = SyncPoints(folder, create=create) if checked else None
+        if checked:
+            self._erase_uncommitted()
 
     @classmethod
     def create(
@@ -79,6 +89,7 @@ class TableDirectory:
         config: TableConfig,
         *,
         uid: bytes | None = None,
+        checked: bool = False,
         fill: Callable[[TableDirectory], None] = lambda directory: None,
     ) -> TableDirectory:
         """Make the directory of a new table below ``parent``.
@@ -87,6 +98,7 @@ class TableDirectory:
             parent: of all tables.
             config: of the table.
             uid: of the table; None: a new one.
+            checked: whether its rows have checksums, and it is on the disk whenever a sync point says so.
             fill: puts rows into it before it gets its name.
 
         Raises:
@@ -97,13 +109,19 @@ class TableDirectory:
         unfinished = parent / f"{_UNFINISHED}{uid.hex()}"
         try:
             unfinished.mkdir(mode=FOLDER_MODE)
-            manifest = {"format_version": FORMAT_VERSION, "uid": uid.hex(), "config": config.to_json()}
-            manifest["crc32"] = _checksum(manifest)
-            (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
+            (unfinished / _MANIFEST).write_text(_manifest(uid, config, checked=checked), "utf-8")
             (unfinished / NONCE_FILE).write_bytes(secrets.token_bytes(NONCE_BYTES))
-            directory = cls(unfinished, config, uid, create=True)
+            directory = cls(unfinished, config, uid, create=True, checked=checked)
             fill(directory)
+            if checked:
+                directory._seal_live()
+                directory.sync(directory.sync_point())
+                sync_file(unfinished / _MANIFEST)
+                sync_file(unfinished / NONCE_FILE)
+                sync_folder(unfinished)
             directory.folder = unfinished.rename(parent / config.name)
+            if checked:
+                sync_folder(parent)
         except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             if tells_full(error):
@@ -112,8 +130,12 @@ class TableDirectory:
         return directory
 
     @classmethod
-    def open(cls, folder: Path) -> TableDirectory:
+    def open(cls, folder: Path, *, after_power_loss: bool = False) -> TableDirectory:
         """Map the files of a table that was made before.
+
+        Args:
+            folder: where they are.
+            after_power_loss: look first for what of a table with checksums is whole, and keep that.
 
         Raises:
             DamagedTableError: if its files are not what its manifest says.
@@ -121,8 +143,11 @@ class TableDirectory:
         path = folder / _MANIFEST
         try:
             manifest = json.loads(path.read_text("utf-8"))
-            if manifest["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"expected format version {FORMAT_VERSION}, found {manifest['format_version']}")
+            version = manifest["format_version"]
+            if version not in (FORMAT_VERSION, CHECKED_FORMAT_VERSION):
+                raise ValueError(
+                    f"expected format version {FORMAT_VERSION} or {CHECKED_FORMAT_VERSION}, found {version}"
+                )
             if manifest.get("crc32", _checksum(manifest)) != _checksum(manifest):
                 raise ValueError("its checksum is not that of its content")
             config = TableConfig.from_json(manifest["config"])
@@ -133,15 +158,72 @@ class TableDirectory:
                 raise ValueError(f"it belongs to a table called {config.name!r}")
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DamagedTableError(f"{path}: {error}") from error
+        checked = version == CHECKED_FORMAT_VERSION
         try:
-            return cls(folder, config, uid, create=False)
+            if checked and after_power_loss:
+                recover(folder, config)
+            return cls(folder, config, uid, create=False, checked=checked)
         except (OSError, ValueError) as error:
             raise DamagedTableError(str(error)) from error
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes that the table's files take so far."""
-        return self.rows.reserved_bytes + self._priorities_file.reserved + self.writers.reserved_bytes
+        synced = SYNC_POINT_BYTES if self.is_checked else 0
+        return self.rows.reserved_bytes + self._priorities_file.reserved + self.writers.reserved_bytes + synced
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether its rows have checksums, and it is to be synced now and then."""
+        return self._sync_points is not None
+
+    @property
+    def lost(self) -> int:
+        """Rows that losses of power took, ever."""
+        newest = None if self._sync_points is None else self._sync_points.newest
+        return 0 if newest is None else newest.lost
+
+    def sync_point(self) -> SyncPoint:
+        """The table as it stands, to be made true by `sync`."""
+        header = self.header
+        return SyncPoint(
+            inserted=header.inserted,
+            reset_floor=header.reset_floor,
+            delivered=header.delivered,
+            sampled=header.sampled,
+            lost=self.lost,
+            writers=self.writers.used(),
+        )
+
+    def sync(self, point: SyncPoint) -> None:
+        """Write all files to the disk and then the sync point; in any thread, while the table goes on being used.
+
+        Raises:
+            OSError: if the disk refuses; the last sync point stays.
+        """
+        assert self._sync_points is not None
+        for file in (*self.rows.files(), self._priorities_file):
+            file.sync()
+        self.writers.sync()
+        self.header.sync()
+        self._sync_points.store(point)
+
+    def add_checksums(self) -> None:
+        """Have checksums from now on; only before anybody uses the table.
+
+        Raises:
+            NoSpaceError: if there is no room for them; the table is as it was.
+            OSError: if they cannot be made.
+        """
+        # What an earlier attempt left counts for nothing: the manifest speaks of it only once all is there.
+        for name in (CHECKSUMS_FILE, SYNC_POINT_FILE):
+            (self.folder / name).unlink(missing_ok=True)
+        self.rows.add_checksums(self.folder)
+        self.rows.reserve(0, self.header.inserted)
+        self._seal_live()
+        self._sync_points = SyncPoints(self.folder, create=True)
+        self.sync(self.sync_point())
+        replace_file(self.folder / _MANIFEST, _manifest(self.uid, self.config, checked=True))
 
     def flush(self) -> None:
         """Write everything to the disk."""
@@ -157,6 +239,26 @@ class TableDirectory:
         self.rows.close()
         self.writers.close()
         self.header.close()
+        if self._sync_points is not None:
+            self._sync_points.close()
+
+    @property
+    def _live(self) -> range:
+        inserted = self.header.inserted
+        return range(max(self.header.reset_floor, inserted - self.config.most_live), inserted)
+
+    def _seal_live(self) -> None:
+        """Give checksums to rows that were written without, of inserts that nobody repeats any more."""
+        assert self.rows.checksums is not None
+        live = self._live
+        for first in range(live.start, live.stop, _SEALED_AT_ONCE):
+            self.rows.checksums.seal(first, min(_SEALED_AT_ONCE, live.stop - first), origin=0)
+
+    def _erase_uncommitted(self) -> None:
+        """Rows of an insert that a killed server did not commit have to be nobody's, also after a loss of power."""
+        assert self.rows.checksums is not None
+        free = self.config.slots - len(self._live)
+        self.rows.checksums.erase(self.header.inserted, min(free, self.config.slack))
 
     def hide(self) -> Path:
         """Take the directory's name away, so that it is gone for good even if its removal is cut short.
@@ -165,6 +267,12 @@ class TableDirectory:
             Its new path, to be removed.
         """
         return self.folder.rename(self.folder.with_name(f"{_REMOVED}{self.uid.hex()}"))
+
+
+def _manifest(uid: bytes, config: TableConfig, *, checked: bool) -> str:
+    version = CHECKED_FORMAT_VERSION if checked else FORMAT_VERSION
+    manifest = {"format_version": version, "uid": uid.hex(), "config": config.to_json()}
+    return json.dumps({**manifest, "crc32": _checksum(manifest)}, indent=2)
 
 
 def _checksum(manifest: Mapping[str, Any]) -> int:

@@ -100,9 +100,23 @@ class WriterRecords:
         writer.last_sequence = sequence
         self._writers.move_to_end(writer_id)
 
+    def last_sequence(self, writer_id: bytes) -> int:
+        """Number of a writer's last insert; 0 if it is not known."""
+        writer = self._writers.get(writer_id)
+        return 0 if writer is None else writer.last_sequence
+
     def flush(self) -> None:
         """Write them to the disk."""
         self._file.flush()
+
+    def sync(self) -> None:
+        """Write what was stored since the last time to the disk, beside other threads."""
+        self._file.sync()
+
+    def used(self) -> bytes:
+        """A copy of the file's beginning, as far as it is in use; the rest counts for nothing."""
+        places = max((writer.place for writer in self._writers.values()), default=-1) + 1
+        return self._file.bytes[: places * _WRITER.itemsize].tobytes()
 
     @property
     def content(self) -> NDArray[np.uint8]:
@@ -160,3 +174,8 @@ class WriterRecords:
         for place in known[np.argsort(newest_key[known], kind="stable")]:
             self._writers[self._ids[place].tobytes()] = _Writer(int(place), int(last[place]))
         self._free = np.flatnonzero(last == 0)[::-1].tolist()
+
+
+def ids_in(content: NDArray[np.uint8]) -> list[bytes]:
+    """The ids in all places of a file of records, used or not. content: uint8[`WRITER_RECORDS_BYTES`]."""
+    return [writer_id.tobytes() for writer_id in content.view(_WRITER)["id"]]

@@ -1,0 +1,51 @@
+"""Whether the machine went down while a server had tables open: a mark in the root that names the boot.
+
+    <root>/boot.json        {"boot_id": "...", "is_clean": false}
+
+A killed server leaves all it stored in the page cache, and so to the next server of the same boot. After another boot,
+without the mark of a clean end, what lies on the disk may be a mixture of older and newer pages.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from replay_server.storage.durable_files import replace_file
+
+BOOT_FILE = "boot.json"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class BootMark:
+    """The mark of one root."""
+
+    def __init__(self, root: Path) -> None:
+        """Read what the last server left."""
+        self._path = root / BOOT_FILE
+        self._boot_id = _BOOT_ID.read_text("ascii").strip()
+        self.is_there = self._path.exists()
+        """False in a root that no server, or only one of an earlier version, has had."""
+        self.was_clean = self._was_clean()
+        """Whether the last server's stores can all be relied on: it ended in order, or within this boot."""
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """The tables are open and whole, and about to be stored to."""
+        self._write(is_clean=False)
+        self._has_begun = True
+
+    def end(self) -> None:
+        """All is on the disk, and nothing is stored to any more. Without `begin`, what was there before still holds."""
+        if self._has_begun:
+            self._write(is_clean=True)
+
+    def _was_clean(self) -> bool:
+        try:
+            mark = json.loads(self._path.read_text("utf-8"))
+            return mark["is_clean"] is True or mark["boot_id"] == self._boot_id
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _write(self, *, is_clean: bool) -> None:
+        replace_file(self._path, json.dumps({"boot_id": self._boot_id, "is_clean": is_clean}))

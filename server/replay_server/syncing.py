@@ -1,0 +1,82 @@
+"""Writes tables with checksums to the disk now and then, beside the event loop.
+
+No call waits for this: what was acknowledged since the last sync point is in the page cache, which a killed server does
+not take away, but a loss of power does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from replay_server.catalog import Catalog
+from replay_server.table import Table
+
+log = logging.getLogger(__name__)
+
+
+_LOOKS_PER_INTERVAL = 10
+_LONGEST_LOOK_S = 0.02
+_MOST_UNSYNCED = 4
+"""A table is synced early once this part of its ring is new: a loss of power takes as much at both ends."""
+
+
+class Syncer:
+    """Syncs the tables of a catalog that have checksums."""
+
+    def __init__(self, catalog: Catalog, every_s: float) -> None:
+        """Begin; `close` ends it.
+
+        Args:
+            catalog: the tables.
+            every_s: seconds from one sync of a table to its next one.
+        """
+        self._catalog = catalog
+        self._every_s = every_s
+        self._synced: dict[bytes, _Synced] = {}
+        self._closing = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name="syncer")
+
+    async def close(self) -> None:
+        """Begin no more, and wait for the one that is being done."""
+        self._closing.set()
+        await self._task
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            for table in [table for table in self._catalog if table.directory.is_checked]:
+                await self._sync_if_due(table)
+            self._synced = {table.uid: self._synced[table.uid] for table in self._catalog if table.uid in self._synced}
+            try:
+                await asyncio.wait_for(self._closing.wait(), min(self._every_s / _LOOKS_PER_INTERVAL, _LONGEST_LOOK_S))
+            except TimeoutError:
+                continue
+
+    async def _sync_if_due(self, table: Table) -> None:
+        last = self._synced.get(table.uid)
+        state, now = _state(table), time.monotonic()
+        if last is not None:
+            crowded = table.inserted - last.inserted >= table.config.slots // _MOST_UNSYNCED
+            if state == last.state or (now - last.at_s < self._every_s and not crowded):
+                return
+        point = table.directory.sync_point()
+        try:
+            await asyncio.to_thread(table.directory.sync, point)
+        except OSError as error:
+            log.error("table %s was not synced, the last sync point stays: %s", table.name, error)
+            return
+        self._synced[table.uid] = _Synced(now, point.inserted, state)
+
+
+class _Synced:
+    def __init__(self, at_s: float, inserted: int, state: tuple[int, ...]) -> None:
+        self.at_s = at_s
+        self.inserted = inserted
+        self.state = state
+
+
+def _state(table: Table) -> tuple[int, ...]:
+    """Differs whenever something was stored."""
+    header = table.directory.header
+    return (header.inserted, header.reset_floor, header.delivered, header.sampled, table.priorities_updated.total)

@@ -1,0 +1,189 @@
+"""Servers whose machine went down: simulated by another boot's mark, and pages that did not get to the disk."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_server.service.local import SOCKET_NAME
+
+from tests.faults.workers import CallWriter, StreamWriter, Writer
+from tests.support.caller import CalledTable, Caller
+from tests.support.power import damage_pages, pretend_another_boot
+from tests.support.server_process import ServerProcess, run_to_its_end
+
+StartServer = Callable[..., ServerProcess]
+POWER = ("--durability", "power", "--sync-every", "0.1")
+VERIFIED = "verify after a loss of power"
+CAPACITY = 20_000
+"""Several times what comes in between two syncs."""
+
+
+def load(server: ServerProcess, name: str, writers: list[Writer], then: Callable[[], object]) -> None:
+    """Let writers insert until the server is killed, which happens after ``then``."""
+    with ExitStack() as stack:
+        callers = [stack.enter_context(Caller(server.address)) for _ in writers]
+        threads = stack.enter_context(ThreadPoolExecutor(len(writers)))
+        running = [
+            threads.submit(writer.run, caller.table(name)) for writer, caller in zip(writers, callers, strict=True)
+        ]
+        try:
+            then()
+        finally:
+            server.kill()
+        for each in running:
+            each.result()
+
+
+def audit(table: CalledTable, writers: list[Writer]) -> dict[int, int]:
+    """Rows are whole, were sent, are there once, and the writers' without a gap; value by key."""
+    rows = table.read(table.live_keys())
+    values = rows.values
+    assert len(set(values.tolist())) == len(values)
+    assert all(any(writer.was_sent(value) for writer in writers) for value in values.tolist())
+    drawn = table.sample(500)
+    assert np.isin(drawn.keys, rows.keys).all()
+    assert np.isin(drawn.values, values).all()
+    return dict(zip(rows.keys.tolist(), values.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_server_whose_machine_went_down_serves_whole_rows_only(
+    start_server: StartServer, call: Callable[[ServerProcess], Caller], tmp_path: Path, seed: int
+) -> None:
+    data, left = tmp_path / "data", tmp_path / "left"
+    checkpoints = ("--checkpoint-dir", str(tmp_path / "checkpoints"))
+    server = start_server("--data-dir", str(data), *POWER)
+    with Caller(server.address) as caller:
+        name = caller.create(capacity=CAPACITY).name
+    writers: list[Writer] = [StreamWriter(0, seed), StreamWriter(1, seed), CallWriter(2, seed)]
+
+    def copy_while_running() -> None:
+        """Files that are copied one after the other, while rows come in, never fit together."""
+        time.sleep(1.0)
+        shutil.copytree(data, left, ignore=shutil.ignore_patterns(SOCKET_NAME))
+
+    load(server, name, writers, copy_while_running)
+    pages = random.Random(seed)
+    for column in pages.sample(range(4), 2):
+        damage_pages(left / "tables" / name / f"column-{column:03d}.bin", pages, 1)
+    pretend_another_boot(left)
+    server = start_server("--data-dir", str(left), *POWER, *checkpoints)
+    caller = call(server)
+    table = caller.table(name)
+    found = audit(table, writers)
+    stats = table.stats()
+    assert VERIFIED in server.log()
+    assert stats.lost > 0
+    assert f"{stats.lost} rows are lost, of the keys" in server.log()
+    oldest = table.describe().inserted - len(found)
+    assert list(found) == list(range(oldest, table.describe().inserted)), "there are holes"
+    caller.verify(caller.checkpoint(name).name)
+    table.insert([5], writer_id=b"new writer, here", sequence=1)
+    server.terminate()
+
+
+def test_another_boot_without_damage_loses_nothing(start_server: StartServer, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = start_server("--data-dir", str(data), *POWER)
+    with Caller(server.address) as caller:
+        name = caller.create(capacity=CAPACITY).name
+    writers: list[Writer] = [StreamWriter(0, 1), CallWriter(1, 1)]
+    for is_other_boot in (False, True, True):
+        load(server, name, writers, lambda: time.sleep(0.5))
+        if is_other_boot:
+            pretend_another_boot(data)
+        server.restart()
+        assert (VERIFIED in server.log()) == is_other_boot
+        with Caller(server.address) as caller:
+            table = caller.table(name)
+            found = audit(table, writers)
+            for writer in writers:
+                writer.forget_before(min(found))
+                assert writer.acknowledged.items() <= found.items(), "acknowledged rows are not there"
+                writer.settle(table)
+            assert table.stats().lost == 0
+            assert table.describe().inserted == sum(writer.rows for writer in writers), "rows are there twice, or not"
+
+
+def test_after_a_clean_end_another_boot_needs_no_look_at_the_rows(start_server: StartServer, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = start_server("--data-dir", str(data), *POWER)
+    with Caller(server.address) as caller:
+        table = caller.create(capacity=100)
+        table.insert(range(150))
+    server.terminate()
+    pretend_another_boot(data)
+    server.restart()
+    assert VERIFIED not in server.log()
+    with Caller(server.address) as caller:
+        assert caller.table(table.name).read(np.arange(150)).values.tolist() == list(range(50, 150))
+
+
+def test_a_mark_of_the_boot_that_is_torn_counts_as_none(start_server: StartServer, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = start_server("--data-dir", str(data), *POWER)
+    with Caller(server.address) as caller:
+        table = caller.create(capacity=100)
+        table.insert(range(50))
+    server.terminate()
+    (data / "boot.json").write_bytes(bytes(80))
+    server.restart()
+    assert VERIFIED in server.log()
+    with Caller(server.address) as caller:
+        assert caller.table(table.name).stats().lost == 0
+
+
+def test_tables_keep_their_checksums_whatever_the_setting(start_server: StartServer, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = start_server("--data-dir", str(data), *POWER)
+    with Caller(server.address) as caller:
+        table = caller.create(capacity=100)
+        table.insert(range(50))
+    server.terminate()
+    server = start_server("--data-dir", str(data))
+    with Caller(server.address) as caller:
+        caller.table(table.name).insert(range(50, 80))
+        other = caller.create(capacity=100)
+    assert (data / "tables" / table.name / "checksums.bin").exists()
+    assert not (data / "tables" / other.name / "checksums.bin").exists()
+    server.kill()
+    pretend_another_boot(data)
+    server.restart()
+    assert f"table {other.name}: the machine went down while a server had it open; it has no checksums" in server.log()
+    with Caller(server.address) as caller:
+        assert caller.table(table.name).read(np.arange(80)).values.tolist() == list(range(80))
+
+
+def test_a_table_whose_rows_nothing_vouches_for_gets_no_checksums(start_server: StartServer, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = start_server("--data-dir", str(data))
+    with Caller(server.address) as caller:
+        table = caller.create(capacity=100)
+        table.insert(range(50))
+    server.kill()
+    pretend_another_boot(data)
+    refused = run_to_its_end("--data-dir", str(data), *POWER)
+    assert refused.returncode == 1
+    assert table.name in refused.stderr
+    assert "no checksums" in refused.stderr
+    # As the message says.
+    server.restart()
+    server.terminate()
+    server = start_server("--data-dir", str(data), *POWER)
+    with Caller(server.address) as caller:
+        assert caller.table(table.name).read(np.arange(50)).values.tolist() == list(range(50))
+    assert (data / "tables" / table.name / "checksums.bin").exists()
+
+
+def test_durability_without_a_disk_is_refused() -> None:
+    refused = run_to_its_end("--durability", "power")
+    assert refused.returncode == 2
+    assert "data_dir" in refused.stderr

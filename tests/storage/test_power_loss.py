@@ -1,0 +1,257 @@
+"""Losses of power at any moment of a table's life, one after the other: what comes back is whole, and has happened."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_proto.framing import Array
+from replay_proto.rate_limit import RateLimit
+from replay_server.errors import RequestError
+from replay_server.storage.row_checksums import RowChecksums
+from replay_server.storage.table_directory import DamagedTableError, TableDirectory
+from replay_server.table import NewRows, Table, WriterStamp
+from replay_server.table_config import TableConfig
+
+from tests.support.power import copy_of, damage_pages, mixture, write_files
+from tests.support.rows import WHOLE, columns_of, values_in
+
+WRITERS = [bytes([number + 1]) * 16 for number in range(4)]
+CAPACITY = 1500
+"""Of each column, a few pages."""
+LOSSES = 25
+MOST_ROWS = 60
+
+
+def live_values(table: Table) -> dict[int, int]:
+    """Value by key of the live rows, which have to be whole."""
+    keys = np.arange(table.oldest, table.inserted)
+    out: dict[str, Array] = dict(columns_of(np.zeros(len(keys), np.int64)))
+    table.directory.rows.gather(keys, out)
+    values = values_in(b"".join(column.tobytes() for column in out.values()))
+    return dict(zip(keys.tolist(), values.tolist(), strict=True))
+
+
+class Life:
+    """A table that is used, synced, and loses power, and what is known of it."""
+
+    def __init__(self, folder: Path, seed: int, backend: str = "sum_tree", capacity: int = CAPACITY) -> None:
+        self.folder = folder
+        self.random = random.Random(seed)
+        config = TableConfig("table", WHOLE, capacity=capacity, backend=backend)
+        self.table = Table(TableDirectory.create(folder, config, checked=True))
+        self.value_of: dict[int, int] = {}
+        self.next_value = 0
+        self.sent: dict[bytes, list[range]] = {writer: [] for writer in WRITERS}
+        """Keys of every insert of a writer that is not lost."""
+        self.synced = copy_of(folder / "table")
+        self.synced_inserted = 0
+
+    def insert(self) -> None:
+        count = self.random.randint(1, MOST_ROWS if self.table.config.slack >= MOST_ROWS else self.table.config.slack)
+        values = self.next_value + np.arange(count)
+        self.next_value += count
+        writer = self.random.choice([*WRITERS, None])
+        stamp = None if writer is None else WriterStamp(writer, len(self.sent[writer]) + 1)
+        keys = self.table.insert(NewRows(columns_of(values), count), stamp)
+        self.value_of.update(zip(keys, values.tolist(), strict=True))
+        if writer is not None:
+            self.sent[writer].append(keys)
+
+    def use(self, steps: int) -> None:
+        for _ in range(steps):
+            self.insert()
+            if self.random.random() < 0.2:
+                keys = np.array(self.random.choices(range(self.table.oldest, self.table.inserted), k=20))
+                self.table.update(keys, np.full(20, self.random.expovariate(1)))
+            if self.random.random() < 0.01:
+                self.table.reset()
+
+    def sync(self) -> None:
+        directory = self.table.directory
+        directory.sync(directory.sync_point())
+        self.synced, self.synced_inserted = copy_of(directory.folder), self.table.inserted
+
+    def lose_power(self, newest_share: float) -> None:
+        """Of every page, the content at the last sync, the present one, or one in between is left."""
+        versions = [self.synced, copy_of(self.table.directory.folder)]
+        if self.random.random() < 0.5:
+            self.use(self.random.randrange(20))
+            versions.append(copy_of(self.table.directory.folder))
+        if self.random.random() < 0.3:
+            # Amid a sync: rows are on the disk, the sync point only in part.
+            directory = self.table.directory
+            before = copy_of(directory.folder)
+            directory.sync(directory.sync_point())
+            torn = mixture(self.random, [before["synced.bin"], copy_of(directory.folder)["synced.bin"]], newest_share)
+            self.use(self.random.randrange(20))
+            versions = [{**before, "synced.bin": torn}, {**copy_of(directory.folder), "synced.bin": torn}]
+        before_oldest, before_inserted, lost = self.table.oldest, self.table.inserted, self.table.directory.lost
+        self.table.close()
+        left = {name: mixture(self.random, [each[name] for each in versions], newest_share) for name in self.synced}
+        write_files(self.folder / "table", left)
+        self.table = Table(TableDirectory.open(self.folder / "table", after_power_loss=True))
+        self.audit(before_oldest, before_inserted, self.table.directory.lost - lost, newest_share)
+        # Without another sync: that is the server's to do.
+        self.synced, self.synced_inserted = copy_of(self.folder / "table"), self.table.inserted
+
+    def audit(self, oldest: int, inserted: int, reported: int, newest_share: float) -> None:
+        table = self.table
+        table.check()
+        assert self.synced_inserted <= table.inserted <= inserted
+        found = live_values(table)
+        assert found == {key: self.value_of[key] for key in found}
+        missing = [key for key in range(oldest, inserted) if key not in found]
+        # Rows that overwrote the ones right after the sync point do not tell what came between.
+        if newest_share == 1 and inserted - self.synced_inserted <= table.config.slots:
+            assert not missing, f"{missing[:5]} are lost without a reason"
+            assert table.inserted == inserted
+        # A header that is not on the disk does not tell of rows that were inserted after it.
+        assert reported <= len(missing) + table.config.slots
+        if table.inserted == inserted:
+            assert reported >= len(missing) - table.config.slots
+        for writer, keys in self.sent.items():
+            kept = [each for each in keys if each.stop <= table.inserted]
+            assert all(each.start >= table.inserted for each in keys[len(kept) :]), "an insert was cut in two"
+            if table.size == 0:
+                # Keys go on after a reset, but inserts before it whose rows are gone may be forgotten.
+                kept = kept[: table.directory.writers.last_sequence(writer)]
+            self.sent[writer] = kept
+            for sequence in range(max(1, len(kept) - 10), len(kept) + 1):
+                again = table.insert(NewRows(columns_of(np.zeros(1, np.int64)), 1), WriterStamp(writer, sequence))
+                assert again == kept[sequence - 1], "a repeat got other keys"
+            if kept:
+                with pytest.raises(RequestError, match="expected"):
+                    table.insert(NewRows(columns_of(np.zeros(1, np.int64)), 1), WriterStamp(writer, len(kept) + 2))
+        assert table.inserted <= inserted, "a repeat was applied"
+        self.value_of = {key: value for key, value in self.value_of.items() if key < table.inserted}
+
+
+@pytest.mark.parametrize("newest_share", [0.0, 0.5, 0.95, 0.999, 1])
+@pytest.mark.parametrize(("backend", "capacity"), [("sum_tree", 1500), ("rank", 4000), ("uniform", 100)])
+def test_what_comes_back_is_whole_and_has_happened(
+    tmp_path: Path, backend: str, capacity: int, newest_share: float
+) -> None:
+    life = Life(tmp_path, seed=capacity, backend=backend, capacity=capacity)
+    most = capacity // 50
+    for _ in range(LOSSES):
+        for _ in range(life.random.randrange(4)):
+            life.use(life.random.randrange(most))
+            life.sync()
+        life.use(life.random.randrange(max(1, most // 4)))
+        life.lose_power(newest_share)
+    assert life.next_value > capacity
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Table]:
+    """A table with checksums and 5000 rows, synced."""
+    made = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=4000), checked=True))
+    for first in range(0, 5000, 50):
+        made.insert(NewRows(columns_of(np.arange(first, first + 50)), 50), None)
+    made.directory.sync(made.directory.sync_point())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pages_that_are_zeros_or_of_elsewhere_are_never_served(table: Table, tmp_path: Path, seed: int) -> None:
+    """Worse than a loss of power: what had been synced is damaged, too."""
+    folder = tmp_path / "copy" / "table"
+    write_files(folder, copy_of(table.directory.folder))
+    pages = random.Random(seed)
+    for name in pages.sample(["column-000.bin", "column-001.bin", "column-002.bin", "checksums.bin", "header.bin"], 2):
+        damage_pages(folder / name, pages, 2)
+    damaged = Table(TableDirectory.open(folder, after_power_loss=True))
+    damaged.check()
+    found = live_values(damaged)
+    assert found == {key: key for key in found}
+    assert len(found) + damaged.directory.lost == 4000 or damaged.oldest < 1000
+    assert damaged.size
+    drawn = damaged.live_keys(np.arange(5000))
+    assert drawn.tolist() == list(found)
+    damaged.close()
+
+
+@pytest.mark.parametrize("column", [*range(4), "link"])
+def test_a_bit_that_turned_over_shows(table: Table, column: int | str) -> None:
+    checksums = table.directory.rows.checksums
+    assert isinstance(checksums, RowChecksums)
+    values = list(table.directory.rows.values())[3 if column == "link" else int(column)]
+    assert checksums.whole(table.oldest, table.size).all()
+    values.view(np.uint8)[2000 % table.config.slots, -1] ^= 16
+    assert np.flatnonzero(~checksums.whole(1000, 4000)).tolist() == [1000]
+
+
+def test_a_row_does_not_verify_under_another_key(table: Table) -> None:
+    checksums = table.directory.rows.checksums
+    assert isinstance(checksums, RowChecksums)
+    slots = table.config.slots
+    assert not checksums.whole(table.oldest + slots, 100).any()
+    assert not checksums.whole(table.oldest - slots, 100).any()
+
+
+def test_a_sync_point_that_is_nowhere_whole_is_named(table: Table, tmp_path: Path) -> None:
+    folder = tmp_path / "copy" / "table"
+    write_files(
+        folder,
+        {**copy_of(table.directory.folder), "synced.bin": bytes(len(copy_of(table.directory.folder)["synced.bin"]))},
+    )
+    with pytest.raises(DamagedTableError, match=r"synced\.bin"):
+        TableDirectory.open(folder, after_power_loss=True)
+
+
+def test_rows_that_were_lost_do_not_make_a_limiter_wait(tmp_path: Path) -> None:
+    """What samplers are owed goes with the rows that it was owed for."""
+    limit = RateLimit.of(1, 2.0, 100.0)
+    config = TableConfig("table", WHOLE, capacity=1000, rate_limit=limit)
+    table = Table(TableDirectory.create(tmp_path, config, checked=True))
+    table.insert(NewRows(columns_of(np.arange(500)), 500), None)
+    gate = table.gate
+    assert gate is not None
+    gate.grant(900)
+    table.directory.sync(table.directory.sync_point())
+    rows = next(iter(table.directory.rows.values()))
+    rows[100] += 1
+    table.close()
+    table = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
+    assert (table.oldest, table.inserted, table.directory.lost) == (101, 500, 101)
+    assert table.gate is not None
+    assert table.gate.grant(1000) > 0
+    table.close()
+
+
+def test_a_queue_comes_back_from_its_oldest_whole_row_on(tmp_path: Path) -> None:
+    config = TableConfig("table", WHOLE, capacity=100, backend="fifo", parameters={"max_times_sampled": 2})
+    table = Table(TableDirectory.create(tmp_path, config, checked=True))
+    table.insert(NewRows(columns_of(np.arange(50)), 50), None)
+    table.directory.sync(table.directory.sync_point())
+    assert table.is_queue
+    next(iter(table.directory.rows.values()))[10] += 1
+    table.close()
+    table = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
+    assert list(live_values(table)) == list(range(11, 50))
+    assert table.gate is not None
+    assert table.gate.grant(1000) == 78
+    table.close()
+
+
+def test_a_table_gets_checksums_later(tmp_path: Path) -> None:
+    table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=100)))
+    table.insert(NewRows(columns_of(np.arange(150)), 150), None)
+    table.close()
+    # What an attempt left that was cut short.
+    (tmp_path / "table" / "checksums.bin").write_bytes(b"half")
+    directory = TableDirectory.open(tmp_path / "table")
+    assert not directory.is_checked
+    directory.add_checksums()
+    directory.close()
+    assert json.loads((tmp_path / "table" / "manifest.json").read_text("utf-8"))["format_version"] == 2
+    table = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
+    assert live_values(table) == {key: key for key in range(50, 150)}
+    assert table.directory.lost == 0
+    table.close()

@@ -1,0 +1,51 @@
+"""Losses of power, as files on a disk show them: of every page, an older or the newest content."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+PAGE_BYTES = 4096
+
+
+def copy_of(folder: Path) -> dict[str, bytes]:
+    """Content of all files of a table's directory, by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def mixture(random_pages: random.Random, versions: list[bytes], newest_share: float) -> bytes:
+    """A file of which every page comes from one of these versions, oldest first, the newest one with this share."""
+    newest = versions[-1]
+    pages = []
+    for start in range(0, len(newest), PAGE_BYTES):
+        version = newest if random_pages.random() < newest_share else random_pages.choice(versions)
+        pages.append(version[start : start + PAGE_BYTES])
+    return b"".join(pages)
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Make a directory of these files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def pretend_another_boot(data: Path) -> None:
+    """Make what a server left in its data directory a matter of an earlier boot."""
+    path = data / "boot.json"
+    mark = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**mark, "boot_id": "0" * 36}), "utf-8")
+
+
+def damage_pages(path: Path, random_pages: random.Random, pages: int) -> None:
+    """Fill some pages of a file with zeros, or with another page of it."""
+    content = bytearray(path.read_bytes())
+    count = -(-len(content) // PAGE_BYTES)
+    for _ in range(pages):
+        start, other = (random_pages.randrange(count) * PAGE_BYTES for _ in range(2))
+        size = min(PAGE_BYTES, len(content) - start, len(content) - other)
+        content[start : start + size] = random_pages.choice([bytes(size), bytes(content[other : other + size])])
+    path.write_bytes(content)
