@@ -45,13 +45,17 @@ class Syncer:
 
     async def _run(self) -> None:
         while not self._closing.is_set():
-            for table in [table for table in self._catalog if table.directory.is_checked]:
-                await self._sync_if_due(table)
-            self._synced = {table.uid: self._synced[table.uid] for table in self._catalog if table.uid in self._synced}
+            await self._look()
             try:
                 await asyncio.wait_for(self._closing.wait(), min(self._every_s / _LOOKS_PER_INTERVAL, _LONGEST_LOOK_S))
             except TimeoutError:
                 continue
+
+    async def _look(self) -> None:
+        # In a call of its own: a name that outlived it would keep a dropped table, and its space.
+        for table in [table for table in self._catalog if table.directory.is_checked]:
+            await self._sync_if_due(table)
+        self._synced = {table.uid: self._synced[table.uid] for table in self._catalog if table.uid in self._synced}
 
     async def _sync_if_due(self, table: Table) -> None:
         last = self._synced.get(table.uid)
