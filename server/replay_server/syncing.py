@@ -59,7 +59,8 @@ class Syncer:
 
     async def _sync_if_due(self, table: Table) -> None:
         last = self._synced.get(table.uid)
-        state, now = _state(table), time.monotonic()
+        state: tuple[int, ...] = _state(table)
+        now = time.monotonic()
         if last is not None:
             crowded = table.inserted - last.inserted >= table.config.slots // _MOST_UNSYNCED
             if state == last.state or (now - last.at_s < self._every_s and not crowded):
@@ -69,7 +70,8 @@ class Syncer:
             await asyncio.to_thread(table.directory.sync, point)
         except OSError as error:
             log.error("table %s was not synced, the last sync point stays: %s", table.name, error)
-            return
+            # Again when it is due again, though nothing more may have been stored.
+            state = ()
         self._synced[table.uid] = _Synced(now, point.inserted, state)
 
 
