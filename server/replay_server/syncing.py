@@ -45,17 +45,22 @@ class Syncer:
 
     async def _run(self) -> None:
         while not self._closing.is_set():
-            for table in [table for table in self._catalog if table.directory.is_checked]:
-                await self._sync_if_due(table)
-            self._synced = {table.uid: self._synced[table.uid] for table in self._catalog if table.uid in self._synced}
+            await self._look()
             try:
                 await asyncio.wait_for(self._closing.wait(), min(self._every_s / _LOOKS_PER_INTERVAL, _LONGEST_LOOK_S))
             except TimeoutError:
                 continue
 
+    async def _look(self) -> None:
+        # In a call of its own: a name that outlived it would keep a dropped table, and its space.
+        for table in [table for table in self._catalog if table.directory.is_checked]:
+            await self._sync_if_due(table)
+        self._synced = {table.uid: self._synced[table.uid] for table in self._catalog if table.uid in self._synced}
+
     async def _sync_if_due(self, table: Table) -> None:
         last = self._synced.get(table.uid)
-        state, now = _state(table), time.monotonic()
+        state: tuple[int, ...] = _state(table)
+        now = time.monotonic()
         if last is not None:
             crowded = table.inserted - last.inserted >= table.config.slots // _MOST_UNSYNCED
             if state == last.state or (now - last.at_s < self._every_s and not crowded):
@@ -65,7 +70,8 @@ class Syncer:
             await asyncio.to_thread(table.directory.sync, point)
         except OSError as error:
             log.error("table %s was not synced, the last sync point stays: %s", table.name, error)
-            return
+            # Again when it is due again, though nothing more may have been stored.
+            state = ()
         self._synced[table.uid] = _Synced(now, point.inserted, state)
 
 
