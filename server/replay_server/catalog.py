@@ -38,6 +38,7 @@ class Catalog:
         self._boot = None if root.temporary else BootMark(root.path)
         self.bounds = bounds or Bounds()
         self._tables: dict[str, Table] = {}
+        self._holds: dict[bytes, asyncio.Lock] = {}
         self._changing = asyncio.Lock()
         self.waiters = Waiters(self.bounds.max_waiting_calls, self.bounds.max_waiting_bytes)
 
@@ -79,6 +80,14 @@ class Catalog:
     def __iter__(self) -> Iterator[Table]:
         """All tables, in the order of their names."""
         return iter([self._tables[name] for name in sorted(self._tables)])
+
+    def get(self, name: str) -> Table | None:
+        """The table of this name, if there is one."""
+        return self._tables.get(name)
+
+    def hold(self, table: Table) -> asyncio.Lock:
+        """To be held by whoever works with the files of a table beside the loop: it is not removed meanwhile."""
+        return self._holds.setdefault(table.uid, asyncio.Lock())
 
     def find(self, name: str, uid: bytes = b"") -> Table:
         """The table of this name.
@@ -132,10 +141,12 @@ class Catalog:
             table = self.find(name, uid)
             del self._tables[name]
             self.waiters.send_away(table, errors.table_not_found)
-            hidden = table.directory.hide()
-            if table.directory.is_checked:
-                await asyncio.to_thread(sync_folder, self._root.tables)
-            await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
+            async with self.hold(table):
+                hidden = table.directory.hide()
+                if table.directory.is_checked:
+                    await asyncio.to_thread(sync_folder, self._root.tables)
+                await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
+            del self._holds[table.uid]
         log.info("table %s dropped", name)
 
     def close(self) -> None:

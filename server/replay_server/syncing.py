@@ -52,9 +52,12 @@ class Syncer:
                 continue
 
     async def _look(self) -> None:
-        # In a call of its own: a name that outlived it would keep a dropped table, and its space.
-        for table in [table for table in self._catalog if table.directory.is_checked]:
-            await self._sync_if_due(table)
+        # By name, and in a call of its own: a variable that outlived it would keep a dropped table, and its space.
+        for name in [table.name for table in self._catalog if table.directory.is_checked]:
+            table = self._catalog.get(name)
+            if table is not None:
+                async with self._catalog.hold(table):
+                    await self._sync_if_due(table)
         self._synced = {table.uid: self._synced[table.uid] for table in self._catalog if table.uid in self._synced}
 
     async def _sync_if_due(self, table: Table) -> None:
