@@ -84,6 +84,8 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
         raise InvalidArgumentError.of_field(field, str(column), f"{type(value).__name__}: {error}") from None
     if array.dtype == column.dtype or not array.size:
         return array
+    if array.dtype.kind == "f" and column.dtype.kind == "u" and not isinstance(value, np.ndarray):
+        array = _large_integers(value, array)
     if not _is_castable(array.dtype, column.dtype, by_value=not array.ndim or not isinstance(value, np.ndarray)):
         raise InvalidArgumentError.of_field(field, str(column), described(array))
     _check_range(field, column, array)
@@ -186,6 +188,17 @@ def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], *, by_value: bool)
         return True
     # Numbers outside of arrays have no dtype that anybody chose: whole ones may go where unsigned ones are due.
     return by_value and given.kind in "iu" and wanted.kind in "iu"
+
+
+def _large_integers(value: Any, floats: Array) -> Array:
+    """What NumPy makes floats of because no integer type of its own holds all of it, such as ``[2**63, 0]``."""
+    elements = np.asarray(value, dtype=object)
+    if not all(isinstance(element, int | np.integer) for element in elements.flat):
+        return floats
+    try:
+        return elements.astype(np.uint64)
+    except OverflowError:  # one is negative, or too large for any
+        return floats
 
 
 def _check_range(field: str, column: Column, array: Array) -> None:

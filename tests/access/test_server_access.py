@@ -378,7 +378,7 @@ def test_a_group_may_read_the_files_until_it_may_not(start_server: StartServer, 
         mode = path.stat().st_mode & 0o777
         expected = 0o750 if path.is_dir() else SHARED_MODES.get(path.name, 0o640)
         assert mode == expected, path
-        assert path.stat().st_gid == group or path.name == "lock"
+        assert path.stat().st_gid == group or path.name in ("lock", "boot.json")
     server.terminate()
     start_server("--data-dir", str(data))
     assert (data / "tables").stat().st_mode & 0o777 == 0o700

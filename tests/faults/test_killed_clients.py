@@ -22,7 +22,10 @@ PROGRAM = textwrap.dedent("""
     from tests.support.actors import insert_for, learn_for
     address, table, kind, number = sys.argv[1:]
     print("at work", flush=True)
-    (insert_for if kind == "insert" else learn_for)(address, table, int(number), 60.0)
+    if kind == "insert":
+        insert_for(address, table, int(number), 60.0)
+    else:
+        learn_for(address, "wire", table, int(number), 60.0)
 """)
 
 
