@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import SettingsConfigDict
 
-from replay_agent.command_line import check_address, load, option
+from replay_agent.command_line import CommandSettings, check_address, load, option
 
 CONNECTIONS = "connections"
 PROCESS = "process"
 
 
-class ActorSettings(BaseSettings):
+class ActorSettings(CommandSettings):
     """Act for a learner: insert transitions into its replay table, with weights that it serves.
 
     The task (environment, table, network, seed) comes from the learner. Every flag can also be given as an
@@ -24,16 +24,7 @@ class ActorSettings(BaseSettings):
     REPLAY_LEARNER_TLS_CA and so on for the learner.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="REPLAY_ACTOR_",
-        extra="forbid",
-        frozen=True,
-        cli_prog_name="replay-actor",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="REPLAY_ACTOR_", cli_prog_name="replay-actor")
 
     server: str = option("localhost:50051", CONNECTIONS, "the replay server", "HOST:PORT")
     learner: str = option("localhost:50052", CONNECTIONS, "the learner, as replay-train shows it", "HOST:PORT")
@@ -49,18 +40,6 @@ class ActorSettings(BaseSettings):
     @classmethod
     def _is_address(cls, value: str) -> str | None:
         return check_address(value)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags (which come first of all), then the environment, then the TOML file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 def load_actor_settings(arguments: Sequence[str]) -> ActorSettings:

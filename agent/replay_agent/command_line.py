@@ -1,4 +1,4 @@
-"""What the settings of both commands share: where values come from, and a help page in groups."""
+"""What the settings of all commands share: where values come from, and a help page in groups."""
 
 from __future__ import annotations
 
@@ -10,13 +10,54 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
 
-Settings = TypeVar("Settings", bound=BaseSettings)
 GROUP, METAVAR = "group", "metavar"
 MAX_PORT = 65535
 # What stands for a value in the help page, by the type's name; for others argparse's own choice is good.
 METAVARS: Mapping[str, str] = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "tuple[int,...]": "N,N"}
+
+
+class CommandSettings(BaseSettings):
+    """Settings of a command: flags, then the environment, then a TOML file. A subclass names prefix and program."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        enable_decoding=False,  # of JSON: lists are words with commas, see split_list
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment, TOML file, and what a subclass adds; flags come first of all."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls), *cls.later_sources(settings_cls)
+
+    @classmethod
+    def later_sources(cls, settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Where a value comes from that none of the others has."""
+        return ()
+
+
+Settings = TypeVar("Settings", bound=CommandSettings)
 
 
 def option(default: Any, group: str, description: str, metavar: str | None = None, **constraints: Any) -> Any:
@@ -54,6 +95,15 @@ def load(settings_class: type[Settings], arguments: Sequence[str]) -> Settings:
     source = _grouped_source(FromFile)
     loaded: Settings = CliApp.run(FromFile, cli_args=list(arguments), cli_settings_source=source)
     return loaded
+
+
+def split_list(value: Any) -> Any:
+    """Take lists apart that are one word, as variables of the environment are and flags may be: ``a,b``."""
+    if isinstance(value, str):
+        return tuple(value.split(","))
+    if isinstance(value, list | tuple):
+        return tuple(part for item in value for part in (item.split(",") if isinstance(item, str) else (item,)))
+    return value
 
 
 def check_address(value: str | None) -> str | None:
@@ -95,7 +145,7 @@ def _config_file(arguments: Sequence[str], env_prefix: str) -> Path | None:
     return path
 
 
-def _grouped_source(settings_class: type[BaseSettings]) -> CliSettingsSource[Any]:
+def _grouped_source(settings_class: type[CommandSettings]) -> CliSettingsSource[Any]:
     """A source of flags whose help page has a heading for each group of fields."""
     program = settings_class.model_config.get("cli_prog_name")
     # Abbreviated flags would change their meaning as flags are added.

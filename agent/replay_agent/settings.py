@@ -9,9 +9,9 @@ from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from replay_agent.command_line import MAX_PORT, check_address, load, option
+from replay_agent.command_line import MAX_PORT, CommandSettings, check_address, load, option, split_list
 from replay_agent.learner_access import LearnerAccess
 from replay_agent.presets import PRESETS
 
@@ -34,7 +34,7 @@ JUDGING = "choosing and evaluating networks"
 KEEPING = "keeping and showing"
 
 
-class TrainSettings(BaseSettings):
+class TrainSettings(CommandSettings):
     """Learn a Gymnasium environment by Double DQN through a prioritized replay service.
 
     Without --server it starts a replay server of its own. CartPole-v1 and Acrobot-v1 bring tuned values in place of
@@ -43,16 +43,7 @@ class TrainSettings(BaseSettings):
     REPLAY_TOKEN, the files of TLS in REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        extra="forbid",
-        frozen=True,
-        cli_prog_name="replay-train",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, cli_prog_name="replay-train")
 
     env: str = option(DEFAULT_ENV, RUN, "Gymnasium environment with discrete actions; module:EnvId imports module")
     steps: int = option(200_000, RUN, "environment steps to train for, over all actors", ge=1)
@@ -179,8 +170,7 @@ class TrainSettings(BaseSettings):
     @field_validator("hidden_sizes", mode="before")
     @classmethod
     def _split_sizes(cls, value: Any) -> Any:
-        """Environment variables hold the sizes as text."""
-        return tuple(value.split(",")) if isinstance(value, str) else value
+        return split_list(value)
 
     @field_validator("server")
     @classmethod
@@ -211,22 +201,9 @@ class TrainSettings(BaseSettings):
         return self
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags (which come first of all), environment, TOML file, resumed run, preset."""
-        return (
-            init_settings,
-            env_settings,
-            TomlConfigSettingsSource(settings_cls),
-            _ResumedRun(settings_cls),
-            _Preset(settings_cls),
-        )
+    def later_sources(cls, settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The run that is resumed, then the preset of the environment."""
+        return _ResumedRun(settings_cls), _Preset(settings_cls)
 
     @property
     def acts(self) -> bool:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import SettingsConfigDict
 
-from replay_agent.command_line import check_address, option
+from replay_agent.command_line import CommandSettings, check_address, option, split_list
 from replay_agent.experiments.cliffwalk import MIN_STATES
 from replay_agent.experiments.q_learning import Representation
 from replay_agent.experiments.replays import Method
@@ -20,22 +20,13 @@ MANY_STATES = 14
 """From so many states on, runs are long, and fewer seeds are run."""
 
 
-class CliffwalkSettings(BaseSettings):
+class CliffwalkSettings(CommandSettings):
     """Count the updates that Q-learning of the Blind Cliffwalk needs, by how transitions are chosen.
 
     Without --server it starts a replay server of its own. Started again, it goes on where it was broken off.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="REPLAY_CLIFFWALK_",
-        extra="forbid",
-        frozen=True,
-        cli_prog_name="replay-experiment cliffwalk",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="REPLAY_CLIFFWALK_", cli_prog_name="replay-experiment cliffwalk")
 
     states: tuple[int, ...] = option(tuple(range(MIN_STATES, 17)), WHAT, "lengths of the walk, such as 2,4,8")
     methods: tuple[Method, ...] = option(
@@ -56,12 +47,7 @@ class CliffwalkSettings(BaseSettings):
     @field_validator("states", "methods", "representations", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        """Flags may hold a list in one word, environment variables always do."""
-        if isinstance(value, str):
-            return tuple(value.split(","))
-        if isinstance(value, list | tuple):
-            return tuple(part for item in value for part in (item.split(",") if isinstance(item, str) else (item,)))
-        return value
+        return split_list(value)
 
     @field_validator("states")
     @classmethod
@@ -74,18 +60,6 @@ class CliffwalkSettings(BaseSettings):
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         return check_address(value)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags (which come first of all), environment, TOML file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
     def seeds_of(self, states: int) -> range:
         """Seeds of a walk of so many states."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import SettingsConfigDict
 
-from replay_agent.command_line import check_address, option
+from replay_agent.command_line import CommandSettings, check_address, option, split_list
 from replay_agent.experiments.compare_defaults import (
     COMMON,
     METHODS,
@@ -25,23 +25,14 @@ WHAT = "what is run"
 WHERE = "where"
 
 
-class CompareSettings(BaseSettings):
+class CompareSettings(CommandSettings):
     """Compare learning curves of Double DQN with uniform, proportional and rank-based replay.
 
     Runs go in parallel processes over one server, each with a table of its own. Without --server it starts a replay
     server of its own. Started again, it goes on with the runs that are missing.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="REPLAY_COMPARE_",
-        extra="forbid",
-        frozen=True,
-        cli_prog_name="replay-experiment compare",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="REPLAY_COMPARE_", cli_prog_name="replay-experiment compare")
 
     env: str = option(DEFAULT_ENV, WHAT, "Gymnasium environment; module:EnvId imports module")
     methods: tuple[ReplayMethod, ...] = option(
@@ -62,29 +53,12 @@ class CompareSettings(BaseSettings):
     @field_validator("methods", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        """Flags may hold a list in one word, environment variables always do."""
-        if isinstance(value, str):
-            return tuple(value.split(","))
-        if isinstance(value, list | tuple):
-            return tuple(part for item in value for part in str(item).split(","))
-        return value
+        return split_list(value)
 
     @field_validator("server")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         return check_address(value)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags (which come first of all), environment, TOML file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
     @property
     def defaults(self) -> EnvironmentDefaults:

@@ -7,7 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from replay_agent.command_line import load
 from replay_agent.experiments.cliffwalk_runs import RunKey, RunResult, outstanding
+from replay_agent.experiments.cliffwalk_settings import CliffwalkSettings
 from replay_agent.experiments.cliffwalk_summary import summarize
 from replay_agent.experiments.compare_command import compare
 from replay_agent.experiments.compare_defaults import ENVIRONMENTS, ReplayMethod
@@ -163,3 +165,11 @@ def test_a_comparison_that_is_stopped_keeps_no_half_runs(server: ServerProcess, 
     assert not (tmp_path / "stopped" / "curves.csv").exists()
     with ReplayClient(server.address) as client:
         client.drop_table("stopped-uniform-1-seed0")
+
+
+def test_lists_are_words_with_commas_in_flags_and_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(CliffwalkSettings, ["--states", "2,4", "--states", "8"]).states == (2, 4, 8)
+    monkeypatch.setenv("REPLAY_CLIFFWALK_STATES", "3,5")
+    assert load(CliffwalkSettings, []).states == (3, 5)
+    monkeypatch.setenv("REPLAY_COMPARE_METHODS", "uniform,rank")
+    assert load(CompareSettings, []).methods == (ReplayMethod.UNIFORM, ReplayMethod.RANK)
