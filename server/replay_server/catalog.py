@@ -14,7 +14,7 @@ from replay_server.storage.boot_mark import BootMark
 from replay_server.storage.durable_files import sync_folder
 from replay_server.storage.mapped_file import NoSpaceError
 from replay_server.storage.root import Root
-from replay_server.storage.table_directory import DamagedTableError, TableDirectory, finished_tables
+from replay_server.storage.table_directory import DamagedTableError, TableDirectory, finished_tables, full_bytes
 from replay_server.table import Table
 from replay_server.table_config import TableConfig
 from replay_server.waiting import Waiters
@@ -122,7 +122,8 @@ class Catalog:
                 if difference is not None:
                     raise errors.table_exists(config.name, difference)
                 return existing, False
-            self.bounds.check_table(config, (table.config for table in self._tables.values()))
+            size = full_bytes(config, checked=self._checked)
+            self.bounds.check_table(config, size, [table.directory.full_bytes for table in self._tables.values()])
             try:
                 table = await asyncio.to_thread(self._make, config)
             except (NoSpaceError, MemoryError):

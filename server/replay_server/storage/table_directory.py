@@ -173,6 +173,11 @@ class TableDirectory:
         return self.rows.reserved_bytes + self._priorities_file.reserved + self.writers.reserved_bytes + synced
 
     @property
+    def full_bytes(self) -> int:
+        """Bytes that they take once the table is full."""
+        return full_bytes(self.config, checked=self.is_checked)
+
+    @property
     def is_checked(self) -> bool:
         """Whether its rows have checksums, and it is to be synced now and then."""
         return self._sync_points is not None
