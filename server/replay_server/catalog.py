@@ -22,6 +22,10 @@ from replay_server.waiting import Waiters
 log = logging.getLogger(__name__)
 
 
+class NotWrittenError(Exception):
+    """The disk did not take tables when the server ended."""
+
+
 class Catalog:
     """Tables by name. What takes long (allocating, removing) runs in a worker thread."""
 
@@ -151,14 +155,23 @@ class Catalog:
         log.info("table %s dropped", name)
 
     def close(self) -> None:
-        """Write durable tables to the disk and let go of all."""
+        """Write durable tables to the disk and let go of all.
+
+        Raises:
+            NotWrittenError: if the disk did not take some; the others were written.
+        """
+        refused: dict[str, OSError] = {}
         for table in self._tables.values():
-            if not self._root.temporary:
-                table.directory.flush()
-            if table.directory.is_checked:
-                table.directory.sync(table.directory.sync_point())
+            try:
+                if not self._root.temporary:
+                    table.directory.write_out()
+            except OSError as error:
+                refused[table.name] = error
             table.close()
         self._tables.clear()
+        if refused:
+            reasons = "; ".join(f"{name}: {error}" for name, error in refused.items())
+            raise NotWrittenError(f"tables that the disk did not take, so that a loss of power harms them: {reasons}")
         if self._boot is not None:
             self._boot.end()
 

@@ -22,7 +22,7 @@ from replay_proto.errors import FieldError
 
 from replay_server import __version__
 from replay_server.access.caller import Authenticator
-from replay_server.catalog import Catalog
+from replay_server.catalog import Catalog, NotWrittenError
 from replay_server.checkpoint.manifest import DamagedCheckpointError
 from replay_server.checkpoint.reading import RestoreError, restore
 from replay_server.checkpoint.store import Checkpoints, CheckpointsInUseError
@@ -58,7 +58,8 @@ REFUSALS_TO_START = (
 
 
 def main() -> None:
-    """Run the server until SIGTERM or SIGINT; exits with 2 if the settings cannot be used, 1 if it cannot start."""
+    """Run the server until SIGTERM or SIGINT; exits with 2 if the settings cannot be used, 1 if it cannot start
+    or the disk does not take its tables at the end."""
     try:
         settings = load_settings(sys.argv[1:])
     except (ValidationError, SettingsError) as error:
@@ -73,7 +74,7 @@ def main() -> None:
     _allow_many_files()
     try:
         uvloop.run(serve(settings))
-    except REFUSALS_TO_START as error:
+    except (*REFUSALS_TO_START, NotWrittenError) as error:
         log.error("%s", error)
         sys.exit(1)
 
@@ -91,6 +92,7 @@ async def serve(settings: ServerSettings) -> None:
         CheckpointsInUseError: if another server has the directory for checkpoints.
         DamagedCheckpointError: if the checkpoint to restore cannot be read.
         RestoreError: if the checkpoint to restore has tables that are there already.
+        NotWrittenError: if the disk did not take the tables at the end.
     """
     stop = asyncio.Event()
     _stop_on_signals(stop)
@@ -140,8 +142,10 @@ async def serve(settings: ServerSettings) -> None:
             await checkpoints.close()
         if syncer is not None:
             await syncer.close()
-        catalog.close()
-        root.close()
+        try:
+            catalog.close()
+        finally:
+            root.close()
     log.info("stopped")
 
 
