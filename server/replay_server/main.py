@@ -58,8 +58,11 @@ REFUSALS_TO_START = (
 
 
 def main() -> None:
-    """Run the server until SIGTERM or SIGINT; exits with 2 if the settings cannot be used, 1 if it cannot start
-    or the disk does not take its tables at the end."""
+    """Run the server until SIGTERM or SIGINT.
+
+    Exits with 2 if the settings cannot be used, with 1 if it cannot start, or the disk does not take its tables at the
+    end.
+    """
     try:
         settings = load_settings(sys.argv[1:])
     except (ValidationError, SettingsError) as error:

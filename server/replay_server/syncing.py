@@ -90,7 +90,9 @@ class Syncer:
         """
         directory = table.directory
         if directory.has_to_be_stored_anew:
-            log.info("table %s is stored anew: after a sync that failed, nothing is known to be on the disk", table.name)
+            log.info(
+                "table %s is stored anew: after a sync that failed, nothing is known to be on the disk", table.name
+            )
             for _ in directory.store_anew():
                 await asyncio.sleep(0)
         await asyncio.to_thread(directory.sync, directory.sync_point())

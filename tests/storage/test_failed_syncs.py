@@ -21,6 +21,8 @@ from tests.support.power import PAGE_BYTES, copy_of, write_files
 from tests.support.rows import WHOLE, columns_of
 
 CAPACITY = 1500
+MANY = 1200
+"""Rows on several pages of every column, most of which nothing is stored to later."""
 WRITER = b"0123456789abcdef"
 
 
@@ -91,6 +93,10 @@ def insert(table: Table, values: range, sequence: int) -> None:
     table.insert(NewRows(columns_of(np.array(values)), len(values)), WriterStamp(WRITER, sequence))
 
 
+def insert_many(table: Table, values: range) -> None:
+    table.insert(NewRows(columns_of(np.array(values)), len(values)), None)
+
+
 def sync(table: Table) -> None:
     if table.directory.has_to_be_stored_anew:
         for _ in table.directory.store_anew():
@@ -113,12 +119,13 @@ def test_what_counts_as_synced_outlives_a_loss_of_power(
     disk.begin(folder)
     insert(table, range(20), 1)
     sync(table)
-    insert(table, range(20, 40), 2)
+    insert_many(table, range(20, MANY - 20))
+    insert(table, range(MANY - 20, MANY), 2)
     disk.calls_until_failure = failing
     if failing < 9:
         with pytest.raises(OSError, match=os.strerror(code)):
             sync(table)
-        assert table.directory.unsynced == 20
+        assert table.directory.unsynced == MANY - 20
         assert table.directory.has_to_be_stored_anew
     else:
         sync(table)
@@ -128,16 +135,16 @@ def test_what_counts_as_synced_outlives_a_loss_of_power(
         table.close()
         table = Table(TableDirectory.open(folder))
         assert table.directory.has_to_be_stored_anew == disk.failed
-    insert(table, range(40, 60), 3)
+    insert(table, range(MANY, MANY + 20), 3)
     sync(table)
     assert table.directory.unsynced == 0
     table.close()
     write_files(folder, disk.left())
     table = Table(TableDirectory.open(folder, after_power_loss=True))
-    assert live_values(table) == {key: key for key in range(60)}
+    assert live_values(table) == {key: key for key in range(MANY + 20)}
     assert table.directory.lost == 0
     assert not table.directory.has_to_be_stored_anew
-    insert(table, range(60, 70), 4)
+    insert(table, range(MANY + 20, MANY + 30), 4)
     table.close()
 
 
@@ -151,7 +158,8 @@ def test_a_sync_that_failed_leaves_what_was_synced_before(
     disk.begin(folder)
     insert(table, range(20), 1)
     sync(table)
-    insert(table, range(20, 40), 2)
+    insert_many(table, range(20, MANY - 20))
+    insert(table, range(MANY - 20, MANY), 2)
     disk.calls_until_failure = failing
     with pytest.raises(OSError, match="Input/output"):
         sync(table)
@@ -159,8 +167,8 @@ def test_a_sync_that_failed_leaves_what_was_synced_before(
     write_files(folder, disk.left())
     table = Table(TableDirectory.open(folder, after_power_loss=True))
     found = live_values(table)
-    assert found in ({key: key for key in range(20)}, {key: key for key in range(40)})
-    assert table.directory.lost in (0, 20)
+    assert found == {key: key for key in range(len(found))}
+    assert 20 <= len(found) <= MANY
     table.close()
 
 

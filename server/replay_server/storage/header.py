@@ -98,7 +98,7 @@ class Header:
 
     @property
     def sync_failed(self) -> bool:
-        """Whether the disk refused to take something since the last sync point. A killed server leaves it to the next."""
+        """Whether the disk refused something since the last sync point. A killed server leaves it to the next."""
         return bool(self._words[SYNC_FAILED])
 
     @sync_failed.setter
