@@ -124,6 +124,7 @@ async def serve(settings: ServerSettings) -> None:
         server = ReplayServer(
             catalog,
             max_message_mb=settings.max_message_mb,
+            keepalive_s=settings.keepalive_s,
             offer_reflection=settings.reflection,
             socket=root.tables / SOCKET_NAME if settings.same_host else None,
             offer_health=settings.health,

@@ -48,6 +48,7 @@ from replay_server.waiting import DEFAULT_MAX_WAITING
 ENV_PREFIX = "REPLAY_SERVER_"
 MAX_PORT = 65535
 BYTES_PER_MB = 1 << 20
+MIN_KEEPALIVE_S = 0.1
 MAX_MESSAGE_MB = 2047
 """gRPC counts the bytes of a message in 31 bits."""
 
@@ -164,6 +165,12 @@ class ServerSettings(BaseSettings):
         description="most bytes of all tables once they are full; default: what the disk has",
     )
     drain_s: float = Field(5.0, ge=0, description="seconds that calls at work have to end when the server stops")
+    keepalive_s: float = Field(
+        30.0,
+        ge=MIN_KEEPALIVE_S,
+        description="seconds of silence after which a client is asked whether it is there; one that does not answer "
+        "within 10 more is let go of",
+    )
     same_host: bool = Field(
         True, description="let clients on this host that can read the tables' files copy rows out of them"
     )
