@@ -1,7 +1,8 @@
 """A network of two machines on one: two network namespaces and a cable between them, which can be broken.
 
-Needs root, ``ip``, ``ss`` and ``iptables``; ``tc`` with netem if the kernel has it, and else with a narrow pipe that packets
-queue up before. All of it is gone after the block, and what a killed process left is swept by the next one.
+Needs root, ``ip``, ``ss``, ``tc`` and ``iptables``. Delays come from netem if the kernel has it, and else from a narrow
+pipe that packets queue up before. All of it is gone after the block, and what a killed process left is swept by the
+next one.
 """
 
 from __future__ import annotations

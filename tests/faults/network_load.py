@@ -99,7 +99,7 @@ class Load:
             while not self.stop.is_set():
                 (number,) = self._next(writer, 1)
                 stream.append(
-                    {name: column[0] for name, column in rows([number]).items()}, priority=first_priority(number)
+                    {name: column[0] for name, column in rows([number]).items()}, priority=float(first_priority(number))
                 )
                 pace.step()
                 if self.sent[writer] % 16 == 0:

@@ -58,7 +58,8 @@ def disk(tmp_path: Path) -> FailingDisk:
 
 
 def values(table: CalledTable) -> list[int]:
-    return table.read(table.live_keys()).values.tolist()
+    found: list[int] = table.read(table.live_keys()).values.tolist()
+    return found
 
 
 @pytest.mark.parametrize("code", ["EIO", "ENOSPC"])
