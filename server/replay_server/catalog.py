@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from replay_server import errors
 from replay_server.bounds import Bounds
@@ -18,6 +19,8 @@ from replay_server.storage.table_directory import DamagedTableError, TableDirect
 from replay_server.table import Table
 from replay_server.table_config import TableConfig
 from replay_server.waiting import Waiters
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +122,9 @@ class Catalog:
         Raises:
             RequestError: TABLE_EXISTS (with another config), TOO_LARGE or NO_SPACE.
         """
+        return await _to_its_end(self._create(config))
+
+    async def _create(self, config: TableConfig) -> tuple[Table, bool]:
         async with self._changing:
             existing = self._tables.get(config.name)
             if existing is not None:
@@ -142,6 +148,9 @@ class Catalog:
         Raises:
             RequestError: TABLE_NOT_FOUND or TABLE_REPLACED.
         """
+        await _to_its_end(self._drop(name, uid))
+
+    async def _drop(self, name: str, uid: bytes) -> None:
         async with self._changing:
             table = self.find(name, uid)
             del self._tables[name]
@@ -177,3 +186,8 @@ class Catalog:
 
     def _make(self, config: TableConfig) -> Table:
         return Table(TableDirectory.create(self._root.tables, config, checked=self._checked))
+
+
+async def _to_its_end(change: Coroutine[Any, Any, T]) -> T:
+    """Do all of it, even if the caller hangs up: tables that are half made, or half gone, would stay so."""
+    return await asyncio.shield(asyncio.create_task(change))
