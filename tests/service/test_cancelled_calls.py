@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from replay_server.catalog import Catalog
@@ -18,7 +19,7 @@ TURNS = 6
 """Turns of the event loop that a caller waits before it hangs up."""
 
 
-async def hang_up(call: asyncio.Task[object], turns: int) -> None:
+async def hang_up(call: asyncio.Task[Any], turns: int) -> None:
     for _ in range(turns):
         await asyncio.sleep(0)
     call.cancel()
@@ -30,7 +31,7 @@ async def hang_up(call: asyncio.Task[object], turns: int) -> None:
 def test_a_table_whose_maker_hangs_up_can_be_made_again(tmp_path: Path, turns: int, checked: bool) -> None:
     async def run() -> None:
         catalog = Catalog(Root.durable(tmp_path), checked=checked)
-        await hang_up(asyncio.create_task(catalog.create(CONFIG)), turns)  # type: ignore[arg-type]
+        await hang_up(asyncio.create_task(catalog.create(CONFIG)), turns)
         table, _ = await catalog.create(CONFIG)
         assert table.directory.folder.is_dir()
         assert catalog.find("t") is table
@@ -52,7 +53,7 @@ def test_a_table_whose_dropper_hangs_up_is_gone_and_can_be_made_again(
         hold = catalog.hold(table)
         if is_held:
             await hold.acquire()
-        await hang_up(asyncio.create_task(catalog.drop("t", b"")), turns)  # type: ignore[arg-type]
+        await hang_up(asyncio.create_task(catalog.drop("t", b"")), turns)
         if is_held:
             hold.release()
         with pytest.raises(RequestError, match="no table"):
