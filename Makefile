@@ -10,7 +10,7 @@ N := 1000000
 MINUTES := 30
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: run test lint format proto torture fuzz soak bench clean help
+.PHONY: run test lint format proto torture torture-network fuzz soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -36,6 +36,9 @@ proto: $(PROTO_VENV)/.installed  ## Regenerate proto/replay_proto/v1 from proto/
 
 torture: $(VENV)/.installed  ## Kill a server KILLS times under load, audit each time, write docs/reliability.md.
 	$(BIN)/python -m tests.faults.torture --kills $(KILLS) --report docs/reliability.md $(ARGS)
+
+torture-network: $(VENV)/.installed  ## Break the network for MINUTES (root), audit, write docs/reliability.md.
+	$(BIN)/python -m tests.faults.network_torture --minutes $(MINUTES) --report docs/reliability.md $(ARGS)
 
 fuzz: $(VENV)/.installed  ## Send N mutated and random messages, damage files; write docs/reliability.md.
 	$(BIN)/python -m tests.faults.fuzz --messages $(N) --report docs/reliability.md $(ARGS)
@@ -67,4 +70,4 @@ clean:  ## Remove the environments.
 	rm -rf $(VENV) $(PROTO_VENV) $(AUDIT_VENV)
 
 help:  ## List the targets.
-	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand --tabs=9
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand --tabs=17

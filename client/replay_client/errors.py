@@ -261,13 +261,22 @@ def from_status(status: status_pb2.Status) -> ReplayError:
 
 
 def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo | None) -> ReplayError:
+    if info is None and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return _cut_off(message)
     if info is None:
-        kind = _BY_CODE.get(code, ReplayError)
-        # The one bound that gRPC keeps by itself.
-        hint = ": see max_message_mb of the server" if kind is ResourceExhaustedError else ""
-        return kind(f"{message} ({code.name}){hint}", code=code)
+        return _BY_CODE.get(code, ReplayError)(f"{message} ({code.name})", code=code)
     kind = BY_REASON.get(info.reason) or _BY_CODE.get(code, ReplayError)
     return kind(message, code=code, reason=info.reason, metadata=info.metadata)
+
+
+def _cut_off(message: str) -> ResourceExhaustedError:
+    """The one bound that gRPC keeps by itself, as the service would have put it had it seen the message."""
+    setting = "max_message_mb of the server"
+    return ResourceExhaustedError(
+        f"bytes of a message: far more than allowed ({setting}), so that gRPC cut it off ({message})",
+        reason="TOO_LARGE",
+        metadata={"bound": "bytes of a message", "setting": setting},
+    )
 
 
 def _error_info(status: status_pb2.Status | None) -> error_details_pb2.ErrorInfo | None:

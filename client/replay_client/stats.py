@@ -102,6 +102,10 @@ class TableStats:
     """Keys of updates that were not live, since the start."""
     lost: int
     """Rows that losses of power took, ever."""
+    unsynced: int
+    """Rows inserted since the last sync point, which a loss of power may take; 0 in a table without checksums."""
+    failed_syncs: int
+    """How often the disk refused to take the table's files, since the start."""
     repeated_inserts: int
     """Repeated inserts that were answered and not applied again, since the start."""
     rates: Rates
@@ -171,6 +175,8 @@ class TableStats:
             updated=message.updated,
             stale=message.stale,
             lost=message.lost,
+            unsynced=message.unsynced,
+            failed_syncs=message.failed_syncs,
             repeated_inserts=message.repeated_inserts,
             rates=Rates(
                 window_s=message.rates.window_s,

@@ -11,6 +11,11 @@ INSERTED = 1
 """Word of the header: rows ever inserted and committed."""
 RESET_FLOOR = 2
 """Word of the header: no key below this is live."""
+LOST = 4
+"""Word of the header: amid a recovery after a loss of power, rows lost ever; so that the next one, should this one be
+cut short, does not count them twice."""
+SYNC_FAILED = 5
+"""Word of the header: 1 if the disk refused to take something since the last sync point."""
 DELIVERED = 6
 """Word of the header: how often rows of a queue went out, counted by key; see `replay_server.gates.QueueGate`."""
 SAMPLED = 7

@@ -6,11 +6,10 @@ with a writer (`table`), calls that wait (`waiting`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replay_server import errors
-from replay_server.storage.table_directory import full_bytes
 from replay_server.table_config import TableConfig
 from replay_server.waiting import DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
 
@@ -54,24 +53,23 @@ class Bounds:
         """
         _check("rows of one call", self.max_rows_per_call, rows, "max_rows_per_call of the server")
 
-    def check_table(self, config: TableConfig, others: Iterable[TableConfig]) -> None:
+    def check_table(self, config: TableConfig, size: int, others: Sequence[int]) -> None:
         """Refuse a table that is too large, or one too many.
 
         Args:
             config: of the new table.
-            others: of those that there are.
+            size: bytes of its files once it is full, see `full_bytes`.
+            others: the same of each table that there is.
 
         Raises:
             RequestError: TOO_LARGE.
         """
-        others = list(others)
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
         _check("columns of a table", self.max_columns, len(config.schema), "max_columns of the server")
         _check("bytes of a row", self.max_message_bytes, config.schema.row_bytes, "max_message_mb of the server")
-        size = full_bytes(config)
         _check("bytes of a full table", self.max_table_bytes, size, "max_table_bytes of the server")
         if self.max_bytes is not None:
-            total = size + sum(map(full_bytes, others))
+            total = size + sum(others)
             _check("bytes of all tables once full", self.max_bytes, total, "max_bytes of the server")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from replay_server import errors
 from replay_server.bounds import Bounds
@@ -14,12 +15,18 @@ from replay_server.storage.boot_mark import BootMark
 from replay_server.storage.durable_files import sync_folder
 from replay_server.storage.mapped_file import NoSpaceError
 from replay_server.storage.root import Root
-from replay_server.storage.table_directory import DamagedTableError, TableDirectory, finished_tables
+from replay_server.storage.table_directory import DamagedTableError, TableDirectory, finished_tables, full_bytes
 from replay_server.table import Table
 from replay_server.table_config import TableConfig
 from replay_server.waiting import Waiters
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
+
+
+class NotWrittenError(Exception):
+    """The disk did not take tables when the server ended."""
 
 
 class Catalog:
@@ -115,6 +122,9 @@ class Catalog:
         Raises:
             RequestError: TABLE_EXISTS (with another config), TOO_LARGE or NO_SPACE.
         """
+        return await _to_its_end(self._create(config))
+
+    async def _create(self, config: TableConfig) -> tuple[Table, bool]:
         async with self._changing:
             existing = self._tables.get(config.name)
             if existing is not None:
@@ -122,7 +132,8 @@ class Catalog:
                 if difference is not None:
                     raise errors.table_exists(config.name, difference)
                 return existing, False
-            self.bounds.check_table(config, (table.config for table in self._tables.values()))
+            size = full_bytes(config, checked=self._checked)
+            self.bounds.check_table(config, size, [table.directory.full_bytes for table in self._tables.values()])
             try:
                 table = await asyncio.to_thread(self._make, config)
             except (NoSpaceError, MemoryError):
@@ -137,6 +148,9 @@ class Catalog:
         Raises:
             RequestError: TABLE_NOT_FOUND or TABLE_REPLACED.
         """
+        await _to_its_end(self._drop(name, uid))
+
+    async def _drop(self, name: str, uid: bytes) -> None:
         async with self._changing:
             table = self.find(name, uid)
             del self._tables[name]
@@ -150,16 +164,30 @@ class Catalog:
         log.info("table %s dropped", name)
 
     def close(self) -> None:
-        """Write durable tables to the disk and let go of all."""
+        """Write durable tables to the disk and let go of all.
+
+        Raises:
+            NotWrittenError: if the disk did not take some; the others were written.
+        """
+        refused: dict[str, OSError] = {}
         for table in self._tables.values():
-            if not self._root.temporary:
-                table.directory.flush()
-            if table.directory.is_checked:
-                table.directory.sync(table.directory.sync_point())
+            try:
+                if not self._root.temporary:
+                    table.directory.write_out()
+            except OSError as error:
+                refused[table.name] = error
             table.close()
         self._tables.clear()
+        if refused:
+            reasons = "; ".join(f"{name}: {error}" for name, error in refused.items())
+            raise NotWrittenError(f"tables that the disk did not take, so that a loss of power harms them: {reasons}")
         if self._boot is not None:
             self._boot.end()
 
     def _make(self, config: TableConfig) -> Table:
         return Table(TableDirectory.create(self._root.tables, config, checked=self._checked))
+
+
+async def _to_its_end(change: Coroutine[Any, Any, T]) -> T:
+    """Do all of it, even if the caller hangs up: tables that are half made, or half gone, would stay so."""
+    return await asyncio.shield(asyncio.create_task(change))

@@ -238,7 +238,7 @@ def checkpoint_not_found(name: str) -> RequestError:
     return RequestError(
         grpc.StatusCode.NOT_FOUND,
         replay_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND,
-        f"no checkpoint is called {name!r}",
+        f"no checkpoint is called {name!r}; `replay checkpoint list` shows those there are",
         checkpoint=name,
     )
 

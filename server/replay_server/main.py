@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import uvloop
@@ -22,14 +24,14 @@ from replay_proto.errors import FieldError
 
 from replay_server import __version__
 from replay_server.access.caller import Authenticator
-from replay_server.catalog import Catalog
+from replay_server.catalog import Catalog, NotWrittenError
 from replay_server.checkpoint.manifest import DamagedCheckpointError
 from replay_server.checkpoint.reading import RestoreError, restore
 from replay_server.checkpoint.store import Checkpoints, CheckpointsInUseError
 from replay_server.errors import RequestError
 from replay_server.server import BindError, ReplayServer
 from replay_server.service.local import SOCKET_NAME
-from replay_server.settings import ServerSettings, load_settings
+from replay_server.settings import ServerSettings, faults_of, load_settings
 from replay_server.storage.permissions import GROUP_UMASK, UMASK, GroupError, keep_private, share_with_group
 from replay_server.storage.root import Root, RootInUseError
 from replay_server.storage.table_directory import DamagedTableError
@@ -58,24 +60,34 @@ REFUSALS_TO_START = (
 
 
 def main() -> None:
-    """Run the server until SIGTERM or SIGINT; exits with 2 if the settings cannot be used, 1 if it cannot start."""
+    """Run the server until SIGTERM or SIGINT.
+
+    Exits with 2 if the settings cannot be used, with 1 if it cannot start, or the disk does not take its tables at the
+    end.
+    """
     try:
         settings = load_settings(sys.argv[1:])
-    except (ValidationError, SettingsError) as error:
-        print(f"replay-server: {error}", file=sys.stderr)
-        sys.exit(2)
+    except ValidationError as error:
+        _refuse_settings(*faults_of(error))
+    except SettingsError as error:
+        _refuse_settings(str(error))
     _set_up_logging(settings.log_level)
     try:
         check_exposure(settings.host, settings.protection, insecure=settings.insecure)
     except ExposedError as error:
-        print(f"replay-server: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse_settings(str(error))
     _allow_many_files()
     try:
         uvloop.run(serve(settings))
-    except REFUSALS_TO_START as error:
+    except (*REFUSALS_TO_START, NotWrittenError) as error:
         log.error("%s", error)
         sys.exit(1)
+
+
+def _refuse_settings(*faults: str) -> NoReturn:
+    for fault in faults:
+        print(f"replay-server: {fault}", file=sys.stderr)
+    sys.exit(2)
 
 
 async def serve(settings: ServerSettings) -> None:
@@ -91,6 +103,7 @@ async def serve(settings: ServerSettings) -> None:
         CheckpointsInUseError: if another server has the directory for checkpoints.
         DamagedCheckpointError: if the checkpoint to restore cannot be read.
         RestoreError: if the checkpoint to restore has tables that are there already.
+        NotWrittenError: if the disk did not take the tables at the end.
     """
     stop = asyncio.Event()
     _stop_on_signals(stop)
@@ -98,7 +111,7 @@ async def serve(settings: ServerSettings) -> None:
         _stop_with_parent(stop)
     authenticator, credentials = Authenticator(settings.tokens), _credentials(settings)
     os.umask(UMASK if settings.group is None else GROUP_UMASK)
-    root = Root.durable(settings.data_dir) if settings.data_dir else Root.in_memory(settings.memory_dir)
+    root = _root(settings)
     checked = settings.durability == "power"
     catalog = Catalog(root, settings.bounds(), checked=checked)
     syncer: Syncer | None = None
@@ -114,11 +127,11 @@ async def serve(settings: ServerSettings) -> None:
             syncer = Syncer(catalog, settings.sync_every)
         await _make_tables(catalog, settings)
         warm_up(root.path)
-        if settings.checkpoint_dir is not None:
-            checkpoints = Checkpoints(catalog, settings.checkpoint_dir, settings.keep_checkpoints)
+        checkpoints = _checkpoints(catalog, settings)
         server = ReplayServer(
             catalog,
             max_message_mb=settings.max_message_mb,
+            keepalive_s=settings.keepalive_s,
             offer_reflection=settings.reflection,
             socket=root.tables / SOCKET_NAME if settings.same_host else None,
             offer_health=settings.health,
@@ -140,9 +153,44 @@ async def serve(settings: ServerSettings) -> None:
             await checkpoints.close()
         if syncer is not None:
             await syncer.close()
-        catalog.close()
-        root.close()
+        try:
+            catalog.close()
+        finally:
+            root.close()
     log.info("stopped")
+
+
+def _root(settings: ServerSettings) -> Root:
+    """Where the tables are.
+
+    Raises:
+        StartError: if they cannot be there.
+        RootInUseError: if another server has the data directory.
+    """
+    try:
+        return Root.durable(settings.data_dir) if settings.data_dir else Root.in_memory(settings.memory_dir)
+    except OSError as error:
+        name, path = ("data_dir", settings.data_dir) if settings.data_dir else ("memory_dir", settings.memory_dir)
+        raise StartError(_no_directory(name, path, error)) from error
+
+
+def _checkpoints(catalog: Catalog, settings: ServerSettings) -> Checkpoints | None:
+    """Where checkpoints are written.
+
+    Raises:
+        StartError: if they cannot be written there.
+        CheckpointsInUseError: if another server has the directory.
+    """
+    if settings.checkpoint_dir is None:
+        return None
+    try:
+        return Checkpoints(catalog, settings.checkpoint_dir, settings.keep_checkpoints)
+    except OSError as error:
+        raise StartError(_no_directory("checkpoint_dir", settings.checkpoint_dir, error)) from error
+
+
+def _no_directory(setting: str, path: Path | None, error: OSError) -> str:
+    return f"{setting}: expected a directory that the server may write to, got {str(path)!r}: {error.strerror}"
 
 
 def _credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 _CUT_OFF = 2
 """A message that is so many times as long as allowed is not even received."""
+_MS_PER_S = 1000
+_KEEPALIVE_TIMEOUT_MS = 10_000
+"""How long a client may take to say that it is there."""
 _LONGEST_BYTES = (1 << 31) - 1
 """gRPC counts the bytes of a message in 31 bits."""
 _HEAD_BYTES = 1 << 20
@@ -41,6 +44,7 @@ class ReplayServer:
         catalog: Catalog,
         *,
         max_message_mb: int,
+        keepalive_s: float,
         offer_reflection: bool,
         offer_health: bool,
         socket: Path | None,
@@ -53,6 +57,7 @@ class ReplayServer:
         Args:
             catalog: the tables.
             max_message_mb: largest message taken or sent, in MiB.
+            keepalive_s: seconds of silence after which a client is asked whether it is there.
             offer_reflection: whether to describe the contract to whoever asks.
             socket: where to listen for clients on this host; None: nowhere, and they may not copy rows out of the
                 tables' files either.
@@ -75,6 +80,10 @@ class ReplayServer:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),
                 ("grpc.http2.max_ping_strikes", 0),
+                # Clients that vanished without a word are asked, too: their streams and waiting calls would stay.
+                ("grpc.keepalive_time_ms", int(keepalive_s * _MS_PER_S)),
+                ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+                ("grpc.http2.max_pings_without_data", 0),
             ]
         )
         methods = replay_methods(

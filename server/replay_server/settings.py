@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -45,9 +46,12 @@ from replay_server.storage.sync_point import DEFAULT_SYNC_EVERY_S
 from replay_server.table_config import DEFAULT_BACKEND, TableConfig
 from replay_server.waiting import DEFAULT_MAX_WAITING
 
+_OWN_FAULT = "Value error, "
+"""What pydantic puts before the messages of our own checks."""
 ENV_PREFIX = "REPLAY_SERVER_"
 MAX_PORT = 65535
 BYTES_PER_MB = 1 << 20
+MIN_KEEPALIVE_S, MAX_KEEPALIVE_S = 0.1, 86_400.0
 MAX_MESSAGE_MB = 2047
 """gRPC counts the bytes of a message in 31 bits."""
 
@@ -131,6 +135,7 @@ class ServerSettings(BaseSettings):
     sync_every: float = Field(
         DEFAULT_SYNC_EVERY_S,
         gt=0,
+        allow_inf_nan=False,
         description="with durability power, seconds of inserts that a loss of power may take",
     )
     memory_dir: Path = Field(
@@ -163,7 +168,16 @@ class ServerSettings(BaseSettings):
         ge=1,
         description="most bytes of all tables once they are full; default: what the disk has",
     )
-    drain_s: float = Field(5.0, ge=0, description="seconds that calls at work have to end when the server stops")
+    drain_s: float = Field(
+        5.0, ge=0, allow_inf_nan=False, description="seconds that calls at work have to end when the server stops"
+    )
+    keepalive_s: float = Field(
+        30.0,
+        ge=MIN_KEEPALIVE_S,
+        le=MAX_KEEPALIVE_S,
+        description="seconds of silence after which a client is asked whether it is there; one that does not answer "
+        "within 10 more is let go of",
+    )
     same_host: bool = Field(
         True, description="let clients on this host that can read the tables' files copy rows out of them"
     )
@@ -186,7 +200,10 @@ class ServerSettings(BaseSettings):
     )
     checkpoint_dir: Path | None = Field(None, description="directory for checkpoints; without it there are none")
     checkpoint_every: float | None = Field(
-        None, gt=0, description="seconds between checkpoints of all tables; without it they are written on request only"
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds between checkpoints of all tables; without it they are written on request only",
     )
     keep_checkpoints: int = Field(
         3, ge=1, description="checkpoints of a series that are kept, where the request does not say how many"
@@ -274,6 +291,18 @@ def load_settings(arguments: Sequence[str]) -> ServerSettings:
     return CliApp.run(FromFile, cli_args=list(arguments))
 
 
+def faults_of(error: ValidationError) -> list[str]:
+    """A line for each setting that cannot be used: its name, what was expected, and what came."""
+    return [_fault(found) for found in error.errors(include_url=False)]
+
+
+def _fault(found: ErrorDetails) -> str:
+    name = ".".join(map(str, found["loc"]))
+    message = found["msg"].removeprefix(_OWN_FAULT)
+    # What was found out about several settings together says itself what came.
+    return f"{name}: {message[:1].lower()}{message[1:]}, got {found['input']!r}" if name else message
+
+
 def _config_file(arguments: Sequence[str]) -> Path | None:
     """The TOML file: it has to be known before all the settings are."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -283,7 +312,8 @@ def _config_file(arguments: Sequence[str]) -> Path | None:
         return None
     path = Path(found)
     if not path.is_file():
-        raise SettingsError(f"config: expected a TOML file, got {str(path)!r}, which is not there")
+        fault = "no file" if path.exists() else "not there"
+        raise SettingsError(f"config: expected a TOML file, got {str(path)!r}, which is {fault}")
     try:
         tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -65,17 +65,37 @@ class Syncer:
         state: tuple[int, ...] = _state(table)
         now = time.monotonic()
         if last is not None:
-            crowded = table.inserted - last.inserted >= table.config.slots // _MOST_UNSYNCED
+            # A disk that refuses is not asked more often than it has to be.
+            crowded = bool(last.state) and table.inserted - last.inserted >= table.config.slots // _MOST_UNSYNCED
             if state == last.state or (now - last.at_s < self._every_s and not crowded):
                 return
-        point = table.directory.sync_point()
+        inserted = table.inserted
         try:
-            await asyncio.to_thread(table.directory.sync, point)
+            await self._sync(table)
         except OSError as error:
-            log.error("table %s was not synced, the last sync point stays: %s", table.name, error)
+            table.failed_syncs += 1
+            log.error(
+                "table %s was not synced, a loss of power would take the last %d rows; tried again in %g s: %s",
+                *(table.name, table.directory.unsynced, self._every_s, error),
+            )
             # Again when it is due again, though nothing more may have been stored.
-            state = ()
-        self._synced[table.uid] = _Synced(now, point.inserted, state)
+            state, now = (), time.monotonic()
+        self._synced[table.uid] = _Synced(now, inserted, state)
+
+    async def _sync(self, table: Table) -> None:
+        """Sync a table.
+
+        Raises:
+            OSError: if the disk refuses.
+        """
+        directory = table.directory
+        if directory.has_to_be_stored_anew:
+            log.info(
+                "table %s is stored anew: after a sync that failed, nothing is known to be on the disk", table.name
+            )
+            for _ in directory.store_anew():
+                await asyncio.sleep(0)
+        await asyncio.to_thread(directory.sync, directory.sync_point())
 
 
 class _Synced:

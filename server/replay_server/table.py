@@ -97,6 +97,8 @@ class Table:
         """Rows drawn that clients on this host copied themselves, since the server began."""
         self.overtaken_copies = 0
         """How often such a copy was overtaken by inserts, since the server began."""
+        self.failed_syncs = 0
+        """How often the disk refused to take the table, since the server began."""
         self.batches_drawn = 0
         """Batches that learners drew on streams, since the server began."""
         self.batches_ahead = 0

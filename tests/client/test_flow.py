@@ -190,6 +190,34 @@ def test_bounds_name_their_setting(start_server: StartServer, connect: Connect) 
         table.read(np.zeros(300_000, np.int64))
 
 
+@pytest.mark.parametrize("mib", [3, 20])
+def test_messages_that_grpc_cuts_off_are_refused_like_those_that_the_server_refuses(
+    start_server: StartServer, connect: Connect, mib: int
+) -> None:
+    client = connect(start_server("--max-message-mb", "2"))
+    table = client.create_table("one", COLUMNS, 100)
+    table.insert(rows([1]))
+    keys = np.zeros(mib << 17, np.int64)
+    sampler = table.sampler(1, 0.0, prefetch=1)
+    next(sampler)
+
+    def update_on_the_stream() -> None:
+        sampler.update_priorities(keys, np.ones(len(keys)))
+        next(sampler)
+
+    calls = (lambda: table.read(keys), lambda: table.update_priorities(keys, np.ones(len(keys))), update_on_the_stream)
+    for call in calls:
+        with pytest.raises(ResourceExhaustedError, match="max_message_mb") as refusal:
+            call()
+        error = refusal.value
+        assert (error.reason, error.metadata["bound"]) == ("TOO_LARGE", "bytes of a message")
+        assert error.metadata["setting"] == "max_message_mb of the server"
+    # Neither the client nor the stream is worse for it.
+    assert next(sampler)["number"].tolist() == [1]
+    assert table.read([0])["number"].tolist() == [1]
+    sampler.close()
+
+
 def test_the_command_shows_how_the_limiter_stands(new_table: NewTable) -> None:
     table = new_table(min_size=10, samples_per_insert=2.0, error_buffer=8.0)
     table.insert(rows(range(12)))

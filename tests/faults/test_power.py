@@ -15,15 +15,16 @@ import pytest
 from replay_server.service.local import SOCKET_NAME
 
 from tests.faults.workers import CallWriter, StreamWriter, Writer
-from tests.support.caller import CalledTable, Caller
+from tests.support.caller import SAME_HOST, CalledTable, Caller
+from tests.support.deadlines import wait_until
 from tests.support.power import damage_pages, pretend_another_boot
 from tests.support.server_process import ServerProcess, run_to_its_end
 
 StartServer = Callable[..., ServerProcess]
 POWER = ("--durability", "power", "--sync-every", "0.1")
 VERIFIED = "verify after a loss of power"
-CAPACITY = 20_000
-"""Several times what comes in between two syncs."""
+CAPACITY = 60_000
+"""Several times what comes in between two syncs, or while the files are copied on a busy machine."""
 
 
 def load(server: ServerProcess, name: str, writers: list[Writer], then: Callable[[], object]) -> None:
@@ -111,6 +112,70 @@ def test_another_boot_without_damage_loses_nothing(start_server: StartServer, tm
                 writer.settle(table)
             assert table.stats().lost == 0
             assert table.describe().inserted == sum(writer.rows for writer in writers), "rows are there twice, or not"
+
+
+def test_a_recovery_that_is_killed_is_done_by_the_next_server(start_server: StartServer, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = start_server("--data-dir", str(data), *POWER)
+    with Caller(server.address) as caller:
+        name = caller.create(capacity=CAPACITY).name
+    writers: list[Writer] = [StreamWriter(0, 1), CallWriter(1, 1)]
+    moments = random.Random(5)
+    for _ in range(2):
+        load(server, name, writers, lambda: time.sleep(0.5))
+        pretend_another_boot(data)
+        for _ in range(4):
+            server.kill_while_starting(moments.uniform(0.3, 1.2))
+        server.restart()
+        with Caller(server.address) as caller:
+            table = caller.table(name)
+            found = audit(table, writers)
+            for writer in writers:
+                writer.forget_before(min(found))
+                assert writer.acknowledged.items() <= found.items(), "acknowledged rows are not there"
+                writer.settle(table)
+            assert table.describe().inserted == sum(writer.rows for writer in writers), "rows are there twice, or not"
+
+
+def test_recovered_rows_are_read_on_this_host_and_repeats_get_their_keys(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    server = start_server("--data-dir", str(data), *POWER)
+    writer_id, keys = b"0123456789abcdef", {}
+    with Caller(server.address) as caller:
+        name = caller.create(capacity=1000).name
+        for sequence in range(1, 101):
+            values = range(sequence * 15, sequence * 15 + 15)
+            keys[sequence] = caller.table(name).insert(values, writer_id=writer_id, sequence=sequence).tolist()
+            if sequence == 50:
+                wait_until(lambda: caller.table(name).stats().unsynced == 0, "half of it is synced")
+    server.kill()
+    # The newest insert did not get to the disk whole.
+    column = data / "tables" / name / "column-000.bin"
+    content = bytearray(column.read_bytes())
+    slots = 1000 + 64
+    content[(keys[100][-1] % slots) * 8] ^= 255
+    column.write_bytes(content)
+    pretend_another_boot(data)
+    server.restart()
+    with Caller(server.address, SAME_HOST) as caller:
+        table = caller.table(name)
+        live = table.read(table.live_keys())
+        assert live.values.tolist() == [key + 15 for key in range(keys[99][-1] + 1 - len(live.keys), keys[99][-1] + 1)]
+        drawn = table.sample(300)
+        assert drawn.values.tolist() == [key + 15 for key in drawn.keys.tolist()]
+        assert table.stats().sampled_same_host == 300
+        inserted = table.describe().inserted
+        for sequence in range(86, 100):
+            assert table.insert([0], writer_id=writer_id, sequence=sequence).tolist() == keys[sequence]
+        assert table.describe().inserted == inserted
+        # What was lost is inserted when it is repeated, and then known.
+        for _ in range(2):
+            again = table.insert(range(1500, 1515), writer_id=writer_id, sequence=100).tolist()
+            assert again == list(range(inserted, inserted + 15))
+        drawn = table.sample(300)
+        assert set(drawn.values.tolist()) <= {key + 15 for key in range(inserted + 15)}
 
 
 def test_after_a_clean_end_another_boot_needs_no_look_at_the_rows(start_server: StartServer, tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ WRITER = b"0123456789abcdef"
 ROWS = 50
 ROW_BYTES = WHOLE.row_bytes + 16 + 8
 WRITERS_BYTES = 4096 * (16 + 16 * 24)
+CHECKSUM_BYTES = 16
+PAGE_BYTES = 4096
+"""A sync point has room for the writers' records and a head, in whole pages; there are two."""
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +170,22 @@ def test_a_full_table_takes_what_it_was_counted_as(small: Caller) -> None:
     for start in range(0, 2000, ROWS):
         table.insert(np.arange(start, start + ROWS))
     assert table.stats().bytes == WRITERS_BYTES + 1064 * ROW_BYTES
+
+
+def test_checksums_count_too(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    full = WRITERS_BYTES + 2 * (WRITERS_BYTES + PAGE_BYTES) + (1000 + 64) * (ROW_BYTES + CHECKSUM_BYTES)
+    flags = ("--data-dir", str(tmp_path / "data"), "--durability", "power", "--max-bytes")
+    server = start_server(*flags, str(2 * full - 1))
+    with Caller(server.address) as caller:
+        table = caller.create(capacity=1000)
+        for start in range(0, 2000, ROWS):
+            table.insert(np.arange(start, start + ROWS))
+        assert table.stats().bytes == full
+        with refused("TOO_LARGE", bound="bytes of all tables once full", limit=2 * full - 1, got=2 * full):
+            caller.create(capacity=1000)
+    server.terminate()
+    with Caller(start_server(*flags, str(2 * full)).address) as caller:
+        caller.create(capacity=1000)
 
 
 def _with_column(name: str, shape: list[int]) -> replay_pb2.CreateTableRequest:

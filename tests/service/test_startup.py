@@ -187,6 +187,41 @@ def test_a_setting_that_cannot_be_used_is_named(flags: list[str], complaint: str
     assert ended.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("flags", "status", "complaint"),
+    [
+        (["--sync-every", "0"], 2, "sync_every: input should be greater than 0, got '0'"),
+        (["--sync-every", "inf"], 2, "sync_every: input should be a finite number, got 'inf'"),
+        (["--drain-s", "nan", "--keepalive-s", "inf"], 2, "keepalive_s: input should be less than or equal to 86400"),
+        (["--durability", "rocket"], 2, "durability: input should be 'process' or 'power', got 'rocket'"),
+        (["--durability", "power"], 2, "durability power needs a data_dir on a disk"),
+        (["--tls-cert", "a"], 2, "expected tls_cert and tls_key together, got one of them"),
+        (["--config", "{folder}"], 2, "config: expected a TOML file, got '{folder}', which is no file"),
+        (["--data-dir", "{file}"], 1, "data_dir: expected a directory that the server may write to, got '{file}': "),
+        (["--memory-dir", "{file}"], 1, "memory_dir: expected a directory that the server may write to, got '{file}'"),
+        (["--checkpoint-dir", "{file}"], 1, "checkpoint_dir: expected a directory that the server may write to, got"),
+        (["--restore", "nowhere"], 1, "expected the directory of a checkpoint, got 'nowhere', which is not there"),
+        (["--restore", "{folder}"], 1, "expected the directory of a checkpoint, got '{folder}', which has no check"),
+        (["--restore", "{file}"], 1, "expected the directory of a checkpoint, got '{file}', which is no directory"),
+        (["--tls-cert", "nowhere", "--tls-key", "{file}"], 1, "nowhere: expected a PEM file, got: No such file"),
+        (["--tls-cert", "{file}", "--tls-key", "{folder}"], 1, "{folder}: expected a PEM file, got: Is a directory"),
+        (["--tokens", "{file}"], 1, "{file}: expected TOML in UTF-8, got bytes that are something else"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_setting_is_told_in_one_line(tmp_path: Path, flags: list[str], status: int, complaint: str) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff\xfe")
+    file.chmod(0o600)
+    given = [flag.format(file=file, folder=tmp_path) for flag in flags]
+    ended = run_to_its_end(*given, *(() if "--memory-dir" in flags else ("--memory-dir", str(tmp_path))))
+    assert ended.returncode == status
+    lines = [line for line in ended.stderr.splitlines() if complaint.format(file=file, folder=tmp_path) in line]
+    assert len(lines) == 1, ended.stderr
+    assert len(ended.stderr.splitlines()) == len(flags) // 2 if status == 2 and "--config" not in flags else True
+    assert not any(word in ended.stderr for word in ("Traceback", "pydantic", "FromFile", "Errno"))
+
+
 @pytest.mark.parametrize("content", ["prot = 5", "port = "], ids=["unknown setting", "no TOML"])
 def test_a_file_that_cannot_be_used_is_complained_about(tmp_path: Path, content: str) -> None:
     file = tmp_path / "server.toml"

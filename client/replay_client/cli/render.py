@@ -166,6 +166,7 @@ def _key_figures(table: TableStats) -> Table:
         ("updated", _ever(table.updated, table.rates.updated_per_s)),
         ("stale updates", count_text(table.stale)),
         *([("lost with the power", count_text(table.lost))] if table.lost else []),
+        *([("syncs that failed", _failed_syncs(table))] if table.failed_syncs else []),
         ("staleness of batches", f"{table.staleness:.1f} updates"),
         ("copied on this host", f"{count_text(table.sampled_same_host)} rows"),
         ("evicted", count_text(table.evicted)),
@@ -177,6 +178,10 @@ def _key_figures(table: TableStats) -> Table:
     ):
         grid.add_row(label, value)
     return grid
+
+
+def _failed_syncs(table: TableStats) -> str:
+    return f"{count_text(table.failed_syncs)}, {count_text(table.unsynced)} rows are not on the disk"
 
 
 def _waiting(table: TableStats) -> str:

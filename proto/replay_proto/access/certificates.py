@@ -52,6 +52,11 @@ class ServerCertificates:
 
     def _check(self) -> None:
         """Let OpenSSL look at the files: gRPC would tell of a fault only when somebody connects."""
+        for path in filter(None, (self._certificate, self._key, self._client_ca)):
+            try:
+                path.read_bytes()
+            except OSError as error:
+                raise UnusableFileError(f"{path}: expected a PEM file, got: {error.strerror}") from error
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             # An empty password in place of a question in the terminal.

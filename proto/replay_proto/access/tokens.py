@@ -163,7 +163,9 @@ def read_grants(path: Path) -> tuple[Grant, ...]:
         content = tomllib.loads(path.read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise UnusableFileError(f"{path}: expected TOML, got something else: {_without_content(error)}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise UnusableFileError(f"{path}: expected TOML in UTF-8, got bytes that are something else") from None
+    except OSError as error:
         raise UnusableFileError(f"{path}: {_without_content(error)}") from None
     entries = content.get("tokens")
     if content.keys() != {"tokens"} or not isinstance(entries, list) or not entries:

@@ -1537,6 +1537,8 @@ class TableStats(google.protobuf.message.Message):
     WAITED_FIELD_NUMBER: builtins.int
     RATE_LIMITER_FIELD_NUMBER: builtins.int
     LOST_FIELD_NUMBER: builtins.int
+    UNSYNCED_FIELD_NUMBER: builtins.int
+    FAILED_SYNCS_FIELD_NUMBER: builtins.int
     bytes: builtins.int
     """Bytes reserved for the table's rows, priorities and records."""
     evicted: builtins.int
@@ -1573,6 +1575,10 @@ class TableStats(google.protobuf.message.Message):
     """Calls that had to wait, since the start."""
     lost: builtins.int
     """Rows that losses of power took, ever; see durability in the server's docs."""
+    unsynced: builtins.int
+    """Rows inserted since the last sync point, which a loss of power may take; 0 in a table without checksums."""
+    failed_syncs: builtins.int
+    """How often the disk refused to take the table's files, since the start: until it does, `unsynced` grows."""
     @property
     def table(self) -> global___TableDescription:
         """The table: config with all parameters, uid, size, inserted."""
@@ -1625,9 +1631,11 @@ class TableStats(google.protobuf.message.Message):
         waited: builtins.int = ...,
         rate_limiter: global___LimiterStats | None = ...,
         lost: builtins.int = ...,
+        unsynced: builtins.int = ...,
+        failed_syncs: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rate_limiter", b"rate_limiter", "rates", b"rates", "table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "failed_syncs", b"failed_syncs", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "unsynced", b"unsynced", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts"]) -> None: ...
 
 global___TableStats = TableStats
 

@@ -85,7 +85,7 @@ class TableManifest:
             stored["left_out"],
             [FileManifest(name, file["bytes"], file["crc32"]) for name, file in stored["files"].items()],
         )
-        if len(table.uid) != _UID_BYTES or not 0 <= table.size <= table.config.capacity or table.first_key < 0:
+        if len(table.uid) != _UID_BYTES or not 0 <= table.size <= table.config.most_live or table.first_key < 0:
             raise ValueError(f"{table.size} rows from key {table.first_key} on, uid of {len(table.uid)} bytes")
         return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import zlib
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 from replay_proto.framing import Array
 from replay_proto.layout import column_file
 
-from replay_server.checkpoint.manifest import CheckpointManifest, DamagedCheckpointError, TableManifest
+from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, DamagedCheckpointError, TableManifest
 from replay_server.checkpoint.writing import PRIORITIES_FILE, WRITERS_FILE
 from replay_server.storage.row_store import store_in_ring
 from replay_server.storage.table_directory import TableDirectory
@@ -55,9 +56,12 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
 
     Raises:
         DamagedCheckpointError: if a file is damaged; nothing was made.
-        RestoreError: if a table is there already; nothing was made.
-        NoSpaceError: if there is no room.
+        RestoreError: if it is no checkpoint, or a table is there already; nothing was made.
+        NoSpaceError: if there is no room; nothing is left of what was made.
     """
+    if not (folder / MANIFEST_FILE).is_file():
+        fault = _no_checkpoint(folder)
+        raise RestoreError(f"restore: expected the directory of a checkpoint, got {str(folder)!r}, which {fault}")
     manifest = verify(folder)
     existing = [table.config.name for table in manifest.tables if (tables / table.config.name).exists()]
     if existing:
@@ -65,10 +69,25 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
             f"{folder}: table {existing[0]!r} exists in {tables} already; restore into an empty --data-dir, or start "
             "without --restore"
         )
-    for table in manifest.tables:
-        fill = partial(_fill, folder / table.config.name, table)
-        TableDirectory.create(tables, table.config, uid=table.uid, checked=checked, fill=fill).close()
+    made: list[Path] = []
+    try:
+        for table in manifest.tables:
+            fill = partial(_fill, folder / table.config.name, table)
+            directory = TableDirectory.create(tables, table.config, uid=table.uid, checked=checked, fill=fill)
+            made.append(directory.folder)
+            directory.close()
+    except BaseException:
+        # All or none: with some of them there, the next attempt would be refused.
+        for path in made:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
     return manifest
+
+
+def _no_checkpoint(folder: Path) -> str:
+    if folder.is_dir():
+        return f"has no {MANIFEST_FILE}"
+    return "is no directory" if folder.exists() else "is not there"
 
 
 def _measured(path: Path) -> tuple[int, int]:

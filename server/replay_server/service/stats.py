@@ -82,6 +82,8 @@ class StatsHandler:
             waiting_inserts=table.waiting_inserts,
             waited=table.waited,
             lost=table.directory.lost,
+            unsynced=table.directory.unsynced,
+            failed_syncs=table.failed_syncs,
             rate_limiter=_limiter(table),
             sampled_same_host=table.rows_copied_by_clients,
             overtaken=table.overtaken_copies,

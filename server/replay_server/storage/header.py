@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from replay_proto.layout import DELIVERED, HEADER_FILE, HEADER_WORDS, INSERTED, RESET_FLOOR, SAMPLED, WRITE_HORIZON
+from replay_proto.layout import (
+    DELIVERED,
+    HEADER_FILE,
+    HEADER_WORDS,
+    INSERTED,
+    RESET_FLOOR,
+    SAMPLED,
+    SYNC_FAILED,
+    WRITE_HORIZON,
+)
 
 from replay_server.storage.mapped_file import MappedFile
 
@@ -26,9 +35,9 @@ class Header:
         Raises:
             ValueError: if an existing one cannot be true.
         """
-        self._file = MappedFile(folder / HEADER_FILE, HEADER_WORDS * 8, create=create)
-        self._file.reserve(self._file.size)
-        self._words = self._file.view(np.dtype("<i8"), (HEADER_WORDS,))
+        self.file = MappedFile(folder / HEADER_FILE, HEADER_WORDS * 8, create=create)
+        self.file.reserve(self.file.size)
+        self._words = self.file.view(np.dtype("<i8"), (HEADER_WORDS,))
         # Loads from the mapping are slow in Python, and only this process stores to it.
         self._inserted = int(self._words[INSERTED])
         self._reset_floor = int(self._words[RESET_FLOOR])
@@ -87,15 +96,16 @@ class Header:
     def sampled(self, value: int) -> None:
         self._words[SAMPLED] = self._sampled = value
 
-    def flush(self) -> None:
-        """Write it to the disk."""
-        self._file.flush()
+    @property
+    def sync_failed(self) -> bool:
+        """Whether the disk refused something since the last sync point. A killed server leaves it to the next."""
+        return bool(self._words[SYNC_FAILED])
 
-    def sync(self) -> None:
-        """Write it to the disk, beside other threads."""
-        self._file.sync()
+    @sync_failed.setter
+    def sync_failed(self, value: bool) -> None:
+        self._words[SYNC_FAILED] = value
 
     def close(self) -> None:
         """Unmap it."""
         del self._words
-        self._file.close()
+        self.file.close()

@@ -16,6 +16,7 @@ from replay_server.storage.permissions import FILE_MODE
 RESERVE_STEP_BYTES = 4 << 20
 """Space is reserved this much at a time: on tmpfs that takes about a millisecond."""
 
+_PAGE_BYTES = mmap.PAGESIZE
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 
 
@@ -98,8 +99,22 @@ class MappedFile:
         self._map.flush()
 
     def sync(self) -> None:
-        """Write what was stored since the last time to the disk; other threads go on, and may store meanwhile."""
+        """Write what was stored since the last time to the disk; other threads go on, and may store meanwhile.
+
+        Raises:
+            OSError: if the disk refuses. The kernel may then take for written what is not, and the next call succeed:
+                `store_anew` comes first.
+        """
         os.fdatasync(self._file)
+
+    def store_anew(self, start: int, stop: int) -> None:
+        """Have the pages between these bytes, which are reserved, written with the next `sync`, changed or not.
+
+        Nobody may store there meanwhile.
+        """
+        pages = self.bytes[start:stop:_PAGE_BYTES]
+        # An assignment of an array to itself stores nothing.
+        np.bitwise_or(pages, 0, out=pages)
 
     def close(self) -> None:
         """Close the file. The memory is unmapped once no array refers to it any more."""

@@ -9,7 +9,8 @@ the table as it stood at one moment, at that sync point or later, less what was 
 2. Of the rows before this end, the oldest may have been overwritten by rows that are lost. The newest run of
    consecutive keys that verify is live: the table is cut at its newest hole, and no insert before the sync point is
    taken back.
-3. This becomes the table's new sync point, and then its header and its writers' records.
+3. This becomes the table's new sync point, and then its header and its writers' records. The header says before how
+   many rows are lost.
 
 Doing this again, if it is cut short, comes to the same.
 """
@@ -32,6 +33,7 @@ from replay_proto.layout import (
     HEADER_FILE,
     HEADER_WORDS,
     INSERTED,
+    LOST,
     RESET_FLOOR,
     SAMPLED,
     WRITE_HORIZON,
@@ -64,6 +66,16 @@ class _Header:
     reset_floor: int
     delivered: int
     sampled: int
+    lost: int = 0
+    """Rows lost ever, by a recovery that was cut short; 0: there was none."""
+
+    def store(self, folder: Path) -> None:
+        """Put it in place of the header on the disk."""
+        words = np.zeros(HEADER_WORDS, "<i8")
+        words[WRITE_HORIZON] = words[INSERTED] = self.inserted
+        words[RESET_FLOOR], words[DELIVERED], words[SAMPLED] = self.reset_floor, self.delivered, self.sampled
+        words[LOST] = self.lost
+        _overwrite(folder / HEADER_FILE, words.tobytes())
 
 
 def recover(folder: Path, config: TableConfig) -> None:
@@ -87,6 +99,7 @@ def recover(folder: Path, config: TableConfig) -> None:
                 f"{folder / SYNC_POINT_FILE}: expected a whole sync point, found none; the file is damaged"
             )
         found = _find(folder, config, rows.checksums, points.newest)
+        replace(found.header, lost=found.point.lost).store(folder)
         points.store(found.point)
         _apply(folder, config, found.point)
         rows.checksums.erase(found.point.inserted, config.slots - len(found.live))
@@ -111,7 +124,10 @@ def recover(folder: Path, config: TableConfig) -> None:
 
 @dataclass(frozen=True)
 class _Found:
+    header: _Header
+    """As it was."""
     point: SyncPoint
+    """As it will be."""
     live: range
     lost: list[range]
 
@@ -135,10 +151,10 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
         reset_floor=oldest if oldest > max(floor, inserted - config.most_live) else floor,
         delivered=header.delivered,
         sampled=header.sampled,
-        lost=point.lost + sum(map(len, lost)),
+        lost=header.lost or point.lost + sum(map(len, lost)),
         writers=writers,
     )
-    return _Found(_in_step(config, recovered, point), range(oldest, inserted), lost)
+    return _Found(header, _in_step(config, recovered, point), range(oldest, inserted), lost)
 
 
 def _read_header(folder: Path, point: SyncPoint) -> _Header:
@@ -148,7 +164,9 @@ def _read_header(folder: Path, point: SyncPoint) -> _Header:
         raise ValueError(f"{folder / HEADER_FILE}: expected {HEADER_WORDS} words, found {len(words)}")
     inserted, floor = int(words[INSERTED]), int(words[RESET_FLOOR])
     if point.inserted <= inserted <= MAX_KEY and point.reset_floor <= floor <= inserted:
-        return _Header(inserted, floor, max(int(words[DELIVERED]), point.delivered), int(words[SAMPLED]))
+        return _Header(
+            inserted, floor, max(int(words[DELIVERED]), point.delivered), int(words[SAMPLED]), int(words[LOST])
+        )
     return _Header(point.inserted, point.reset_floor, point.delivered, point.sampled)
 
 
@@ -251,10 +269,7 @@ def _in_step(config: TableConfig, recovered: SyncPoint, point: SyncPoint) -> Syn
 
 def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
     """Bring header, writers' records and priorities to what a sync point says."""
-    words = np.zeros(HEADER_WORDS, "<i8")
-    words[WRITE_HORIZON] = words[INSERTED] = point.inserted
-    words[RESET_FLOOR], words[DELIVERED], words[SAMPLED] = point.reset_floor, point.delivered, point.sampled
-    _overwrite(folder / HEADER_FILE, words.tobytes())
+    _Header(point.inserted, point.reset_floor, point.delivered, point.sampled).store(folder)
     _overwrite(folder / WRITERS_FILE, _whole_file(point.writers))
     file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=False)
     file.reserve(file.size)

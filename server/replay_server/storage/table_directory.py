@@ -21,7 +21,7 @@ import json
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ CHECKED_FORMAT_VERSION = 2
 UID_BYTES = 16
 _MANIFEST = "manifest.json"
 _SEALED_AT_ONCE = 1 << 17
+_STORED_AT_ONCE = 16 << 20
+"""Bytes: some milliseconds."""
 _UNFINISHED = ".new-"
 _REMOVED = ".dropped-"
 
@@ -79,6 +81,7 @@ class TableDirectory:
         self.nonce = _read_nonce(folder / NONCE_FILE)
         self.writers = WriterRecords(folder, inserted=self.header.inserted, create=create)
         self._sync_points = SyncPoints(folder, create=create) if checked else None
+        self._is_stored_anew = False
         if checked:
             self._erase_uncommitted()
 
@@ -107,6 +110,7 @@ class TableDirectory:
         """
         uid = uid or secrets.token_bytes(UID_BYTES)
         unfinished = parent / f"{_UNFINISHED}{uid.hex()}"
+        directory: TableDirectory | None = None
         try:
             unfinished.mkdir(mode=FOLDER_MODE)
             (unfinished / _MANIFEST).write_text(_manifest(uid, config, checked=checked), "utf-8")
@@ -124,6 +128,8 @@ class TableDirectory:
                 sync_folder(parent)
         except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
+            if directory is not None:
+                shutil.rmtree(directory.folder, ignore_errors=True)
             if tells_full(error):
                 raise NoSpaceError(errno.ENOSPC, "no room for a table", str(parent)) from error
             raise
@@ -173,6 +179,11 @@ class TableDirectory:
         return self.rows.reserved_bytes + self._priorities_file.reserved + self.writers.reserved_bytes + synced
 
     @property
+    def full_bytes(self) -> int:
+        """Bytes that they take once the table is full."""
+        return full_bytes(self.config, checked=self.is_checked)
+
+    @property
     def is_checked(self) -> bool:
         """Whether its rows have checksums, and it is to be synced now and then."""
         return self._sync_points is not None
@@ -195,18 +206,48 @@ class TableDirectory:
             writers=self.writers.used(),
         )
 
+    @property
+    def unsynced(self) -> int:
+        """Rows inserted since the last sync point; 0 without checksums."""
+        newest = None if self._sync_points is None else self._sync_points.newest
+        return 0 if newest is None else self.header.inserted - newest.inserted
+
+    @property
+    def has_to_be_stored_anew(self) -> bool:
+        """Whether a sync failed: the kernel may take for written what is not, and a later sync would prove nothing."""
+        return self.header.sync_failed and not self._is_stored_anew
+
+    def store_anew(self) -> Iterator[None]:
+        """Store everything once more, a piece with every step, so that the next sync writes it.
+
+        To be done where all else is stored: a store beside it would be lost.
+
+        Raises:
+            NoSpaceError: if there is no room; nothing is gained.
+        """
+        self.rows.reserve(0, self.header.inserted)
+        for file in self._files:
+            for start in range(0, file.reserved, _STORED_AT_ONCE):
+                file.store_anew(start, min(start + _STORED_AT_ONCE, file.reserved))
+                yield
+        self._is_stored_anew = True
+
     def sync(self, point: SyncPoint) -> None:
         """Write all files to the disk and then the sync point; in any thread, while the table goes on being used.
 
         Raises:
-            OSError: if the disk refuses; the last sync point stays.
+            OSError: if the disk refuses; the last sync point stays, and all has to be stored anew before the next.
         """
         assert self._sync_points is not None
-        for file in (*self.rows.files(), self._priorities_file):
-            file.sync()
-        self.writers.sync()
-        self.header.sync()
-        self._sync_points.store(point)
+        assert not self.has_to_be_stored_anew
+        try:
+            for file in self._files:
+                file.sync()
+            self._sync_points.store(point)
+        except OSError:
+            self.header.sync_failed, self._is_stored_anew = True, False
+            raise
+        self.header.sync_failed = self._is_stored_anew = False
 
     def add_checksums(self) -> None:
         """Have checksums from now on; only before anybody uses the table.
@@ -226,11 +267,23 @@ class TableDirectory:
         replace_file(self.folder / _MANIFEST, _manifest(self.uid, self.config, checked=True))
 
     def flush(self) -> None:
-        """Write everything to the disk."""
-        for file in (*self.rows.files(), self._priorities_file):
+        """Write what was stored to the disk; what is to outlive a loss of power is synced on top."""
+        for file in self._files:
             file.flush()
-        self.writers.flush()
-        self.header.flush()
+
+    def write_out(self) -> None:
+        """Write everything to the disk, while nothing is stored to the table.
+
+        Raises:
+            OSError: if the disk refuses.
+        """
+        if not self.is_checked:
+            self.flush()
+            return
+        if self.has_to_be_stored_anew:
+            for _ in self.store_anew():
+                pass
+        self.sync(self.sync_point())
 
     def close(self) -> None:
         """Unmap everything; the directory stays."""
@@ -241,6 +294,11 @@ class TableDirectory:
         self.header.close()
         if self._sync_points is not None:
             self._sync_points.close()
+
+    @property
+    def _files(self) -> Sequence[MappedFile]:
+        """All that is mapped, but for the sync points."""
+        return (*self.rows.files(), self._priorities_file, self.writers.file, self.header.file)
 
     @property
     def _live(self) -> range:

@@ -48,9 +48,9 @@ class WriterRecords:
             create: make the file, or open it.
         """
         self._path = folder / FILE_NAME
-        self._file = MappedFile(self._path, WRITER_RECORDS_BYTES, create=create)
-        self._file.reserve(self._file.size)
-        table: NDArray[np.void] = self._file.view(_WRITER, (WRITERS_KEPT,))  # type: ignore[assignment]
+        self.file = MappedFile(self._path, WRITER_RECORDS_BYTES, create=create)
+        self.file.reserve(self.file.size)
+        table: NDArray[np.void] = self.file.view(_WRITER, (WRITERS_KEPT,))  # type: ignore[assignment]
         self._ids = table["id"]
         self._records = table["records"]
         self._writers: OrderedDict[bytes, _Writer] = OrderedDict()  # the one that inserted last comes last
@@ -105,33 +105,25 @@ class WriterRecords:
         writer = self._writers.get(writer_id)
         return 0 if writer is None else writer.last_sequence
 
-    def flush(self) -> None:
-        """Write them to the disk."""
-        self._file.flush()
-
-    def sync(self) -> None:
-        """Write what was stored since the last time to the disk, beside other threads."""
-        self._file.sync()
-
     def used(self) -> bytes:
         """A copy of the file's beginning, as far as it is in use; the rest counts for nothing."""
         places = max((writer.place for writer in self._writers.values()), default=-1) + 1
-        return self._file.bytes[: places * _WRITER.itemsize].tobytes()
+        return self.file.bytes[: places * _WRITER.itemsize].tobytes()
 
     @property
     def content(self) -> NDArray[np.uint8]:
         """The file as it stands. What is stored to it counts once the table is opened again."""
-        return self._file.bytes
+        return self.file.bytes
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of the file."""
-        return self._file.reserved
+        return self.file.reserved
 
     def close(self) -> None:
         """Unmap them."""
         del self._ids, self._records
-        self._file.close()
+        self.file.close()
 
     def _take_place(self) -> int:
         """A place for a new writer: an unused one, or that of the writer that inserted longest ago."""

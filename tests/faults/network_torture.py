@@ -1,0 +1,151 @@
+"""Breaks the network between a server and its clients again and again, and audits what comes of it.
+
+    python -m tests.faults.network_torture --minutes 10 --report docs/reliability.md
+
+Server and clients are in network namespaces of their own, see `tests.faults.link`. Needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.progress import track
+
+from tests.faults.link import Link, obstacle
+from tests.faults.network_load import NetworkFigures
+from tests.faults.report import write_section
+from tests.support.server_process import ServerProcess
+
+TROUBLES = {
+    "cable pulled out": lambda link: link.cut(),
+    "packets swallowed": lambda link: link.swallow(),
+    "packets to the server swallowed": lambda link: link.swallow("s"),
+    "packets to the clients swallowed": lambda link: link.swallow("c"),
+    "connections reset": lambda link: link.refuse(),
+    "3 in 10 packets lost": lambda link: link.lose(0.3),
+    "slow and lossy": lambda link: link.slow(),
+}
+_LONG = 0.1
+"""Of the troubles, this part lasts long."""
+_PATIENCE_S = 180.0
+
+
+@dataclass
+class NetworkTorture:
+    """Troubles so far."""
+
+    link: Link
+    random: random.Random
+    short_s: float
+    """Most troubles last up to this,"""
+    long_s: float
+    """and the others from this to twice as long."""
+    troubles: Counter[str] = field(default_factory=Counter)
+    """By what they were."""
+    left: list[str] = field(default_factory=list)
+    """Those that are still to come before each may come again."""
+
+    def once(self) -> None:
+        """Let all go well for a while, and then not."""
+        time.sleep(self.random.uniform(0.1, self.short_s))
+        if not self.left:
+            self.left = self.random.sample(list(TROUBLES), len(TROUBLES))
+        trouble = self.left.pop()
+        TROUBLES[trouble](self.link)
+        self.troubles[trouble] += 1
+        is_long = self.random.random() < _LONG
+        span_s = (self.long_s, 2 * self.long_s) if is_long else (0.05, self.short_s)
+        time.sleep(self.random.uniform(*span_s))
+        self.link.mend()
+
+
+def torture(link: Link, server: ServerProcess, troubles: NetworkTorture, rounds: Iterator[object]) -> NetworkFigures:
+    """Have clients load a server at the other end of the link, in trouble for some rounds; what their audit came to.
+
+    Raises:
+        AssertionError: the audit failed.
+    """
+    clients = subprocess.Popen(
+        [*link.at_clients, sys.executable, "-m", "tests.faults.network_load", f"{link.server_host}:{server.port}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for _ in rounds:
+            troubles.once()
+            assert clients.poll() is None, "the clients gave up"
+        figures, _ = clients.communicate(timeout=_PATIENCE_S)
+    finally:
+        clients.kill()
+        clients.communicate()
+    assert clients.returncode == 0, "the audit failed, see above"
+    return NetworkFigures(**json.loads(figures))
+
+
+def server_flags(link: Link, data: Path) -> tuple[str, ...]:
+    """Of a server at the link's end."""
+    return ("--host", link.server_host, "--insecure", "--no-same-host", "--data-dir", str(data))
+
+
+def lines(troubles: NetworkTorture, figures: NetworkFigures, minutes: float) -> Iterator[tuple[str, str]]:
+    """What to tell people, and the figure."""
+    yield "minutes", f"{minutes:g}"
+    for trouble, count in sorted(troubles.troubles.items()):
+        yield trouble, f"{count:,}"
+    yield "rows acknowledged", f"{figures.rows:,}"
+    yield "batches drawn", f"{figures.batches:,}"
+    yield "inserts that were repeated and not applied again", f"{figures.repeated_inserts:,}"
+    yield "rows compared", f"{figures.rows_audited:,}"
+    yield "of these, with a priority that a learner had set", f"{figures.priorities_audited:,}"
+    yield (
+        f"longest pause of a client, with troubles of up to {2 * troubles.long_s:g} s",
+        f"{figures.longest_pause_s:.1f} s",
+    )
+    # Any of them would have ended the run.
+    yield "acknowledged rows lost, rows doubled, torn rows, priorities lost, clients that gave up", "0"
+
+
+def _until(deadline_s: float) -> Iterator[float]:
+    while (now := time.monotonic()) < deadline_s:
+        yield now
+
+
+def main() -> None:
+    """Torture the network of a server of its own, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10, help="how long to go on")
+    parser.add_argument("--long-s", type=float, default=15, help="how long long troubles last")
+    parser.add_argument("--seed", type=int, default=0, help="chooses moments and troubles")
+    parser.add_argument("--report", type=Path, help="document whose section on networks is written anew")
+    arguments = parser.parse_args()
+    if reason := obstacle():
+        sys.exit(f"no network of two namespaces can be made: {reason}")
+    with Link("torture") as link, tempfile.TemporaryDirectory(prefix="network-torture-") as name:
+        folder = Path(name)
+        flags = server_flags(link, folder / "data")
+        server = ServerProcess(folder / "log", *flags, within=link.at_server)
+        troubles = NetworkTorture(link, random.Random(arguments.seed), 1.5, arguments.long_s)
+        try:
+            rounds = _until(time.monotonic() + arguments.minutes * 60)
+            figures = torture(link, server, troubles, iter(track(rounds, description="breaking", total=None)))
+        finally:
+            server.kill()
+        for what, figure in lines(troubles, figures, arguments.minutes):
+            print(f"{figure:>12}  {what}")
+        if arguments.report is not None:
+            write_section(arguments.report, "network", ("", "figure"), lines(troubles, figures, arguments.minutes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""A disk that refuses to sync: service goes on, nothing is taken for synced, everybody can see it, and it passes."""
+
+from __future__ import annotations
+
+import io
+import os
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_client import ReplayClient
+from replay_client.cli import render
+from rich.console import Console
+
+from tests.support.caller import CalledTable, Caller
+from tests.support.deadlines import wait_until
+from tests.support.power import pretend_another_boot
+from tests.support.server_process import ServerProcess
+
+POWER = ("--durability", "power", "--sync-every", "0.05")
+STORED_ANEW = "is stored anew"
+FAILING_DISK = textwrap.dedent("""
+    # Read by every interpreter that starts with this folder in its path.
+    import errno, os
+    sync = os.fdatasync
+    def fdatasync(file):
+        if os.path.exists(os.environ["DISK_FAILS"]):
+            code = getattr(errno, open(os.environ["DISK_FAILS"]).read())
+            raise OSError(code, os.strerror(code))
+        sync(file)
+    os.fdatasync = fdatasync
+""")
+
+
+class FailingDisk:
+    """A disk that refuses when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(FAILING_DISK)
+        self._switch = folder / "fails"
+        paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.environment = {"PYTHONPATH": paths, "DISK_FAILS": str(self._switch)}
+
+    def fail(self, code: str) -> None:
+        self._switch.write_text(code)
+
+    def work(self) -> None:
+        self._switch.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> FailingDisk:
+    """Below the servers of the test."""
+    return FailingDisk(tmp_path / "disk")
+
+
+def values(table: CalledTable) -> list[int]:
+    found: list[int] = table.read(table.live_keys()).values.tolist()
+    return found
+
+
+@pytest.mark.parametrize("code", ["EIO", "ENOSPC"])
+def test_service_goes_on_and_tells(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, disk: FailingDisk, code: str
+) -> None:
+    server = start_server("--data-dir", str(tmp_path / "data"), *POWER, environment=disk.environment)
+    with Caller(server.address) as caller:
+        table = caller.create(capacity=1000)
+        table.insert(range(100))
+        wait_until(lambda: table.stats().unsynced == 0, "it is synced")
+        disk.fail(code)
+        table.insert(range(100, 150))
+        wait_until(lambda: table.stats().failed_syncs > 2, "it is noticed, and tried again")
+        table.insert(range(150, 200))
+        assert table.stats().unsynced == 100
+        assert table.sample(10).values.max() < 200
+        assert f"table {table.name} was not synced, a loss of power would take the last 50 rows" in server.log()
+        console = Console(width=200, record=True, file=io.StringIO())
+        with ReplayClient(server.address) as client:
+            console.print(render.stats_view(client.stats(), server.address, table.name, 200))
+        assert "100 rows are not on the disk" in console.export_text()
+        disk.work()
+        wait_until(lambda: table.stats().unsynced == 0, "it is synced once the disk works")
+        assert f"table {table.name} {STORED_ANEW}" in server.log()
+        assert values(table) == list(range(200))
+    server.terminate()
+
+
+def test_a_server_that_is_killed_meanwhile_leaves_it_to_the_next(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, disk: FailingDisk
+) -> None:
+    server = start_server("--data-dir", str(tmp_path / "data"), *POWER, environment=disk.environment)
+    with Caller(server.address) as caller:
+        table = caller.create(capacity=1000)
+        wait_until(lambda: table.stats().unsynced == 0, "it is synced")
+        disk.fail("EIO")
+        table.insert(range(100))
+        wait_until(lambda: table.stats().failed_syncs > 0, "it is noticed")
+    server.kill()
+    disk.work()
+    before = server.log()
+    server.restart()
+    with Caller(server.address) as caller:
+        table = caller.table(table.name)
+        wait_until(lambda: table.stats().unsynced == 0, "it is synced")
+        assert STORED_ANEW in server.log().removeprefix(before)
+        assert values(table) == list(range(100))
+
+
+def test_a_server_that_ends_says_what_the_disk_did_not_take(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, disk: FailingDisk
+) -> None:
+    data = tmp_path / "data"
+    server = start_server("--data-dir", str(data), *POWER, environment=disk.environment)
+    with Caller(server.address) as caller:
+        table = caller.create(capacity=1000)
+        table.insert(range(100))
+        disk.fail("EIO")
+        table.insert(range(100, 120))
+    assert server.terminate() == 1
+    assert f"tables that the disk did not take, so that a loss of power harms them: {table.name}: " in server.log()
+    assert "Traceback" not in server.log()
+    disk.work()
+    # It did not end in order: after another boot, nothing is taken on trust.
+    pretend_another_boot(data)
+    server.restart()
+    assert "verify after a loss of power" in server.log()
+    with Caller(server.address) as caller:
+        assert np.array_equal(values(caller.table(table.name)), np.arange(120))
+    assert server.terminate() == 0

@@ -1,0 +1,66 @@
+"""Callers who hang up while their table is made or dropped: it is done all the same, and the next call finds it so."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replay_server.catalog import Catalog
+from replay_server.errors import RequestError
+from replay_server.storage.root import Root
+from replay_server.table_config import TableConfig
+
+from tests.support.rows import WHOLE
+
+CONFIG = TableConfig("t", WHOLE, capacity=1000)
+TURNS = 6
+"""Turns of the event loop that a caller waits before it hangs up."""
+
+
+async def hang_up(call: asyncio.Task[Any], turns: int) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+
+
+@pytest.mark.parametrize("turns", range(TURNS))
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_table_whose_maker_hangs_up_can_be_made_again(tmp_path: Path, turns: int, checked: bool) -> None:
+    async def run() -> None:
+        catalog = Catalog(Root.durable(tmp_path), checked=checked)
+        await hang_up(asyncio.create_task(catalog.create(CONFIG)), turns)
+        table, _ = await catalog.create(CONFIG)
+        assert table.directory.folder.is_dir()
+        assert catalog.find("t") is table
+        await catalog.drop("t", b"")
+        assert list((tmp_path / "tables").iterdir()) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", range(1, TURNS))
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("is_held", [False, True], ids=["at once", "while it is synced"])
+def test_a_table_whose_dropper_hangs_up_is_gone_and_can_be_made_again(
+    tmp_path: Path, turns: int, checked: bool, is_held: bool
+) -> None:
+    async def run() -> None:
+        catalog = Catalog(Root.durable(tmp_path), checked=checked)
+        table, _ = await catalog.create(CONFIG)
+        hold = catalog.hold(table)
+        if is_held:
+            await hold.acquire()
+        await hang_up(asyncio.create_task(catalog.drop("t", b"")), turns)
+        if is_held:
+            hold.release()
+        with pytest.raises(RequestError, match="no table"):
+            catalog.find("t")
+        again, created = await catalog.create(CONFIG)
+        assert created
+        assert again.uid != table.uid
+        assert [path.name for path in (tmp_path / "tables").iterdir() if not path.name.startswith(".")] == ["t"]
+
+    asyncio.run(run())

@@ -1,0 +1,221 @@
+"""Syncs that the disk refuses: nothing is taken for synced that is not, and all is well once the disk is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_server.storage.mapped_file import MappedFile
+from replay_server.storage.table_directory import TableDirectory
+from replay_server.table import NewRows, Table, WriterStamp
+from replay_server.table_config import TableConfig
+
+from tests.storage.test_power_loss import live_values
+from tests.support.power import PAGE_BYTES, copy_of, write_files
+from tests.support.rows import WHOLE, columns_of
+
+CAPACITY = 1500
+MANY = 1200
+"""Rows on several pages of every column, most of which nothing is stored to later."""
+WRITER = b"0123456789abcdef"
+
+
+class Disk:
+    """What of a table's files is on the disk, as Linux has it.
+
+    A sync that fails leaves its pages in memory as if they were clean: no later sync writes them, unless something is
+    stored to them again.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int, code: int) -> None:
+        self.random = random.Random(seed)
+        self.code = code
+        self.calls_until_failure: int | None = None
+        self.failed = False
+        self._on_disk: dict[str, bytearray] = {}
+        self._clean: dict[str, bytes] = {}
+        self._stored_anew: defaultdict[str, set[int]] = defaultdict(set)
+        self._name_of: dict[int, str] = {}
+        store_anew = MappedFile.store_anew
+
+        def observed(file: MappedFile, start: int, stop: int) -> None:
+            store_anew(file, start, stop)
+            name = os.path.basename(os.readlink(f"/proc/self/fd/{file._file}"))
+            self._stored_anew[name].update(range(start // PAGE_BYTES, -(-stop // PAGE_BYTES)))
+
+        monkeypatch.setattr(MappedFile, "store_anew", observed)
+        monkeypatch.setattr(os, "fdatasync", self._sync)
+
+    def begin(self, folder: Path) -> None:
+        """All there is now is on the disk."""
+        self._clean = copy_of(folder)
+        self._on_disk = {name: bytearray(content) for name, content in self._clean.items()}
+
+    def left(self) -> dict[str, bytes]:
+        """The files after a loss of power."""
+        return {name: bytes(content) for name, content in self._on_disk.items()}
+
+    def _sync(self, descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name not in self._on_disk:
+            return
+        fails = False
+        if self.calls_until_failure is not None:
+            fails = self.calls_until_failure == 0
+            self.calls_until_failure -= 1
+        content = path.read_bytes()
+        for page in self._dirty(path.name, content):
+            start = page * PAGE_BYTES
+            if not fails or self.random.random() < 0.3:
+                self._on_disk[path.name][start : start + PAGE_BYTES] = content[start : start + PAGE_BYTES]
+        self._clean[path.name] = content
+        self._stored_anew[path.name].clear()
+        if fails:
+            self.failed = True
+            raise OSError(self.code, os.strerror(self.code))
+
+    def _dirty(self, name: str, content: bytes) -> Iterator[int]:
+        clean = self._clean[name]
+        for page in range(-(-len(content) // PAGE_BYTES)):
+            start = page * PAGE_BYTES
+            changed = clean[start : start + PAGE_BYTES] != content[start : start + PAGE_BYTES]
+            if changed or page in self._stored_anew[name]:
+                yield page
+
+
+def insert(table: Table, values: range, sequence: int) -> None:
+    table.insert(NewRows(columns_of(np.array(values)), len(values)), WriterStamp(WRITER, sequence))
+
+
+def insert_many(table: Table, values: range) -> None:
+    table.insert(NewRows(columns_of(np.array(values)), len(values)), None)
+
+
+def sync(table: Table) -> None:
+    if table.directory.has_to_be_stored_anew:
+        for _ in table.directory.store_anew():
+            pass
+    table.directory.sync(table.directory.sync_point())
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("failing", range(10))
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_counts_as_synced_outlives_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, failing: int, is_killed: bool
+) -> None:
+    """Whichever file it is that the disk refuses, also if the server is killed before it is asked again."""
+    disk = Disk(monkeypatch, failing, code)
+    table = Table(
+        TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=CAPACITY), checked=True),
+    )
+    folder = table.directory.folder
+    disk.begin(folder)
+    insert(table, range(20), 1)
+    sync(table)
+    insert_many(table, range(20, MANY - 20))
+    insert(table, range(MANY - 20, MANY), 2)
+    disk.calls_until_failure = failing
+    if failing < 9:
+        with pytest.raises(OSError, match=os.strerror(code)):
+            sync(table)
+        assert table.directory.unsynced == MANY - 20
+        assert table.directory.has_to_be_stored_anew
+    else:
+        sync(table)
+    assert disk.failed == (failing < 9), "a table has nine files that are synced"
+    disk.calls_until_failure = None
+    if is_killed:
+        table.close()
+        table = Table(TableDirectory.open(folder))
+        assert table.directory.has_to_be_stored_anew == disk.failed
+    insert(table, range(MANY, MANY + 20), 3)
+    sync(table)
+    assert table.directory.unsynced == 0
+    table.close()
+    write_files(folder, disk.left())
+    table = Table(TableDirectory.open(folder, after_power_loss=True))
+    assert live_values(table) == {key: key for key in range(MANY + 20)}
+    assert table.directory.lost == 0
+    assert not table.directory.has_to_be_stored_anew
+    insert(table, range(MANY + 20, MANY + 30), 4)
+    table.close()
+
+
+@pytest.mark.parametrize("failing", range(9))
+def test_a_sync_that_failed_leaves_what_was_synced_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    disk = Disk(monkeypatch, failing, errno.EIO)
+    table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=CAPACITY), checked=True))
+    folder = table.directory.folder
+    disk.begin(folder)
+    insert(table, range(20), 1)
+    sync(table)
+    insert_many(table, range(20, MANY - 20))
+    insert(table, range(MANY - 20, MANY), 2)
+    disk.calls_until_failure = failing
+    with pytest.raises(OSError, match="Input/output"):
+        sync(table)
+    table.close()
+    write_files(folder, disk.left())
+    table = Table(TableDirectory.open(folder, after_power_loss=True))
+    found = live_values(table)
+    assert found == {key: key for key in range(len(found))}
+    assert 20 <= len(found) <= MANY
+    table.close()
+
+
+def test_what_is_stored_anew_is_dirty(tmp_path: Path) -> None:
+    file = MappedFile(tmp_path / "file", 64 * PAGE_BYTES, create=True)
+    file.reserve(file.size)
+    file.bytes[:] = 7
+    file.sync()
+    if dirty_kb(tmp_path / "file"):
+        pytest.skip("this file system does not tell what is on the disk")
+    file.store_anew(0, file.size)
+    assert dirty_kb(tmp_path / "file") == 64 * PAGE_BYTES // 1024
+    assert (file.bytes == 7).all()
+    file.close()
+
+
+def dirty_kb(path: Path) -> int:
+    """Of a mapped file, the kilobytes that the next sync would write."""
+    found = 0
+    is_ours = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            is_ours = line.endswith(str(path))
+        elif is_ours and name in ("Shared_Dirty:", "Private_Dirty:"):
+            found += int(values[0])
+    return found
+
+
+def test_a_table_that_cannot_be_synced_when_it_is_made_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    config = TableConfig("table", WHOLE, capacity=CAPACITY)
+    with monkeypatch.context() as failing:
+        failing.setattr("replay_server.storage.table_directory.sync_folder", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            TableDirectory.create(tmp_path, config, checked=True)
+    with monkeypatch.context() as failing:
+        synced: list[Path] = []
+        failing.setattr(
+            "replay_server.storage.table_directory.sync_folder",
+            lambda folder: fail(folder) if synced else synced.append(folder),
+        )
+        with pytest.raises(OSError, match="Input/output"):
+            TableDirectory.create(tmp_path, config, checked=True)
+    assert list(tmp_path.iterdir()) == []
+    TableDirectory.create(tmp_path, config, checked=True).close()
