@@ -1,0 +1,183 @@
+"""The arrays of the B-tree, the pools that leaves and nodes are taken from, and what a node keeps of its groups."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import aligned_empty, kernel
+from replay_server.backends.lines import LINE
+
+LEAF_ROWS = 32
+"""Most rows in a leaf."""
+
+NODE_CHILDREN = 64
+"""Most children of a node."""
+
+GROUP = LINE
+"""Children of a node that lie in one cache line."""
+
+GROUPS = NODE_CHILDREN // GROUP
+"""Groups of a node: what is kept of them is one cache line, too."""
+
+LEAST_FILL = 3 / 8
+"""How full a leaf or node is at least. What a split or a refill leaves is well away from this and from full, so it
+takes many writes until the next one."""
+
+LEAST_ROWS = int(LEAF_ROWS * LEAST_FILL)
+LEAST_CHILDREN = int(NODE_CHILDREN * LEAST_FILL)
+
+MOST_MOVED = 512
+"""Most rows that are moved at once: enough for their cache misses to overlap, and few enough for the leaves they
+lie in to stay in the second-level cache until they are written to."""
+
+NO_PRIORITY = -np.inf
+"""What stands in the unused places of leaves and nodes: it outranks nothing."""
+
+BEFORE_ALL = np.inf
+"""Boundary of the first child of the first node of each height: every row may belong there."""
+
+ROOT, HEIGHT, FREE_LEAVES, FREE_NODES = range(4)
+"""Places in `Ranking.words`."""
+
+
+class Ranking(NamedTuple):
+    """The arrays of one B-tree. A leaf or node is a row of them, and each row begins with a cache line."""
+
+    leaf_priority: NDArray[np.float64]
+    """float64[leaves, LEAF_ROWS]: priorities of a leaf's rows, in order of rank, then `NO_PRIORITY`."""
+    leaf_key: NDArray[np.int64]
+    """int64[leaves, LEAF_ROWS]: their keys."""
+    leaf_size: NDArray[np.int8]
+    """int8[leaves]: number of a leaf's rows."""
+    group_priority: NDArray[np.float64]
+    """float64[nodes, GROUPS]: boundary of the first child of each group, its priority."""
+    group_count: NDArray[np.int64]
+    """int64[nodes, GROUPS]: number of rows under each group."""
+    node_priority: NDArray[np.float64]
+    """float64[nodes, NODE_CHILDREN]: boundary of each child, its priority; then `NO_PRIORITY`."""
+    node_key: NDArray[np.int64]
+    """int64[nodes, NODE_CHILDREN]: boundary of each child, its key."""
+    node_child: NDArray[np.int64]
+    """int64[nodes, NODE_CHILDREN]: the children: leaves in a node of height 1, else nodes."""
+    node_count: NDArray[np.int64]
+    """int64[nodes, NODE_CHILDREN]: number of rows under each child; then 0."""
+    node_size: NDArray[np.int8]
+    """int8[nodes]: number of a node's children."""
+    free_leaves: NDArray[np.int64]
+    """int64[leaves]: a stack of leaves that are not in use."""
+    free_nodes: NDArray[np.int64]
+    """int64[nodes]: a stack of nodes that are not in use."""
+    words: NDArray[np.int64]
+    """int64[4]: the root node, its height, and the lengths of the two stacks."""
+
+
+def allocate(slots: int) -> Ranking:
+    """Return the arrays of a ranking with room for ``slots`` rows, whatever the order they come and go in."""
+    # Rows are put in before leaves that others left too empty are refilled: for each half leaf of them one more.
+    leaves = slots // LEAST_ROWS + 2 + MOST_MOVED // (LEAF_ROWS // 2)
+    nodes = 2
+    level = leaves
+    while level > 1:
+        level = level // LEAST_CHILDREN + 1
+        nodes += level + 1
+    return Ranking(
+        leaf_priority=_lines(leaves, LEAF_ROWS),
+        leaf_key=_lines(leaves, LEAF_ROWS).view(np.int64),
+        leaf_size=np.zeros(leaves, dtype=np.int8),
+        group_priority=_lines(nodes, GROUPS),
+        group_count=_lines(nodes, GROUPS).view(np.int64),
+        node_priority=_lines(nodes, NODE_CHILDREN),
+        node_key=_lines(nodes, NODE_CHILDREN).view(np.int64),
+        node_child=_lines(nodes, NODE_CHILDREN).view(np.int64),
+        node_count=_lines(nodes, NODE_CHILDREN).view(np.int64),
+        node_size=np.zeros(nodes, dtype=np.int8),
+        free_leaves=np.empty(leaves, dtype=np.int64),
+        free_nodes=np.empty(nodes, dtype=np.int64),
+        words=np.zeros(4, dtype=np.int64),
+    )
+
+
+def _lines(rows: int, width: int) -> NDArray[np.float64]:
+    """Return float64[rows, width], not yet written to, that begins with a cache line."""
+    return aligned_empty(rows * width).reshape(rows, width)
+
+
+@kernel
+def take_leaf(ranking: Ranking) -> int:
+    """Take an empty leaf from the pool."""
+    ranking.words[FREE_LEAVES] -= 1
+    leaf = int(ranking.free_leaves[ranking.words[FREE_LEAVES]])
+    resize_leaf(ranking, leaf, 0)
+    return leaf
+
+
+@kernel
+def take_node(ranking: Ranking) -> int:
+    """Take an empty node from the pool."""
+    ranking.words[FREE_NODES] -= 1
+    node = int(ranking.free_nodes[ranking.words[FREE_NODES]])
+    resize_node(ranking, node, 0)
+    return node
+
+
+@kernel
+def give_back_leaf(ranking: Ranking, leaf: int) -> None:
+    """Put a leaf back into the pool."""
+    ranking.free_leaves[ranking.words[FREE_LEAVES]] = leaf
+    ranking.words[FREE_LEAVES] += 1
+
+
+@kernel
+def give_back_node(ranking: Ranking, node: int) -> None:
+    """Put a node back into the pool."""
+    ranking.free_nodes[ranking.words[FREE_NODES]] = node
+    ranking.words[FREE_NODES] += 1
+
+
+@kernel
+def empty_pools(ranking: Ranking) -> None:
+    """Make every leaf and node free, lowest numbers first: what was never taken is memory never touched."""
+    leaves = len(ranking.free_leaves)
+    for i in range(leaves):
+        ranking.free_leaves[i] = leaves - 1 - i
+    nodes = len(ranking.free_nodes)
+    for i in range(nodes):
+        ranking.free_nodes[i] = nodes - 1 - i
+    ranking.words[FREE_LEAVES] = leaves
+    ranking.words[FREE_NODES] = nodes
+
+
+@kernel
+def resize_leaf(ranking: Ranking, leaf: int, size: int) -> None:
+    """Say how many rows a leaf has, and mark the places after them as unused."""
+    ranking.leaf_size[leaf] = size
+    for i in range(size, LEAF_ROWS):
+        ranking.leaf_priority[leaf, i] = NO_PRIORITY
+
+
+@kernel
+def resize_node(ranking: Ranking, node: int, size: int) -> None:
+    """Say how many children a node has, mark the places after them as unused, and sum up its groups anew.
+
+    To be called after every change to a node but that of a count.
+    """
+    ranking.node_size[node] = size
+    for i in range(size, NODE_CHILDREN):
+        ranking.node_priority[node, i] = NO_PRIORITY
+        ranking.node_count[node, i] = 0
+    for group in range(GROUPS):
+        ranking.group_priority[node, group] = ranking.node_priority[node, group * GROUP]
+        rows = 0
+        for i in range(group * GROUP, (group + 1) * GROUP):
+            rows += ranking.node_count[node, i]
+        ranking.group_count[node, group] = rows
+
+
+@kernel
+def add_rows(ranking: Ranking, node: int, at: int, change: int) -> None:
+    """Count rows that come to a child of a node, or leave it."""
+    ranking.node_count[node, at] += change
+    ranking.group_count[node, at // GROUP] += change

@@ -1,0 +1,193 @@
+"""Taking rows out of the tree, and putting rows in: a batch at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import kernel
+from replay_server.backends.prefetch import prefetch
+from replay_server.backends.ranking.balance import refill_once, split_on_the_way
+from replay_server.backends.ranking.places import above_in_leaf, above_in_node, among_equals, group_above
+from replay_server.backends.ranking.structure import (
+    GROUP,
+    GROUPS,
+    HEIGHT,
+    LEAF_ROWS,
+    LEAST_ROWS,
+    NODE_CHILDREN,
+    NO_PRIORITY,
+    ROOT,
+    Ranking,
+    add_rows,
+)
+
+
+@kernel
+def _find_leaves(
+    ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int64], change: int
+) -> NDArray[np.int64]:
+    """Return the leaf each row belongs to, and add ``change`` to all counts on the way to it.
+
+    Level by level over the whole batch: while one row is compared, what the next ones need is on its way.
+    """
+    node_priority, node_key, node_size = ranking.node_priority, ranking.node_key, ranking.node_size
+    node_child, node_count = ranking.node_child, ranking.node_count
+    group_priority, group_count = ranking.group_priority, ranking.group_count
+    batch = len(keys)
+    nodes = np.full(batch, ranking.words[ROOT])
+    groups = np.empty(batch, dtype=np.int64)
+    height = ranking.words[HEIGHT]
+    for level in range(height):
+        for i in range(batch):
+            group = group_above(group_priority, nodes[i], priorities[i])
+            groups[i] = group
+            if level > 0:
+                entries = nodes[i] * NODE_CHILDREN + group * GROUP
+                prefetch(node_priority, entries)
+                prefetch(node_child, entries)
+                prefetch(node_count, entries)
+        for i in range(batch):
+            node = nodes[i]
+            size = node_size[node]
+            at = above_in_node(node_priority, node, groups[i], priorities[i])
+            if at < size and node_priority[node, at] == priorities[i] and node_key[node, at] >= keys[i]:
+                at = among_equals(node_priority, node_key, node, at, size, priorities[i], keys[i] - 1)
+            at = max(at - 1, 0)
+            node_count[node, at] += change
+            group_count[node, at // GROUP] += change
+            child = node_child[node, at]
+            nodes[i] = child
+            if level < height - 1:
+                prefetch(group_priority, child * GROUPS)
+                prefetch(group_count, child * GROUPS)
+                prefetch(node_size, child)
+    _prefetch_leaves(ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size, nodes)
+    return nodes
+
+
+@kernel
+def _prefetch_leaves(
+    leaf_priority: NDArray[np.float64],
+    leaf_key: NDArray[np.int64],
+    leaf_size: NDArray[np.int8],
+    leaves: NDArray[np.int64],
+) -> None:
+    for i in range(len(leaves)):
+        prefetch(leaf_size, leaves[i])
+        for row in range(leaves[i] * LEAF_ROWS, (leaves[i] + 1) * LEAF_ROWS, GROUP):
+            prefetch(leaf_priority, row)
+            prefetch(leaf_key, row)
+
+
+@kernel
+def _take_out(
+    ranking: Ranking,
+    leaves: NDArray[np.int64],
+    places: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    keys: NDArray[np.int64],
+) -> int:
+    """Take rows out of their leaves, and return how many left too empty ones behind: their places come first."""
+    leaf_priority, leaf_key, leaf_size = ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size
+    thin = 0
+    for i in range(len(keys)):
+        leaf = leaves[i]
+        last = leaf_size[leaf] - 1
+        place = above_in_leaf(leaf_priority, leaf, priorities[i])
+        if leaf_key[leaf, place] > keys[i]:
+            place = among_equals(leaf_priority, leaf_key, leaf, place, last, priorities[i], keys[i])
+        for at in range(place, last):
+            leaf_priority[leaf, at] = leaf_priority[leaf, at + 1]
+            leaf_key[leaf, at] = leaf_key[leaf, at + 1]
+        leaf_priority[leaf, last] = NO_PRIORITY
+        leaf_size[leaf] = last
+        if last < LEAST_ROWS:
+            places[thin] = i
+            thin += 1
+    return thin
+
+
+@kernel
+def _put_in(
+    ranking: Ranking,
+    leaves: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    keys: NDArray[np.int64],
+    start: int,
+) -> int:
+    """Put rows into their leaves, from ``start`` on, until one is full; return where that was, or the batch's end."""
+    leaf_priority, leaf_key, leaf_size = ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size
+    for i in range(start, len(keys)):
+        leaf = leaves[i]
+        size = leaf_size[leaf]
+        if size == LEAF_ROWS:
+            return i
+        place = above_in_leaf(leaf_priority, leaf, priorities[i])
+        if place < size and leaf_priority[leaf, place] == priorities[i]:
+            place = among_equals(leaf_priority, leaf_key, leaf, place, size, priorities[i], keys[i])
+        for at in range(size, place, -1):
+            leaf_priority[leaf, at] = leaf_priority[leaf, at - 1]
+            leaf_key[leaf, at] = leaf_key[leaf, at - 1]
+        leaf_priority[leaf, place] = priorities[i]
+        leaf_key[leaf, place] = keys[i]
+        leaf_size[leaf] = size + 1
+    return len(keys)
+
+
+@kernel
+def _send_right(
+    ranking: Ranking,
+    node: int,
+    at: int,
+    leaves: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    keys: NDArray[np.int64],
+    start: int,
+) -> None:
+    """After a split, point rows still to be put in, from ``start`` on, to the new leaf if they belong there."""
+    left = ranking.node_child[node, at]
+    right = ranking.node_child[node, at + 1]
+    boundary = ranking.node_priority[node, at + 1]
+    boundary_key = ranking.node_key[node, at + 1]
+    sent = 0
+    for i in range(start, len(keys)):
+        belongs = (priorities[i] < boundary) | ((priorities[i] == boundary) & (keys[i] < boundary_key))
+        if leaves[i] == left and belongs:
+            leaves[i] = right
+            sent += 1
+    add_rows(ranking, node, at, -sent)
+    add_rows(ranking, node, at + 1, sent)
+
+
+@kernel
+def move(
+    ranking: Ranking,
+    old_priorities: NDArray[np.float64],
+    old_keys: NDArray[np.int64],
+    new_priorities: NDArray[np.float64],
+    new_keys: NDArray[np.int64],
+) -> None:
+    """Take rows out that are there, and put rows in that are not; at most `MOST_MOVED` each.
+
+    All leaves are looked for before the first is changed, so that they come from memory while others are looked for.
+
+    Args:
+        ranking: the tree.
+        old_priorities: float64[n] of the rows that go.
+        old_keys: int64[n], theirs.
+        new_priorities: float64[m] of the rows that come; of rows that only change, the same keys may be in both.
+        new_keys: int64[m], theirs.
+    """
+    old_leaves = _find_leaves(ranking, old_priorities, old_keys, -1)
+    new_leaves = _find_leaves(ranking, new_priorities, new_keys, 1)
+    places = np.empty(len(old_keys), dtype=np.int64)
+    thin = _take_out(ranking, old_leaves, places, old_priorities, old_keys)
+    done = _put_in(ranking, new_leaves, new_priorities, new_keys, 0)
+    while done < len(new_keys):
+        node, at = split_on_the_way(ranking, new_priorities[done], new_keys[done])
+        _send_right(ranking, node, at, new_leaves, new_priorities, new_keys, done)
+        done = _put_in(ranking, new_leaves, new_priorities, new_keys, done)
+    for i in places[:thin]:
+        while refill_once(ranking, old_priorities[i], old_keys[i]):
+            pass
