@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import kernel
+from replay_server.backends.compile import kernel, part_of_kernel
 from replay_server.backends.prefetch import prefetch
 from replay_server.backends.ranking.balance import refill_once, split_on_the_way
 from replay_server.backends.ranking.places import above_in_leaf, above_in_node, among_equals, group_above
@@ -66,7 +66,7 @@ def _find_leaves(
     return nodes
 
 
-@kernel
+@part_of_kernel
 def _prefetch_leaves(
     leaf_priority: NDArray[np.float64],
     leaf_key: NDArray[np.int64],
