@@ -53,3 +53,20 @@ prefetch = cast(Callable[[NDArray[Any], int], None], intrinsic(_prefetch))
 * ``array``: of any dtype and number of dimensions, each row following the one before it in memory.
 * ``at``: which entry, counted through all dimensions. Places outside of the array do no harm.
 """
+
+
+def _touch(typing_context: Any, array: Any, at: Any) -> Any:
+    if not is_dense(array):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        entry = address_of(context, builder, signature.args[0], arguments[0], arguments[1])
+        address = builder.bitcast(entry, cgutils.voidptr_t)
+        builder.load_atomic(address, "monotonic", 1)  # on x86-64 a load like any other, which LLVM must not leave out
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+touch = cast(Callable[[NDArray[Any], int], None], intrinsic(_touch))
+"""Load one entry of an array, and do nothing with it. ``touch(array, at)``, as `prefetch`, of places in the array."""

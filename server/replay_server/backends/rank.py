@@ -157,7 +157,7 @@ class RankIndex:
     @property
     def nbytes(self) -> int:
         """Memory this index reserves, in bytes, without the priority array: enough for the emptiest tree."""
-        return self._sums.prefix.nbytes + self._sums.guide.nbytes + sum(array.nbytes for array in self._order)
+        return self._sums.prefix.nbytes + self._sums.guide.nbytes + ranking.nbytes(self._order)
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Set the priorities of rows, whether they are new or already there."""

@@ -13,6 +13,7 @@ from replay_server.backends.ranking.structure import (
     LEAF_ROWS,
     NODE_CHILDREN,
     ROOT,
+    ROW_KEYS,
     Ranking,
     allocate,
     empty_pools,
@@ -53,8 +54,8 @@ def fill(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int
         first = i * rows // leaves
         size = (i + 1) * rows // leaves - first
         leaf = take_leaf(ranking)
-        ranking.leaf_priority[leaf, :size] = priorities[first : first + size]
-        ranking.leaf_key[leaf, :size] = keys[first : first + size]
+        ranking.leaf_floats[leaf, :size] = priorities[first : first + size]
+        ranking.leaf_ints[leaf, ROW_KEYS : ROW_KEYS + size] = keys[first : first + size]
         resize_leaf(ranking, leaf, size)
         level[i], counts[i], firsts[i] = leaf, size, first
     height = 0

@@ -10,15 +10,21 @@ from replay_server.backends.ranking.structure import (
     BEFORE_ALL,
     FREE_LEAVES,
     FREE_NODES,
+    CHILDREN,
+    COUNTS,
     GROUP,
-    GROUPS,
+    GROUP_COUNTS,
+    GROUP_PRIORITIES,
     HEIGHT,
+    KEYS,
     LEAF_ROWS,
     LEAST_CHILDREN,
     LEAST_ROWS,
     NO_PRIORITY,
     NODE_CHILDREN,
+    PRIORITIES,
     ROOT,
+    ROW_KEYS,
     Ranking,
 )
 
@@ -35,8 +41,8 @@ def rows_in_order(ranking: Ranking) -> tuple[NDArray[np.float64], NDArray[np.int
     _check_pool(leaves, ranking.free_leaves[: ranking.words[FREE_LEAVES]], len(ranking.free_leaves))
     _check_pool(nodes, ranking.free_nodes[: ranking.words[FREE_NODES]], len(ranking.free_nodes))
     sizes = [int(ranking.leaf_size[leaf]) for leaf in leaves]
-    priorities = np.concatenate([ranking.leaf_priority[leaf, :size] for leaf, size in zip(leaves, sizes, strict=True)])
-    keys = np.concatenate([ranking.leaf_key[leaf, :size] for leaf, size in zip(leaves, sizes, strict=True)])
+    priorities = np.concatenate([ranking.leaf_floats[leaf, :size] for leaf, size in zip(leaves, sizes, strict=True)])
+    keys = np.concatenate([ranking.leaf_ints[leaf, ROW_KEYS : ROW_KEYS + size] for leaf, size in zip(leaves, sizes, strict=True)])
     return priorities, keys
 
 
@@ -47,11 +53,11 @@ def _collect(ranking: Ranking, node: int, height: int, leaves: list[int], nodes:
     is_root = node == ranking.words[ROOT]
     least = (1 if height == 1 else 2) if is_root else LEAST_CHILDREN
     require(least <= size <= NODE_CHILDREN, "a node is neither too empty nor too full")
-    require(not is_root or ranking.node_priority[node, 0] == BEFORE_ALL, "the first boundary of all is before all rows")
+    require(not is_root or ranking.node_floats[node, PRIORITIES + 0] == BEFORE_ALL, "the first boundary of all is before all rows")
     _check_groups(ranking, node, size)
     total = 0
     for at in range(size):
-        child = int(ranking.node_child[node, at])
+        child = int(ranking.node_ints[node, CHILDREN + at])
         if height > 1:
             rows = _collect(ranking, child, height - 1, leaves, nodes)
         else:
@@ -59,9 +65,9 @@ def _collect(ranking: Ranking, node: int, height: int, leaves: list[int], nodes:
             rows = int(ranking.leaf_size[child])
             least = 0 if is_root and size == 1 else LEAST_ROWS
             require(least <= rows <= LEAF_ROWS, "a leaf is neither too empty nor too full")
-            unused = ranking.leaf_priority[child, rows:]
+            unused = ranking.leaf_floats[child, rows:LEAF_ROWS]
             require(bool((unused == NO_PRIORITY).all()), "a leaf's unused places outrank nothing")
-        require(rows == ranking.node_count[node, at], "a node counts the rows under each child")
+        require(rows == ranking.node_ints[node, COUNTS + at], "a node counts the rows under each child")
         if at > 0:
             _check_boundary(ranking, node, at, height)
         if height > 1:
@@ -72,28 +78,30 @@ def _collect(ranking: Ranking, node: int, height: int, leaves: list[int], nodes:
 
 def _check_groups(ranking: Ranking, node: int, size: int) -> None:
     """Check what a node keeps of its groups, and its unused places."""
-    require(bool((ranking.node_priority[node, size:] == NO_PRIORITY).all()), "a node's unused places outrank nothing")
-    require(not ranking.node_count[node, size:].any(), "there are no rows under a node's unused places")
-    first = ranking.node_priority[node, ::GROUP]
-    require(np.array_equal(ranking.group_priority[node], first), "a group begins with the boundary of its first child")
-    rows = ranking.node_count[node].reshape(GROUPS, GROUP).sum(axis=1)
-    require(np.array_equal(ranking.group_count[node], rows), "a group counts the rows under its children")
+    priorities = ranking.node_floats[node, PRIORITIES:COUNTS]
+    counts = ranking.node_ints[node, COUNTS:CHILDREN]
+    require(bool((priorities[size:] == NO_PRIORITY).all()), "a node's unused places outrank nothing")
+    require(not counts[size:].any(), "there are no rows under a node's unused places")
+    firsts = ranking.node_floats[node, GROUP_PRIORITIES:GROUP_COUNTS]
+    require(np.array_equal(firsts, priorities[::GROUP]), "a group begins with the boundary of its first child")
+    rows = ranking.node_ints[node, GROUP_COUNTS:PRIORITIES]
+    require(np.array_equal(rows, counts.reshape(-1, GROUP).sum(axis=1)), "a group counts the rows under its children")
 
 
 def _check_boundary(ranking: Ranking, node: int, at: int, height: int) -> None:
     """Check that a child's boundary is between the row before it and its first one."""
-    before = _end_row(ranking, int(ranking.node_child[node, at - 1]), height - 1, last=True)
-    first = _end_row(ranking, int(ranking.node_child[node, at]), height - 1, last=False)
-    boundary = (float(ranking.node_priority[node, at]), int(ranking.node_key[node, at]))
+    before = _end_row(ranking, int(ranking.node_ints[node, CHILDREN + at - 1]), height - 1, last=True)
+    first = _end_row(ranking, int(ranking.node_ints[node, CHILDREN + at]), height - 1, last=False)
+    boundary = (float(ranking.node_floats[node, PRIORITIES + at]), int(ranking.node_ints[node, KEYS + at]))
     require(before > boundary >= first, "a boundary is outranked by what is before it and by nothing after it")
 
 
 def _check_first_boundary(ranking: Ranking, node: int, at: int) -> None:
     """Check that a node that is a child of another begins with its own boundary."""
-    child = int(ranking.node_child[node, at])
+    child = int(ranking.node_ints[node, CHILDREN + at])
     require(
-        ranking.node_priority[child, 0] == ranking.node_priority[node, at]
-        and (ranking.node_priority[node, at] == BEFORE_ALL or ranking.node_key[child, 0] == ranking.node_key[node, at]),
+        ranking.node_floats[child, PRIORITIES + 0] == ranking.node_floats[node, PRIORITIES + at]
+        and (ranking.node_floats[node, PRIORITIES + at] == BEFORE_ALL or ranking.node_ints[child, KEYS + 0] == ranking.node_ints[node, KEYS + at]),
         "the first child of a node has the node's boundary",
     )
 
@@ -101,9 +109,9 @@ def _check_first_boundary(ranking: Ranking, node: int, at: int) -> None:
 def _end_row(ranking: Ranking, child: int, height: int, last: bool) -> tuple[float, int]:
     """Return the first or last row under a leaf (height 0) or node."""
     for _ in range(height):
-        child = int(ranking.node_child[child, ranking.node_size[child] - 1 if last else 0])
+        child = int(ranking.node_ints[child, CHILDREN + (ranking.node_size[child] - 1 if last else 0)])
     at = ranking.leaf_size[child] - 1 if last else 0
-    return float(ranking.leaf_priority[child, at]), int(ranking.leaf_key[child, at])
+    return float(ranking.leaf_floats[child, at]), int(ranking.leaf_ints[child, ROW_KEYS + at])
 
 
 def _check_pool(used: list[int], free: NDArray[np.int64], length: int) -> None:

@@ -8,7 +8,18 @@ from numpy.typing import NDArray
 from replay_server.backends.compile import kernel
 from replay_server.backends.lines import step_over
 from replay_server.backends.prefetch import prefetch
-from replay_server.backends.ranking.structure import GROUP, GROUPS, HEIGHT, LEAF_ROWS, NODE_CHILDREN, ROOT, Ranking
+from replay_server.backends.ranking.structure import (
+    CHILDREN,
+    COUNTS,
+    GROUP,
+    GROUP_COUNTS,
+    HEIGHT,
+    LEAF_WORDS,
+    NODE_WORDS,
+    ROOT,
+    ROW_KEYS,
+    Ranking,
+)
 
 
 @kernel
@@ -22,8 +33,7 @@ def keys_of_ranks(ranking: Ranking, ranks: NDArray[np.int64]) -> NDArray[np.int6
     Returns:
         int64[batch]: the keys.
     """
-    group_count, leaf_key = ranking.group_count, ranking.leaf_key
-    node_count, node_child = ranking.node_count, ranking.node_child
+    node_ints, leaf_ints = ranking.node_ints, ranking.leaf_ints
     batch = len(ranks)
     left = ranks.copy()
     nodes = np.full(batch, ranking.words[ROOT])
@@ -31,25 +41,25 @@ def keys_of_ranks(ranking: Ranking, ranks: NDArray[np.int64]) -> NDArray[np.int6
     height = ranking.words[HEIGHT]
     for level in range(height):
         for i in range(batch):
-            group, passed = step_over(group_count, nodes[i] * GROUPS, left[i])
+            start = nodes[i] * NODE_WORDS
+            group, passed = step_over(node_ints, start + GROUP_COUNTS, left[i])
             left[i] -= passed
             groups[i] = group
             if level > 0:
-                entries = nodes[i] * NODE_CHILDREN + group * GROUP
-                prefetch(node_count, entries)
-                prefetch(node_child, entries)
+                prefetch(node_ints, start + COUNTS + group * GROUP)
+                prefetch(node_ints, start + CHILDREN + group * GROUP)
         for i in range(batch):
             first = groups[i] * GROUP
-            at, passed = step_over(node_count, nodes[i] * NODE_CHILDREN + first, left[i])
+            at, passed = step_over(node_ints, nodes[i] * NODE_WORDS + COUNTS + first, left[i])
             left[i] -= passed
-            child = node_child[nodes[i], first + at]
+            child = node_ints[nodes[i], CHILDREN + first + at]
             nodes[i] = child
             if level < height - 1:
-                prefetch(group_count, child * GROUPS)
+                prefetch(node_ints, child * NODE_WORDS + GROUP_COUNTS)
             else:
-                prefetch(leaf_key, child * LEAF_ROWS + left[i])
+                prefetch(leaf_ints, child * LEAF_WORDS + ROW_KEYS + left[i])
     for i in range(batch):
-        nodes[i] = leaf_key[nodes[i], left[i]]
+        nodes[i] = leaf_ints[nodes[i], ROW_KEYS + left[i]]
     return nodes
 
 
@@ -58,5 +68,5 @@ def priority_at_end(ranking: Ranking, last: bool) -> float:
     """Return the priority of the last row, or of the first one; there is at least one row."""
     node = ranking.words[ROOT]
     for _ in range(ranking.words[HEIGHT]):
-        node = ranking.node_child[node, ranking.node_size[node] - 1 if last else 0]
-    return float(ranking.leaf_priority[node, ranking.leaf_size[node] - 1 if last else 0])
+        node = ranking.node_ints[node, CHILDREN + (ranking.node_size[node] - 1 if last else 0)]
+    return float(ranking.leaf_floats[node, ranking.leaf_size[node] - 1 if last else 0])

@@ -22,6 +22,17 @@ GROUP = LINE
 GROUPS = NODE_CHILDREN // GROUP
 """Groups of a node: what is kept of them is one cache line, too."""
 
+ROW_PRIORITIES, ROW_KEYS, LEAF_WORDS = 0, LEAF_ROWS, 2 * LEAF_ROWS
+"""Where the parts of a leaf begin, in words of eight bytes, and how long it is.
+
+Everything of a leaf, and of a node, lies together: with millions of rows it is not so much the cache lines that take
+time as the pages they lie in, whose addresses have to be looked up.
+"""
+
+GROUP_PRIORITIES, GROUP_COUNTS, PRIORITIES = 0, GROUPS, 2 * GROUPS
+COUNTS, CHILDREN, KEYS, NODE_WORDS = (PRIORITIES + part * NODE_CHILDREN for part in range(1, 5))
+"""Where the parts of a node begin, and how long it is."""
+
 LEAST_FILL = 3 / 8
 """How full a leaf or node is at least. What a split or a refill leaves is well away from this and from full, so it
 takes many writes until the next one."""
@@ -46,24 +57,20 @@ ROOT, HEIGHT, FREE_LEAVES, FREE_NODES = range(4)
 class Ranking(NamedTuple):
     """The arrays of one B-tree. A leaf or node is a row of them, and each row begins with a cache line."""
 
-    leaf_priority: NDArray[np.float64]
-    """float64[leaves, LEAF_ROWS]: priorities of a leaf's rows, in order of rank, then `NO_PRIORITY`."""
-    leaf_key: NDArray[np.int64]
-    """int64[leaves, LEAF_ROWS]: their keys."""
+    leaf_floats: NDArray[np.float64]
+    """float64[leaves, LEAF_WORDS]: from `ROW_PRIORITIES` on the priorities of a leaf's rows, in order of rank, then
+    `NO_PRIORITY`."""
+    leaf_ints: NDArray[np.int64]
+    """int64[leaves, LEAF_WORDS], the same memory: from `ROW_KEYS` on their keys."""
     leaf_size: NDArray[np.int8]
     """int8[leaves]: number of a leaf's rows."""
-    group_priority: NDArray[np.float64]
-    """float64[nodes, GROUPS]: boundary of the first child of each group, its priority."""
-    group_count: NDArray[np.int64]
-    """int64[nodes, GROUPS]: number of rows under each group."""
-    node_priority: NDArray[np.float64]
-    """float64[nodes, NODE_CHILDREN]: boundary of each child, its priority; then `NO_PRIORITY`."""
-    node_key: NDArray[np.int64]
-    """int64[nodes, NODE_CHILDREN]: boundary of each child, its key."""
-    node_child: NDArray[np.int64]
-    """int64[nodes, NODE_CHILDREN]: the children: leaves in a node of height 1, else nodes."""
-    node_count: NDArray[np.int64]
-    """int64[nodes, NODE_CHILDREN]: number of rows under each child; then 0."""
+    node_floats: NDArray[np.float64]
+    """float64[nodes, NODE_WORDS]: from `GROUP_PRIORITIES` on the priority of the boundary of the first child of each
+    group; from `PRIORITIES` on that of each child, then `NO_PRIORITY`."""
+    node_ints: NDArray[np.int64]
+    """int64[nodes, NODE_WORDS], the same memory: from `GROUP_COUNTS` on the number of rows under each group; from
+    `COUNTS` on that under each child, then 0; from `CHILDREN` on the children, which are leaves in a node of height 1,
+    else nodes; from `KEYS` on the key of the boundary of each."""
     node_size: NDArray[np.int8]
     """int8[nodes]: number of a node's children."""
     free_leaves: NDArray[np.int64]
@@ -83,21 +90,24 @@ def allocate(slots: int) -> Ranking:
     while level > 1:
         level = level // LEAST_CHILDREN + 1
         nodes += level + 1
+    leaf_floats = _lines(leaves, LEAF_WORDS)
+    node_floats = _lines(nodes, NODE_WORDS)
     return Ranking(
-        leaf_priority=_lines(leaves, LEAF_ROWS),
-        leaf_key=_lines(leaves, LEAF_ROWS).view(np.int64),
+        leaf_floats=leaf_floats,
+        leaf_ints=leaf_floats.view(np.int64),
         leaf_size=np.zeros(leaves, dtype=np.int8),
-        group_priority=_lines(nodes, GROUPS),
-        group_count=_lines(nodes, GROUPS).view(np.int64),
-        node_priority=_lines(nodes, NODE_CHILDREN),
-        node_key=_lines(nodes, NODE_CHILDREN).view(np.int64),
-        node_child=_lines(nodes, NODE_CHILDREN).view(np.int64),
-        node_count=_lines(nodes, NODE_CHILDREN).view(np.int64),
+        node_floats=node_floats,
+        node_ints=node_floats.view(np.int64),
         node_size=np.zeros(nodes, dtype=np.int8),
         free_leaves=np.empty(leaves, dtype=np.int64),
         free_nodes=np.empty(nodes, dtype=np.int64),
         words=np.zeros(4, dtype=np.int64),
     )
+
+
+def nbytes(ranking: Ranking) -> int:
+    """Return how much memory a ranking reserves."""
+    return sum(array.nbytes for array in ranking) - ranking.leaf_ints.nbytes - ranking.node_ints.nbytes
 
 
 def _lines(rows: int, width: int) -> NDArray[np.float64]:
@@ -155,7 +165,7 @@ def resize_leaf(ranking: Ranking, leaf: int, size: int) -> None:
     """Say how many rows a leaf has, and mark the places after them as unused."""
     ranking.leaf_size[leaf] = size
     for i in range(size, LEAF_ROWS):
-        ranking.leaf_priority[leaf, i] = NO_PRIORITY
+        ranking.leaf_floats[leaf, i] = NO_PRIORITY
 
 
 @kernel
@@ -166,18 +176,18 @@ def resize_node(ranking: Ranking, node: int, size: int) -> None:
     """
     ranking.node_size[node] = size
     for i in range(size, NODE_CHILDREN):
-        ranking.node_priority[node, i] = NO_PRIORITY
-        ranking.node_count[node, i] = 0
+        ranking.node_floats[node, PRIORITIES + i] = NO_PRIORITY
+        ranking.node_ints[node, COUNTS + i] = 0
     for group in range(GROUPS):
-        ranking.group_priority[node, group] = ranking.node_priority[node, group * GROUP]
+        ranking.node_floats[node, GROUP_PRIORITIES + group] = ranking.node_floats[node, PRIORITIES + group * GROUP]
         rows = 0
         for i in range(group * GROUP, (group + 1) * GROUP):
-            rows += ranking.node_count[node, i]
-        ranking.group_count[node, group] = rows
+            rows += ranking.node_ints[node, COUNTS + i]
+        ranking.node_ints[node, GROUP_COUNTS + group] = rows
 
 
 @kernel
 def add_rows(ranking: Ranking, node: int, at: int, change: int) -> None:
     """Count rows that come to a child of a node, or leave it."""
-    ranking.node_count[node, at] += change
-    ranking.group_count[node, at // GROUP] += change
+    ranking.node_ints[node, COUNTS + at] += change
+    ranking.node_ints[node, GROUP_COUNTS + at // GROUP] += change

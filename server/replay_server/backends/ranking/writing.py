@@ -6,18 +6,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_server.backends.compile import kernel, part_of_kernel
-from replay_server.backends.prefetch import prefetch
+from replay_server.backends.lines import LINE
+from replay_server.backends.prefetch import prefetch, touch
 from replay_server.backends.ranking.balance import refill_once, split_on_the_way
-from replay_server.backends.ranking.places import above_in_leaf, above_in_node, among_equals, group_above
+from replay_server.backends.ranking.places import IN_LEAF, IN_NODE, above_in_leaf, above_in_node, among_equals, group_above
 from replay_server.backends.ranking.structure import (
+    CHILDREN,
+    COUNTS,
     GROUP,
-    GROUPS,
+    GROUP_COUNTS,
+    GROUP_PRIORITIES,
     HEIGHT,
+    KEYS,
     LEAF_ROWS,
+    LEAF_WORDS,
     LEAST_ROWS,
-    NODE_CHILDREN,
     NO_PRIORITY,
+    NODE_WORDS,
+    PRIORITIES,
     ROOT,
+    ROW_KEYS,
     Ranking,
     add_rows,
 )
@@ -31,53 +39,50 @@ def _find_leaves(
 
     Level by level over the whole batch: while one row is compared, what the next ones need is on its way.
     """
-    node_priority, node_key, node_size = ranking.node_priority, ranking.node_key, ranking.node_size
-    node_child, node_count = ranking.node_child, ranking.node_count
-    group_priority, group_count = ranking.group_priority, ranking.group_count
+    node_floats, node_ints, node_size = ranking.node_floats, ranking.node_ints, ranking.node_size
     batch = len(keys)
     nodes = np.full(batch, ranking.words[ROOT])
     groups = np.empty(batch, dtype=np.int64)
     height = ranking.words[HEIGHT]
     for level in range(height):
         for i in range(batch):
-            group = group_above(group_priority, nodes[i], priorities[i])
+            group = group_above(node_floats, nodes[i], priorities[i])
             groups[i] = group
             if level > 0:
-                entries = nodes[i] * NODE_CHILDREN + group * GROUP
-                prefetch(node_priority, entries)
-                prefetch(node_child, entries)
-                prefetch(node_count, entries)
+                entries = nodes[i] * NODE_WORDS + group * GROUP
+                prefetch(node_ints, entries + PRIORITIES)
+                prefetch(node_ints, entries + COUNTS)
+                prefetch(node_ints, entries + CHILDREN)
         for i in range(batch):
             node = nodes[i]
             size = node_size[node]
-            at = above_in_node(node_priority, node, groups[i], priorities[i])
-            if at < size and node_priority[node, at] == priorities[i] and node_key[node, at] >= keys[i]:
-                at = among_equals(node_priority, node_key, node, at, size, priorities[i], keys[i] - 1)
+            at = above_in_node(node_floats, node, groups[i], priorities[i])
+            if (
+                at < size
+                and node_floats[node, PRIORITIES + at] == priorities[i]
+                and node_ints[node, KEYS + at] >= keys[i]
+            ):
+                at = among_equals(node_floats, node_ints, node, IN_NODE, at, size, priorities[i], keys[i] - 1)
             at = max(at - 1, 0)
-            node_count[node, at] += change
-            group_count[node, at // GROUP] += change
-            child = node_child[node, at]
+            node_ints[node, COUNTS + at] += change
+            node_ints[node, GROUP_COUNTS + at // GROUP] += change
+            child = node_ints[node, CHILDREN + at]
             nodes[i] = child
             if level < height - 1:
-                prefetch(group_priority, child * GROUPS)
-                prefetch(group_count, child * GROUPS)
+                prefetch(node_ints, child * NODE_WORDS + GROUP_PRIORITIES)
+                prefetch(node_ints, child * NODE_WORDS + GROUP_COUNTS)
                 prefetch(node_size, child)
-    _prefetch_leaves(ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size, nodes)
+    _touch_leaves(ranking.leaf_ints, ranking.leaf_size, nodes)
     return nodes
 
 
 @part_of_kernel
-def _prefetch_leaves(
-    leaf_priority: NDArray[np.float64],
-    leaf_key: NDArray[np.int64],
-    leaf_size: NDArray[np.int8],
-    leaves: NDArray[np.int64],
-) -> None:
-    for i in range(len(leaves)):
-        prefetch(leaf_size, leaves[i])
-        for row in range(leaves[i] * LEAF_ROWS, (leaves[i] + 1) * LEAF_ROWS, GROUP):
-            prefetch(leaf_priority, row)
-            prefetch(leaf_key, row)
+def _touch_leaves(leaf_ints: NDArray[np.int64], leaf_size: NDArray[np.int8], leaves: NDArray[np.int64]) -> None:
+    """Bring all cache lines of some leaves close before they are worked on one after the other."""
+    for leaf in leaves:
+        touch(leaf_size, leaf)
+        for word in range(leaf * LEAF_WORDS, (leaf + 1) * LEAF_WORDS, LINE):
+            touch(leaf_ints, word)
 
 
 @kernel
@@ -89,18 +94,18 @@ def _take_out(
     keys: NDArray[np.int64],
 ) -> int:
     """Take rows out of their leaves, and return how many left too empty ones behind: their places come first."""
-    leaf_priority, leaf_key, leaf_size = ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size
+    leaf_floats, leaf_ints, leaf_size = ranking.leaf_floats, ranking.leaf_ints, ranking.leaf_size
     thin = 0
     for i in range(len(keys)):
         leaf = leaves[i]
         last = leaf_size[leaf] - 1
-        place = above_in_leaf(leaf_priority, leaf, priorities[i])
-        if leaf_key[leaf, place] > keys[i]:
-            place = among_equals(leaf_priority, leaf_key, leaf, place, last, priorities[i], keys[i])
+        place = above_in_leaf(leaf_floats, leaf, priorities[i])
+        if leaf_ints[leaf, ROW_KEYS + place] > keys[i]:
+            place = among_equals(leaf_floats, leaf_ints, leaf, IN_LEAF, place, last, priorities[i], keys[i])
         for at in range(place, last):
-            leaf_priority[leaf, at] = leaf_priority[leaf, at + 1]
-            leaf_key[leaf, at] = leaf_key[leaf, at + 1]
-        leaf_priority[leaf, last] = NO_PRIORITY
+            leaf_floats[leaf, at] = leaf_floats[leaf, at + 1]
+            leaf_ints[leaf, ROW_KEYS + at] = leaf_ints[leaf, ROW_KEYS + at + 1]
+        leaf_floats[leaf, last] = NO_PRIORITY
         leaf_size[leaf] = last
         if last < LEAST_ROWS:
             places[thin] = i
@@ -117,20 +122,20 @@ def _put_in(
     start: int,
 ) -> int:
     """Put rows into their leaves, from ``start`` on, until one is full; return where that was, or the batch's end."""
-    leaf_priority, leaf_key, leaf_size = ranking.leaf_priority, ranking.leaf_key, ranking.leaf_size
+    leaf_floats, leaf_ints, leaf_size = ranking.leaf_floats, ranking.leaf_ints, ranking.leaf_size
     for i in range(start, len(keys)):
         leaf = leaves[i]
         size = leaf_size[leaf]
         if size == LEAF_ROWS:
             return i
-        place = above_in_leaf(leaf_priority, leaf, priorities[i])
-        if place < size and leaf_priority[leaf, place] == priorities[i]:
-            place = among_equals(leaf_priority, leaf_key, leaf, place, size, priorities[i], keys[i])
+        place = above_in_leaf(leaf_floats, leaf, priorities[i])
+        if place < size and leaf_floats[leaf, place] == priorities[i]:
+            place = among_equals(leaf_floats, leaf_ints, leaf, IN_LEAF, place, size, priorities[i], keys[i])
         for at in range(size, place, -1):
-            leaf_priority[leaf, at] = leaf_priority[leaf, at - 1]
-            leaf_key[leaf, at] = leaf_key[leaf, at - 1]
-        leaf_priority[leaf, place] = priorities[i]
-        leaf_key[leaf, place] = keys[i]
+            leaf_floats[leaf, at] = leaf_floats[leaf, at - 1]
+            leaf_ints[leaf, ROW_KEYS + at] = leaf_ints[leaf, ROW_KEYS + at - 1]
+        leaf_floats[leaf, place] = priorities[i]
+        leaf_ints[leaf, ROW_KEYS + place] = keys[i]
         leaf_size[leaf] = size + 1
     return len(keys)
 
@@ -146,10 +151,10 @@ def _send_right(
     start: int,
 ) -> None:
     """After a split, point rows still to be put in, from ``start`` on, to the new leaf if they belong there."""
-    left = ranking.node_child[node, at]
-    right = ranking.node_child[node, at + 1]
-    boundary = ranking.node_priority[node, at + 1]
-    boundary_key = ranking.node_key[node, at + 1]
+    left = ranking.node_ints[node, CHILDREN + at]
+    right = ranking.node_ints[node, CHILDREN + at + 1]
+    boundary = ranking.node_floats[node, PRIORITIES + at + 1]
+    boundary_key = ranking.node_ints[node, KEYS + at + 1]
     sent = 0
     for i in range(start, len(keys)):
         belongs = (priorities[i] < boundary) | ((priorities[i] == boundary) & (keys[i] < boundary_key))
