@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
+from numba import types as numba_types
+from numba.core import cgutils as numba_cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-import numpy as np
-
 from replay_server.backends.compile import CACHE_LINE_BYTES
+
+types: Any = numba_types
+cgutils: Any = numba_cgutils
 
 LINE = CACHE_LINE_BYTES // 8
 """Numbers of eight bytes in a cache line."""

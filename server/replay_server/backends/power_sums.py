@@ -44,7 +44,7 @@ RANKS_PER_CELL = 16
 
 
 class PowerSums(NamedTuple):
-    """Prefix sums, and a guide to them (Chen and Asau 1974, on generating random variates from an empirical distribution).
+    """Prefix sums, and a guide to them (the method of Chen and Asau 1974).
 
     The guide cuts the mass of all ranks into cells of equal mass, and says where each begins. A point lies in its
     cell, so only the ranks of that cell are searched: a few dozen next to each other instead of all.

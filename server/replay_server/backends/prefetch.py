@@ -2,10 +2,16 @@
 
 A row of ten million lies in memory that no cache holds: a kernel that loads it waits as long as a hundred additions
 take, and what it would load next waits behind it. Where the places are known beforehand, for a whole batch, the kernel
-asks for all of them and only then begins to work on the first. The processor's own instruction for that differs from
-a load: nothing waits for its result, so hundreds follow each other without filling the window of instructions under way;
-what is fetched does not have to be kept, or the compiler would drop the load; and lines that are only written to are
-fetched as well.
+asks for all of them and only then begins to work on the first. There are two ways to ask:
+
+* `prefetch`: the processor's own instruction. Nothing waits for its result, so it costs next to nothing between other
+  work. But a processor that has too many such requests under way, or has to look up addresses of too many pages, drops
+  them without a word.
+* `touch`: a load whose result nobody uses. It is never dropped, and as nothing depends on it, hundreds overlap in a
+  loop that does nothing else. Between other work it holds that up.
+
+So what a row needs on its way is prefetched while the rows before it are worked on, and what is wanted in bulk, as
+the leaves of `ranking`, is touched in a loop of its own.
 """
 
 from __future__ import annotations

@@ -23,4 +23,14 @@ from replay_server.backends.ranking.drawing import keys_of_ranks, priority_at_en
 from replay_server.backends.ranking.structure import MOST_MOVED, Ranking, nbytes
 from replay_server.backends.ranking.writing import move
 
-__all__ = ["MOST_MOVED", "Ranking", "fill", "keys_of_ranks", "make_ranking", "move", "nbytes", "priority_at_end", "rows_in_order"]
+__all__ = [
+    "MOST_MOVED",
+    "Ranking",
+    "fill",
+    "keys_of_ranks",
+    "make_ranking",
+    "move",
+    "nbytes",
+    "priority_at_end",
+    "rows_in_order",
+]

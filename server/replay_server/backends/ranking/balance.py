@@ -102,7 +102,9 @@ def _split_leaf(ranking: Ranking, parent: int, at: int) -> None:
     resize_leaf(ranking, left, kept)
     resize_leaf(ranking, right, moved)
     ranking.node_ints[parent, COUNTS + at] -= moved
-    _insert_child(ranking, parent, at + 1, ranking.leaf_floats[right, 0], ranking.leaf_ints[right, ROW_KEYS + 0], right, moved)
+    _insert_child(
+        ranking, parent, at + 1, ranking.leaf_floats[right, 0], ranking.leaf_ints[right, ROW_KEYS], right, moved
+    )
 
 
 @kernel
@@ -116,7 +118,9 @@ def _split_node(ranking: Ranking, parent: int, at: int) -> None:
     resize_node(ranking, left, kept)
     resize_node(ranking, right, moved)
     ranking.node_ints[parent, COUNTS + at] -= rows
-    _insert_child(ranking, parent, at + 1, ranking.node_floats[right, PRIORITIES + 0], ranking.node_ints[right, KEYS + 0], right, rows)
+    _insert_child(
+        ranking, parent, at + 1, ranking.node_floats[right, PRIORITIES], ranking.node_ints[right, KEYS], right, rows
+    )
 
 
 @kernel
@@ -182,7 +186,7 @@ def _share_rows(ranking: Ranking, parent: int, at: int) -> None:
     ranking.node_ints[parent, COUNTS + at] = kept
     ranking.node_ints[parent, COUNTS + at + 1] = together - kept
     ranking.node_floats[parent, PRIORITIES + at + 1] = ranking.leaf_floats[right, 0]
-    ranking.node_ints[parent, KEYS + at + 1] = ranking.leaf_ints[right, ROW_KEYS + 0]
+    ranking.node_ints[parent, KEYS + at + 1] = ranking.leaf_ints[right, ROW_KEYS]
     resize_node(ranking, parent, ranking.node_size[parent])
 
 
@@ -214,8 +218,8 @@ def _share_children(ranking: Ranking, parent: int, at: int) -> None:
     resize_node(ranking, right, together - kept)
     ranking.node_ints[parent, COUNTS + at] += rows
     ranking.node_ints[parent, COUNTS + at + 1] -= rows
-    ranking.node_floats[parent, PRIORITIES + at + 1] = ranking.node_floats[right, PRIORITIES + 0]
-    ranking.node_ints[parent, KEYS + at + 1] = ranking.node_ints[right, KEYS + 0]
+    ranking.node_floats[parent, PRIORITIES + at + 1] = ranking.node_floats[right, PRIORITIES]
+    ranking.node_ints[parent, KEYS + at + 1] = ranking.node_ints[right, KEYS]
     resize_node(ranking, parent, ranking.node_size[parent])
 
 
@@ -224,7 +228,7 @@ def _lower_root(ranking: Ranking) -> None:
     """Drop a root that has a single child, unless that is a leaf."""
     while ranking.words[HEIGHT] > 1 and ranking.node_size[ranking.words[ROOT]] == 1:
         root = ranking.words[ROOT]
-        ranking.words[ROOT] = ranking.node_ints[root, CHILDREN + 0]
+        ranking.words[ROOT] = ranking.node_ints[root, CHILDREN]
         ranking.words[HEIGHT] -= 1
         give_back_node(ranking, root)
 

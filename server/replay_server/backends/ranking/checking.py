@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from replay_server.backends.check import require
 from replay_server.backends.ranking.structure import (
     BEFORE_ALL,
-    FREE_LEAVES,
-    FREE_NODES,
     CHILDREN,
     COUNTS,
+    FREE_LEAVES,
+    FREE_NODES,
     GROUP,
     GROUP_COUNTS,
     GROUP_PRIORITIES,
@@ -42,7 +42,9 @@ def rows_in_order(ranking: Ranking) -> tuple[NDArray[np.float64], NDArray[np.int
     _check_pool(nodes, ranking.free_nodes[: ranking.words[FREE_NODES]], len(ranking.free_nodes))
     sizes = [int(ranking.leaf_size[leaf]) for leaf in leaves]
     priorities = np.concatenate([ranking.leaf_floats[leaf, :size] for leaf, size in zip(leaves, sizes, strict=True)])
-    keys = np.concatenate([ranking.leaf_ints[leaf, ROW_KEYS : ROW_KEYS + size] for leaf, size in zip(leaves, sizes, strict=True)])
+    keys = np.concatenate(
+        [ranking.leaf_ints[leaf, ROW_KEYS : ROW_KEYS + size] for leaf, size in zip(leaves, sizes, strict=True)]
+    )
     return priorities, keys
 
 
@@ -53,7 +55,10 @@ def _collect(ranking: Ranking, node: int, height: int, leaves: list[int], nodes:
     is_root = node == ranking.words[ROOT]
     least = (1 if height == 1 else 2) if is_root else LEAST_CHILDREN
     require(least <= size <= NODE_CHILDREN, "a node is neither too empty nor too full")
-    require(not is_root or ranking.node_floats[node, PRIORITIES + 0] == BEFORE_ALL, "the first boundary of all is before all rows")
+    require(
+        not is_root or ranking.node_floats[node, PRIORITIES + 0] == BEFORE_ALL,
+        "the first boundary of all is before all rows",
+    )
     _check_groups(ranking, node, size)
     total = 0
     for at in range(size):
@@ -101,7 +106,10 @@ def _check_first_boundary(ranking: Ranking, node: int, at: int) -> None:
     child = int(ranking.node_ints[node, CHILDREN + at])
     require(
         ranking.node_floats[child, PRIORITIES + 0] == ranking.node_floats[node, PRIORITIES + at]
-        and (ranking.node_floats[node, PRIORITIES + at] == BEFORE_ALL or ranking.node_ints[child, KEYS + 0] == ranking.node_ints[node, KEYS + at]),
+        and (
+            ranking.node_floats[node, PRIORITIES + at] == BEFORE_ALL
+            or ranking.node_ints[child, KEYS + 0] == ranking.node_ints[node, KEYS + at]
+        ),
         "the first child of a node has the node's boundary",
     )
 
@@ -109,8 +117,8 @@ def _check_first_boundary(ranking: Ranking, node: int, at: int) -> None:
 def _end_row(ranking: Ranking, child: int, height: int, last: bool) -> tuple[float, int]:
     """Return the first or last row under a leaf (height 0) or node."""
     for _ in range(height):
-        child = int(ranking.node_ints[child, CHILDREN + (ranking.node_size[child] - 1 if last else 0)])
-    at = ranking.leaf_size[child] - 1 if last else 0
+        child = int(ranking.node_ints[child, CHILDREN + (int(ranking.node_size[child]) - 1 if last else 0)])
+    at = int(ranking.leaf_size[child]) - 1 if last else 0
     return float(ranking.leaf_floats[child, at]), int(ranking.leaf_ints[child, ROW_KEYS + at])
 
 

@@ -1,7 +1,8 @@
 """Where a row belongs in a leaf or node.
 
 Entries are sorted, so a row's place is the number of entries that outrank it. Priorities alone tell it unless one is
-equal to the row's: they are counted, all of a cache line at once and without a branch, and keys are looked at only then.
+equal to the row's: they are counted, all of a cache line at once and without a branch, and keys are looked at only
+then.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from replay_server.backends.ranking.structure import (
 )
 
 IN_LEAF = (ROW_PRIORITIES, ROW_KEYS)
+"""Where the priorities and keys of the sorted entries of a leaf begin."""
+
 IN_NODE = (PRIORITIES, KEYS)
-"""Where the priorities and keys of sorted entries begin."""
+"""The same of a node."""
 
 
 @part_of_kernel

@@ -9,7 +9,14 @@ from replay_server.backends.compile import kernel, part_of_kernel
 from replay_server.backends.lines import LINE
 from replay_server.backends.prefetch import prefetch, touch
 from replay_server.backends.ranking.balance import refill_once, split_on_the_way
-from replay_server.backends.ranking.places import IN_LEAF, IN_NODE, above_in_leaf, above_in_node, among_equals, group_above
+from replay_server.backends.ranking.places import (
+    IN_LEAF,
+    IN_NODE,
+    above_in_leaf,
+    above_in_node,
+    among_equals,
+    group_above,
+)
 from replay_server.backends.ranking.structure import (
     CHILDREN,
     COUNTS,
