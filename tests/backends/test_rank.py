@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from replay_server.backends import RankIndex, RankParameters
-from replay_server.backends.power_sums import power_sums
+from replay_server.backends.power_sums import find_ranks, power_sums
 
 from tests.backends.indexed_ring import IndexedRing
 
@@ -93,9 +93,23 @@ def test_updating_rows_to_the_priority_they_have_changes_nothing() -> None:
 def test_sums_of_powers_are_as_exact_as_a_float_can_be(alpha: float) -> None:
     count = 20_000
     exact = math.fsum(float(rank) ** -alpha for rank in range(1, count + 1))
-    sums = power_sums(count, alpha)
+    sums = power_sums(count, alpha).prefix
     assert sums[-1] == pytest.approx(exact, rel=4e-16)
     assert (np.diff(sums) >= 0.0).all()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 1.0, 1.7, 3.0, 60.0, 2000.0])
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 300, 19_999, 20_000])
+def test_the_guide_leads_to_the_very_rank_that_a_search_of_all_sums_finds(alpha: float, size: int) -> None:
+    sums = power_sums(20_000, alpha)
+    total = sums.prefix[size]
+    points = np.minimum(np.append(np.random.default_rng(0).random(2000), [0.0, 1.0]) * total, np.nextafter(total, 0.0))
+    ends = np.minimum(sums.prefix[:size], np.nextafter(total, 0.0))
+    for chosen in (points, ends, np.nextafter(ends, 0.0)):
+        ranks = np.empty(len(chosen), dtype=np.int64)
+        find_ranks(sums, size, chosen / total, ranks)
+        found = np.minimum(chosen / total * total, np.nextafter(total, 0.0))
+        np.testing.assert_array_equal(ranks, np.searchsorted(sums.prefix[1 : size + 1], found, side="right"))
 
 
 @pytest.mark.parametrize("alpha", [3.0, 60.0, 2000.0])

@@ -36,13 +36,25 @@ def test_rows_are_in_order_as_the_tree_grows_from_nothing_and_shrinks_to_nothing
     tree = ranking.make_ranking(ROWS)
     present = np.zeros(ROWS, dtype=bool)
     for keys in np.split(order_of(coming, priorities), ROWS // PIECE):
-        ranking.insert(tree, priorities[keys], keys)
+        put_in(tree, priorities, keys)
         present[keys] = True
         require_in_order(tree, priorities, present)
     for keys in np.split(order_of(going, priorities), ROWS // PIECE):
-        ranking.remove(tree, priorities[keys], keys)
+        take_out(tree, priorities, keys)
         present[keys] = False
         require_in_order(tree, priorities, present)
+
+
+def put_in(tree: ranking.Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
+    for start in range(0, len(keys), ranking.MOST_MOVED):
+        piece = keys[start : start + ranking.MOST_MOVED]
+        ranking.move(tree, priorities[:0], keys[:0], priorities[piece], piece)
+
+
+def take_out(tree: ranking.Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
+    for start in range(0, len(keys), ranking.MOST_MOVED):
+        piece = keys[start : start + ranking.MOST_MOVED]
+        ranking.move(tree, priorities[piece], piece, priorities[:0], keys[:0])
 
 
 def require_in_order(tree: ranking.Ranking, priorities: NDArray[np.float64], present: NDArray[np.bool_]) -> None:

@@ -27,8 +27,8 @@ _PACKAGE = Path(__file__).parent
 def _source_digest() -> str:
     """Return a short name for the text of all files of this package."""
     digest = hashlib.sha256()
-    for file in sorted(_PACKAGE.glob("*.py")):
-        digest.update(file.name.encode())
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(str(file.relative_to(_PACKAGE)).encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -48,6 +48,15 @@ def kernel(function: Kernel) -> Kernel:
     return cast(Kernel, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
+def part_of_kernel(function: Kernel) -> Kernel:
+    """Compile a function that kernels call for one row after the other into each of them.
+
+    In a call proper numba counts the references to each array it is given, which takes longer than looking at a row.
+    Such a function has no branch in it that calls another one with its arrays: across branches it would count as well.
+    """
+    return cast(Kernel, numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)(function))
+
+
 def as_kernel_input(array: NDArray[Element]) -> NDArray[Element]:
     """Return the array, or a copy if it is read-only, strided or unaligned.
 
@@ -57,11 +66,16 @@ def as_kernel_input(array: NDArray[Element]) -> NDArray[Element]:
     return array if array.flags.carray else np.array(array, order="C")
 
 
-def aligned_full(length: int, value: float) -> NDArray[np.float64]:
-    """Return float64[length], filled with ``value``, that begins at the beginning of a cache line."""
+def aligned_empty(length: int) -> NDArray[np.float64]:
+    """Return float64[length], not yet written to, that begins at the beginning of a cache line."""
     spare = CACHE_LINE_BYTES // 8
     memory = np.empty(length + spare, dtype=np.float64)
     skip = (-memory.ctypes.data % CACHE_LINE_BYTES) // 8
-    aligned = memory[skip : skip + length]
+    return memory[skip : skip + length]
+
+
+def aligned_full(length: int, value: float) -> NDArray[np.float64]:
+    """Return float64[length], filled with ``value``, that begins at the beginning of a cache line."""
+    aligned = aligned_empty(length)
     aligned[:] = value
     return aligned

@@ -18,9 +18,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import aligned_full, kernel
+from replay_server.backends.compile import aligned_full, kernel, part_of_kernel
 from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.backends.levels import level_starts
+from replay_server.backends.prefetch import prefetch
 
 BLOCK = 64
 """How many values share one extreme: 8 cache lines, a scan of about 50 ns, and 1/64 of the values' own memory."""
@@ -128,6 +129,12 @@ def _raise_smallest(
             return
         upper[starts[level] + block] = changed
         old, new = extreme, changed
+
+
+@part_of_kernel
+def prefetch_block(upper: NDArray[np.float64], slot: int) -> None:
+    """Ask for the extreme of the block that a slot lies in."""
+    prefetch(upper, slot // BLOCK)
 
 
 @kernel

@@ -6,10 +6,14 @@ arXiv:1511.05952, section 3.3, the rank-based variant: the priority of rank j is
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_server.backends.compile import kernel
+from replay_server.backends.lines import LINE
+from replay_server.backends.prefetch import prefetch
 
 
 @kernel
@@ -32,48 +36,106 @@ def last_rank_with_mass(size: int, alpha: float) -> int:
     return with_mass
 
 
+_FETCHED_RANKS = 64
+"""At most so many of a cell's ranks are asked for before they are searched."""
+
+RANKS_PER_CELL = 16
+"""How many ranks share an entry of a guide: half a byte for each."""
+
+
+class PowerSums(NamedTuple):
+    """Prefix sums, and a guide to them (the method of Chen and Asau 1974).
+
+    The guide cuts the mass of all ranks into cells of equal mass, and says where each begins. A point lies in its
+    cell, so only the ranks of that cell are searched: a few dozen next to each other instead of all.
+    """
+
+    prefix: NDArray[np.float64]
+    """float64[count + 1]: at n the sum of j ** -alpha for j from 1 to n."""
+    guide: NDArray[np.int64]
+    """int64[cells + 2]: at c how many of the sums of ranks lie in cells before c."""
+    cells_per_mass: float
+    """A point p of the mass lies in the cell floor(p * cells_per_mass)."""
+
+
+def power_sums(count: int, alpha: float) -> PowerSums:
+    """Return the sums of the masses of ``count`` ranks and fewer; ``count`` is at least 1."""
+    prefix = np.empty(count + 1, dtype=np.float64)
+    _add_up(prefix, alpha)
+    cells = -(-count // RANKS_PER_CELL)
+    guide = np.empty(cells + 2, dtype=np.int64)
+    cells_per_mass = cells / float(prefix[-1])
+    _make_guide(prefix, guide, cells_per_mass)
+    return PowerSums(prefix, guide, cells_per_mass)
+
+
 @kernel
-def power_sums(count: int, alpha: float) -> NDArray[np.float64]:
-    """Return float64[count + 1]: at n the sum of j ** -alpha for j from 1 to n.
+def _add_up(prefix: NDArray[np.float64], alpha: float) -> None:
+    """Compute prefix sums.
 
     What each addition rounds off is carried along (Kahan's summation), so the error does not grow with n.
     """
-    prefix = np.empty(count + 1, dtype=np.float64)
     prefix[0] = 0.0
     total = 0.0
     lost = 0.0
-    for rank in range(1, count + 1):
+    for rank in range(1, len(prefix)):
         term = rank_mass(rank, alpha) - lost
         raised = total + term
         lost = (raised - total) - term
         total = raised
         prefix[rank] = max(total, prefix[rank - 1])
-    return prefix
 
 
 @kernel
-def find_ranks(
-    prefix: NDArray[np.float64], size: int, fractions: NDArray[np.float64], ranks: NDArray[np.int64]
-) -> None:
+def _make_guide(prefix: NDArray[np.float64], guide: NDArray[np.int64], cells_per_mass: float) -> None:
+    """Compute where each cell begins, by the very product that points are assigned to cells by.
+
+    That product never falls as its factor rises. So a sum in an earlier cell than a point is below it, and one in a
+    later cell beyond it, however the product was rounded.
+    """
+    begun = 0
+    for rank in range(1, len(prefix)):
+        cell = int(prefix[rank] * cells_per_mass)
+        while begun <= cell:
+            guide[begun] = rank - 1
+            begun += 1
+    guide[begun:] = len(prefix) - 1
+
+
+@kernel
+def find_ranks(sums: PowerSums, size: int, fractions: NDArray[np.float64], ranks: NDArray[np.int64]) -> None:
     """Find the ranks that lie at fractions of the mass of the first ``size`` ranks.
 
-    It is the first rank whose prefix sum is beyond the point. Halving goes on for the whole batch at once, so that
-    the cache misses of a step overlap.
+    It is the first rank whose prefix sum is beyond the point. Halving goes on for the whole batch at once, over as many
+    ranks as its widest cell has.
 
     Args:
-        prefix: by `power_sums`.
+        sums: by `power_sums`.
         size: number of ranks, at least 1.
         fractions: float64[batch] in [0, 1].
         ranks: int64[batch], receives ranks from 0 on (0 is the largest priority).
     """
+    prefix, guide = sums.prefix, sums.guide
+    batch = len(fractions)
     total = prefix[size]
     # A fraction may round up to the total: the last point within it still belongs to a rank that has a mass.
     last_point = np.nextafter(total, 0.0)
     points = np.minimum(fractions * total, last_point)
-    ranks[:] = 0
-    width = size
+    cells = np.empty(batch, dtype=np.int64)
+    for i in range(batch):
+        cells[i] = int(points[i] * sums.cells_per_mass)
+        prefetch(guide, cells[i])
+    width = 1
+    for i in range(batch):
+        ranks[i] = guide[cells[i]]
+        width = max(width, guide[cells[i] + 1] - ranks[i] + 1)
+    width = min(width, size)
+    for i in range(batch):
+        ranks[i] = min(ranks[i], size - width)
+        for rank in range(ranks[i], ranks[i] + min(width, _FETCHED_RANKS) + LINE, LINE):
+            prefetch(prefix, rank)
     while width > 1:
         half = width // 2
-        for i in range(len(points)):
+        for i in range(batch):
             ranks[i] += half if prefix[ranks[i] + half] <= points[i] else 0
         width -= half

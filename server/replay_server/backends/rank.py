@@ -19,7 +19,8 @@ from replay_server.backends.check import require
 from replay_server.backends.compile import as_kernel_input, kernel
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
 from replay_server.backends.parameters import require_not_negative
-from replay_server.backends.power_sums import find_ranks, last_rank_with_mass, power_sums, rank_mass
+from replay_server.backends.power_sums import PowerSums, find_ranks, last_rank_with_mass, power_sums, rank_mass
+from replay_server.backends.prefetch import prefetch
 from replay_server.backends.probability import LEAST_PROBABILITY
 from replay_server.backends.ring import bury_all_but, live_slots
 
@@ -40,11 +41,6 @@ class RankParameters:
         require_not_negative("alpha", self.alpha)
 
 
-PIECE = 512
-"""How many rows are written at once: enough for their cache misses to overlap, and few enough for the leaves they
-lie in to stay in the second-level cache until they are written to."""
-
-
 @kernel
 def _write_piece(
     keys: NDArray[np.int64],
@@ -60,13 +56,12 @@ def _write_piece(
     removed = 0
     added = 0
     slots = np.empty(len(keys), dtype=np.int64)
-    olds = np.empty(len(keys), dtype=np.float64)
-    for i in range(len(keys)):  # Nothing but loads from far away, so that their cache misses overlap.
+    for i in range(len(keys)):
         slots[i] = keys[i] % len(priorities)
-        olds[i] = priorities[slots[i]]
+        prefetch(priorities, slots[i])
     for i in range(len(keys)):
         slot = slots[i]
-        old = olds[i]
+        old = priorities[slot]
         new = new_priorities[i]
         if old == new:
             continue
@@ -79,8 +74,7 @@ def _write_piece(
             added_keys[added] = keys[i]
             added_priorities[added] = new
             added += 1
-    ranking.remove(order, old_priorities[:removed], old_keys[:removed])
-    ranking.insert(order, added_priorities[:added], added_keys[:added])
+    ranking.move(order, old_priorities[:removed], old_keys[:removed], added_priorities[:added], added_keys[:added])
     return added - removed
 
 
@@ -93,8 +87,8 @@ def _write(
 ) -> int:
     """Write piece by piece, and return by how much the number of rows grew."""
     grown = 0
-    for first in range(0, len(keys), PIECE):
-        piece = slice(first, first + PIECE)
+    for first in range(0, len(keys), ranking.MOST_MOVED):
+        piece = slice(first, first + ranking.MOST_MOVED)
         grown += _write_piece(keys[piece], new_priorities[piece], priorities, order)
     return grown
 
@@ -102,7 +96,7 @@ def _write(
 @kernel
 def _draw(
     fractions: NDArray[np.float64],
-    prefix: NDArray[np.float64],
+    sums: PowerSums,
     order: ranking.Ranking,
     size: int,
     alpha: float,
@@ -110,8 +104,8 @@ def _draw(
     """Return keys and probabilities of the rows at these fractions of the total mass."""
     batch = len(fractions)
     ranks = np.empty(batch, dtype=np.int64)
-    find_ranks(prefix, size, fractions, ranks)
-    total = prefix[size]
+    find_ranks(sums, size, fractions, ranks)
+    total = sums.prefix[size]
     probabilities = np.empty(batch, dtype=np.float64)
     for i in range(batch):
         probabilities[i] = max(rank_mass(ranks[i] + 1, alpha) / total, LEAST_PROBABILITY)
@@ -137,7 +131,7 @@ class RankIndex:
         self._alpha = float(parameters.alpha)
         self._priorities = np.asarray(priorities)
         self._size = 0
-        self._prefix = power_sums(len(priorities), self._alpha)
+        self._sums = power_sums(len(priorities), self._alpha)
         self._order = ranking.make_ranking(len(priorities))
 
     @property
@@ -148,7 +142,7 @@ class RankIndex:
     @property
     def total_mass(self) -> float:
         """Sum of j ** -alpha over the ranks of all live rows."""
-        return float(self._prefix[self._size])
+        return float(self._sums.prefix[self._size])
 
     @property
     def largest_priority(self) -> float:
@@ -163,7 +157,7 @@ class RankIndex:
     @property
     def nbytes(self) -> int:
         """Memory this index reserves, in bytes, without the priority array: enough for the emptiest tree."""
-        return self._prefix.nbytes + sum(array.nbytes for array in self._order)
+        return self._sums.prefix.nbytes + self._sums.guide.nbytes + ranking.nbytes(self._order)
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Set the priorities of rows, whether they are new or already there."""
@@ -185,7 +179,7 @@ class RankIndex:
 
     def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
         """Return the rows whose ranks lie at these fractions of the total mass."""
-        return Drawn(*_draw(as_kernel_input(fractions), self._prefix, self._order, live.size, self._alpha))
+        return Drawn(*_draw(as_kernel_input(fractions), self._sums, self._order, live.size, self._alpha))
 
     def masses(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return float64[n]: rank ** -alpha."""
@@ -194,7 +188,7 @@ class RankIndex:
     def smallest_probability(self, live: LiveRows) -> float:
         """Probability of the last rank, or of the last whose mass a float64 can tell from zero."""
         mass = rank_mass(last_rank_with_mass(live.size, self._alpha), self._alpha)
-        return max(float(mass) / float(self._prefix[live.size]), LEAST_PROBABILITY)
+        return max(float(mass) / float(self._sums.prefix[live.size]), LEAST_PROBABILITY)
 
     def check(self) -> None:
         """Check the tree, and compare its rows with the priority array.

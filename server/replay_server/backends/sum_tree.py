@@ -19,6 +19,7 @@ from replay_server.backends.check import require
 from replay_server.backends.compile import aligned_full, as_kernel_input, kernel
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
 from replay_server.backends.parameters import require_not_negative, require_positive
+from replay_server.backends.prefetch import prefetch
 from replay_server.backends.probability import LEAST_PROBABILITY
 from replay_server.backends.ring import bury_all_but, draw_evenly, key_in_slot
 
@@ -111,14 +112,19 @@ def _write(
     slots = np.empty(count, dtype=np.int64)
     old_priorities = np.empty(count, dtype=np.float64)
     old_masses = np.empty(count, dtype=np.float64)
-    for i in range(count):  # Nothing but loads from far away, so that their cache misses overlap.
+    for i in range(count):
         slot = keys[i] % len(priorities)
         slots[i] = slot
-        old_priorities[i] = priorities[slot]
-        old_masses[i] = tree[slot]
+        prefetch(priorities, slot)
+        sums.prefetch_above(tree, tree_starts, slot)
+        extremes.prefetch_block(largest, slot)
+        extremes.prefetch_block(smallest, slot)
+        extremes.prefetch_block(least_mass, slot)
     priority = DEAD_PRIORITY
     mass = 0.0
     for i in range(count):
+        old_priorities[i] = priorities[slots[i]]
+        old_masses[i] = tree[slots[i]]
         if new_priorities[i] != priority:  # New rows share one priority: raise it to a power once.
             priority = new_priorities[i]
             mass = _mass(priority, alpha, epsilon, cap)

@@ -5,9 +5,8 @@ sums do not drift: the root is exactly what adding the masses up in pairs gives,
 neighbouring masses fill one cache line. The two binary levels between them and their sum cost a few additions to
 recompute, and a cache miss each to keep. So the tree as stored has fan-out 8, and takes 9.2 bytes per mass.
 
-Work on a batch goes level by level, each level over the whole batch: the cache misses of a level then overlap. Before
-the work on a level that no cache near the core holds, a loop that does nothing but loads touches what will be needed:
-far more of its misses are under way at once than fit between the additions.
+Work on a batch goes level by level, each level over the whole batch: the cache misses of a level then overlap. What
+lies on a level that no cache near the core holds is asked for (`prefetch`) as soon as it is known to be needed.
 
 Kernels here speak of these arrays:
 
@@ -20,14 +19,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import kernel
+from replay_server.backends.compile import kernel, part_of_kernel
 from replay_server.backends.levels import level_starts
+from replay_server.backends.prefetch import prefetch
 
 FAN_OUT = 8
 """Three binary levels, and as many float64 as fit a cache line."""
 
 FAR_AWAY = 1 << 14
-"""A level with more entries than this is touched first: it takes more than an eighth of a megabyte."""
+"""A level with more entries than this is asked for first: it takes more than an eighth of a megabyte."""
 
 
 def sum_starts(slots: int) -> NDArray[np.int64]:
@@ -62,7 +62,6 @@ def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: ND
         slots: int64[n], where masses changed; overwritten.
     """
     pending = len(slots)
-    touched = 0.0
     for level in range(1, len(starts) - 1):
         below = starts[level - 1]
         start = starts[level]
@@ -74,9 +73,6 @@ def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: ND
             slots[:width] = np.arange(width)
             pending = width
             continue
-        if width > FAR_AWAY:
-            for i in range(pending):
-                touched += sums[start + slots[i] // FAN_OUT]
         kept = 0
         previous = -1
         for i in range(pending):
@@ -87,8 +83,15 @@ def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: ND
                 kept += 1
                 previous = node
         pending = kept
-    if touched < 0.0:  # It never is, which the compiler cannot know: it would leave the loads out.
-        slots[0] = 0
+
+
+@part_of_kernel
+def prefetch_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slot: int) -> None:
+    """Ask for all sums above a slot, and for its neighbours, that `add_up_above` will need."""
+    for level in range(len(starts) - 1):
+        if starts[level + 1] - starts[level] > FAR_AWAY:
+            prefetch(sums, starts[level] + slot)
+        slot //= FAN_OUT
 
 
 @kernel
@@ -111,11 +114,7 @@ def descend(
         nodes: int64[batch], receives the slots.
     """
     nodes[:] = 0
-    touched = 0.0
     for level in range(len(starts) - 3, -1, -1):
-        if starts[level + 1] - starts[level] > FAR_AWAY:
-            for i in range(len(points)):
-                touched += sums[starts[level] + nodes[i] * FAN_OUT]
         for i in range(len(points)):
             point = points[i]
             at = starts[level] + nodes[i] * FAN_OUT
@@ -137,5 +136,6 @@ def descend(
             goes_right = (point >= left) & (right > 0.0)
             points[i] = point - (left if goes_right else 0.0)
             nodes[i] = at + (1 if goes_right else 0) - starts[level]
-    if touched < 0.0:  # It never is, which the compiler cannot know: it would leave the loads out.
-        nodes[0] = 0
+        if level > 0 and starts[level] - starts[level - 1] > FAR_AWAY:
+            for i in range(len(points)):
+                prefetch(sums, starts[level - 1] + nodes[i] * FAN_OUT)

@@ -17,6 +17,7 @@ from replay_server.backends import extremes
 from replay_server.backends.check import require
 from replay_server.backends.compile import as_kernel_input, kernel
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
+from replay_server.backends.prefetch import prefetch
 from replay_server.backends.ring import bury_all_but, draw_evenly
 
 
@@ -42,6 +43,11 @@ def _write(
     for i in range(count):
         slot = keys[i] % len(priorities)
         slots[i] = slot
+        prefetch(priorities, slot)
+        extremes.prefetch_block(largest, slot)
+        extremes.prefetch_block(smallest, slot)
+    for i in range(count):
+        slot = slots[i]
         old_priorities[i] = priorities[slot]
         priorities[slot] = new_priorities[i]
         grown += int(new_priorities[i] >= 0.0) - int(old_priorities[i] >= 0.0)

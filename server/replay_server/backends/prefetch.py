@@ -1,0 +1,78 @@
+"""Asks the processor for memory that a kernel will soon need, and goes on without waiting for it.
+
+A row of ten million lies in memory that no cache holds: a kernel that loads it waits as long as a hundred additions
+take, and what it would load next waits behind it. Where the places are known beforehand, for a whole batch, the kernel
+asks for all of them and only then begins to work on the first. There are two ways to ask:
+
+* `prefetch`: the processor's own instruction. Nothing waits for its result, so it costs next to nothing between other
+  work. But a processor that has too many such requests under way, or has to look up addresses of too many pages, drops
+  them without a word.
+* `touch`: a load whose result nobody uses. It is never dropped, and as nothing depends on it, hundreds overlap in a
+  loop that does nothing else. Between other work it holds that up.
+
+So what a row needs on its way is prefetched while the rows before it are worked on, and what is wanted in bulk, as
+the leaves of `ranking`, is touched in a loop of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from replay_server.backends.lines import address_of, is_dense
+
+_TO_READ = 0
+_KEEP_IN_ALL_CACHES = 3
+_DATA = 1
+"""Arguments of LLVM's ``llvm.prefetch``: what for, how long, and into which kind of cache."""
+
+
+def _prefetch(typing_context: Any, array: Any, at: Any) -> Any:
+    """Say to numba what `prefetch` takes, and how it is written in LLVM's language."""
+    if not is_dense(array):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        entry = address_of(context, builder, signature.args[0], arguments[0], arguments[1])
+        address = builder.bitcast(entry, cgutils.voidptr_t)
+        flag = ir.IntType(32)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch",
+            [cgutils.voidptr_t],
+            ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag]),
+        )
+        builder.call(function, [address, flag(_TO_READ), flag(_KEEP_IN_ALL_CACHES), flag(_DATA)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+prefetch = cast(Callable[[NDArray[Any], int], None], intrinsic(_prefetch))
+"""Ask for the cache line of one entry of an array; to be called by kernels. ``prefetch(array, at)``:
+
+* ``array``: of any dtype and number of dimensions, each row following the one before it in memory.
+* ``at``: which entry, counted through all dimensions. Places outside of the array do no harm.
+"""
+
+
+def _touch(typing_context: Any, array: Any, at: Any) -> Any:
+    if not is_dense(array):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        entry = address_of(context, builder, signature.args[0], arguments[0], arguments[1])
+        address = builder.bitcast(entry, cgutils.voidptr_t)
+        builder.load_atomic(address, "monotonic", 1)  # on x86-64 a load like any other, which LLVM must not leave out
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+touch = cast(Callable[[NDArray[Any], int], None], intrinsic(_touch))
+"""Load one entry of an array, and do nothing with it. ``touch(array, at)``, as `prefetch`, of places in the array."""

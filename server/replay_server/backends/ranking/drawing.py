@@ -1,0 +1,72 @@
+"""Finding rows by their ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import kernel
+from replay_server.backends.lines import step_over
+from replay_server.backends.prefetch import prefetch
+from replay_server.backends.ranking.structure import (
+    CHILDREN,
+    COUNTS,
+    GROUP,
+    GROUP_COUNTS,
+    HEIGHT,
+    LEAF_WORDS,
+    NODE_WORDS,
+    ROOT,
+    ROW_KEYS,
+    Ranking,
+)
+
+
+@kernel
+def keys_of_ranks(ranking: Ranking, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Find rows by their ranks, level by level over the whole batch: see `writing`.
+
+    Args:
+        ranking: the tree.
+        ranks: int64[batch] in [0, number of rows), 0 being the largest priority.
+
+    Returns:
+        int64[batch]: the keys.
+    """
+    node_ints, leaf_ints = ranking.node_ints, ranking.leaf_ints
+    batch = len(ranks)
+    left = ranks.copy()
+    nodes = np.full(batch, ranking.words[ROOT])
+    groups = np.empty(batch, dtype=np.int64)
+    height = ranking.words[HEIGHT]
+    for level in range(height):
+        for i in range(batch):
+            start = nodes[i] * NODE_WORDS
+            group, passed = step_over(node_ints, start + GROUP_COUNTS, left[i])
+            left[i] -= passed
+            groups[i] = group
+            if level > 0:
+                prefetch(node_ints, start + COUNTS + group * GROUP)
+                prefetch(node_ints, start + CHILDREN + group * GROUP)
+        for i in range(batch):
+            first = groups[i] * GROUP
+            at, passed = step_over(node_ints, nodes[i] * NODE_WORDS + COUNTS + first, left[i])
+            left[i] -= passed
+            child = node_ints[nodes[i], CHILDREN + first + at]
+            nodes[i] = child
+            if level < height - 1:
+                prefetch(node_ints, child * NODE_WORDS + GROUP_COUNTS)
+            else:
+                prefetch(leaf_ints, child * LEAF_WORDS + ROW_KEYS + left[i])
+    for i in range(batch):
+        nodes[i] = leaf_ints[nodes[i], ROW_KEYS + left[i]]
+    return nodes
+
+
+@kernel
+def priority_at_end(ranking: Ranking, last: bool) -> float:
+    """Return the priority of the last row, or of the first one; there is at least one row."""
+    node = ranking.words[ROOT]
+    for _ in range(ranking.words[HEIGHT]):
+        node = ranking.node_ints[node, CHILDREN + (ranking.node_size[node] - 1 if last else 0)]
+    return float(ranking.leaf_floats[node, ranking.leaf_size[node] - 1 if last else 0])
