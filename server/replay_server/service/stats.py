@@ -84,6 +84,7 @@ class StatsHandler:
             lost=table.directory.lost,
             rate_limiter=_limiter(table),
             sampled_same_host=table.rows_copied_by_clients,
+            sampled_in_frames=table.rows_sent_in_frames,
             overtaken=table.overtaken_copies,
             batches=table.batches_drawn,
             batches_ahead=table.batches_ahead,
