@@ -27,6 +27,7 @@ from tests.support.caller import (
     int64,
     make_draw,
     make_update,
+    wire_only,
 )
 from tests.support.deadlines import wait_until
 from tests.support.frame_stub import HEAD, STATUS, FrameLink, FrameRpcError, greeted, hello_for, place_of

@@ -112,6 +112,9 @@ class FrameConnection(asyncio.Protocol):
         Raises:
             RequestError: TOO_LARGE, and there will be none.
         """
+        if self._queue:
+            # Others come in between, however much one client has sent ahead; so does word that it is gone.
+            await asyncio.sleep(0)
         while not self._queue:
             if self._refusal is not None:
                 raise self._refusal
