@@ -22,7 +22,9 @@ from replay_client.description import TableDescription
 from replay_client.errors import ReplayError
 from replay_client.frame_calls import FrameCalls, NobodyThereError
 
-_TARGET: Final = re.compile(r"(?:dns:(?://[^/]*)?/?)?(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\[\]:/,%]+)):\d+")
+_TARGET: Final = re.compile(
+    r"(?:dns:(?://[^/]*)?/?)?(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\[\]:/,%]+)):\d+"
+)
 """Targets of gRPC that name one host; see its document on naming."""
 _RETRY_S: Final = 30.0
 """A packet filter that drops what we send, without a word, costs us the time for a hello each time."""
