@@ -20,6 +20,8 @@ _ABOUT_A_MESSAGE_BYTES = 64
 """What a message takes in the queue beside its content: empty ones would be free otherwise."""
 _JOINED_BYTES = 1 << 16
 """Up to this length a content is copied behind its head; longer ones are sent in a second piece."""
+_IN_A_ROW = 8
+"""So many messages of one client that wait already are served before anybody else is."""
 _HELLO_BYTES = 1 << 20
 """Before it has said who it is, a client may not have us keep more."""
 
@@ -42,6 +44,7 @@ class FrameConnection(asyncio.Protocol):
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._has_ended = False
+        self._in_a_row = 0
         self._refusal: RequestError | None = None
         self._change: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -112,8 +115,10 @@ class FrameConnection(asyncio.Protocol):
         Raises:
             RequestError: TOO_LARGE, and there will be none.
         """
-        if self._queue:
+        self._in_a_row = self._in_a_row + 1 if self._queue else 0
+        if self._in_a_row >= _IN_A_ROW:
             # Others come in between, however much one client has sent ahead; so does word that it is gone.
+            self._in_a_row = 0
             await asyncio.sleep(0)
         while not self._queue:
             if self._refusal is not None:
