@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from replay_client import Batch, ReplayClient, Table
-from replay_client.same_host import SameHost
+from replay_client.data_path import DataPath
 from rich.console import Console
 
 from benchmarks.contestants import ROUNDS, WINDOW_S, Window, start_peers, take_turns
@@ -75,7 +75,7 @@ def single_call_steps(table: Table, workload: Workload) -> Window:
 def gathers(table: Table, workload: Workload) -> Window:
     """Copying rows of random keys out of the server's files, and nothing else: the floor of a step that has rows."""
     description = table.describe()
-    rows = SameHost.find(description, "").rows
+    rows = DataPath.on_same_host(description).rows
     if rows is None:
         raise RuntimeError("the server's files cannot be read from here")
     rng = np.random.default_rng(1)
@@ -89,15 +89,19 @@ def gathers(table: Table, workload: Workload) -> Window:
 def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
     """Measure the service and its peers on a workload."""
     with ExitStack() as stack:
-        address, _ = stack.enter_context(running_server())
+        address, _ = stack.enter_context(running_server("--frame-port", "0"))
         near = stack.enter_context(ReplayClient(address))
         far = stack.enter_context(ReplayClient(address, same_host=False))
+        over_grpc = stack.enter_context(ReplayClient(address, same_host=False, frame_port=False))
         full_table(near, workload)
         contestants: dict[str, Window] = {
             f"sampler, prefetch {prefetch}": sampler_steps(near.table(workload.name), workload, prefetch)
             for prefetch in PREFETCHES
         }
-        contestants["sampler, prefetch 3, rows over the wire"] = sampler_steps(far.table(workload.name), workload, 3)
+        for way, client in (("gRPC", over_grpc), ("the frame port", far)):
+            contestants[f"sampler, prefetch 3, rows over {way}"] = sampler_steps(
+                client.table(workload.name), workload, 3
+            )
         contestants["sample and update_priorities, single calls"] = single_call_steps(
             near.table(workload.name), workload
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support.caller import SAME_HOST, WIRE, CalledTable, Caller
+from tests.support.caller import DATA_PATHS, WIRE, CalledTable, Caller
 from tests.support.server_process import ServerProcess
 
 # The same examples every time: what fails here fails again.
@@ -23,25 +23,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that all tests share which neither stop it nor count all of its calls."""
-    process = ServerProcess(tmp_path_factory.mktemp("server") / "log", "--max-message-mb", "64")
+    process = ServerProcess(tmp_path_factory.mktemp("server") / "log", "--max-message-mb", "64", "--frame-port", "0")
     yield process
     process.terminate()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of modules that say ``BOTH_DATA_PATHS = True`` over each of the ways to a table.
+    """Run the tests of modules that say ``ALL_DATA_PATHS = True`` over each of the ways to a table.
 
     A test there that is about one of them, or about neither, is marked with `wire_only`.
     """
     given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
-    both = getattr(metafunc.module, "BOTH_DATA_PATHS", False) and "data_path" not in given
-    if both and "data_path" in metafunc.fixturenames:
-        metafunc.parametrize("data_path", [WIRE, SAME_HOST], indirect=True, scope="session")
+    wanted = getattr(metafunc.module, "ALL_DATA_PATHS", False) and "data_path" not in given
+    if wanted and "data_path" in metafunc.fixturenames:
+        metafunc.parametrize("data_path", DATA_PATHS, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def data_path(request: pytest.FixtureRequest) -> str:
-    """How a learner's calls and rows travel: by gRPC, or over the unix-domain socket and out of the tables' files."""
+    """How a learner's calls and rows travel: see `tests.support.caller`."""
     path: str = getattr(request, "param", WIRE)
     return path
 
@@ -80,7 +80,9 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
 
     def start(*flags: str, **options: object) -> ServerProcess:
         log = tmp_path / f"server-{len(started)}.log"
-        started.append(ServerProcess(log, "--memory-dir", str(tmp_path), *flags, **options))  # type: ignore[arg-type]
+        frames = () if {"--frame-port", "--tls-cert"} & set(flags) else ("--frame-port", "0")
+        given = ("--memory-dir", str(tmp_path), *frames, *flags)
+        started.append(ServerProcess(log, *given, **options))  # type: ignore[arg-type]
         return started[-1]
 
     yield start

@@ -188,11 +188,14 @@ def _own_columns(schema: Schema, rows: memoryview, row_count: int) -> dict[str, 
 def _writable(received: memoryview) -> NDArray[np.uint8]:
     """A writable view of bytes that were just received.
 
-    gRPC made the bytes object for this one message and kept no reference: apart from our own view nobody sees it,
-    so that writing to it surprises nobody. It saves the copy that writable arrays would cost otherwise.
+    Of frames they lie in a buffer that is ours to write to. gRPC made a bytes object for this one message and kept no
+    reference: apart from our own view nobody sees it, so that writing to it surprises nobody. It saves the copy that
+    writable arrays would cost otherwise.
     """
     if not received:
         return np.empty(0, np.uint8)
+    if not received.readonly:
+        return np.frombuffer(received, np.uint8)
     address = np.frombuffer(received, np.uint8).__array_interface__["data"][0]
     region = (ctypes.c_uint8 * len(received)).from_address(address)
     region.keeps_alive = received  # type: ignore[attr-defined]

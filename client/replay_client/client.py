@@ -10,7 +10,8 @@ not: after a fork it raises `ForkedError`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
@@ -19,15 +20,18 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client.checkpoints import Checkpoint
 from replay_client.connection import Connection
+from replay_client.data_path import DataPath
 from replay_client.description import TableDescription, table_config
+from replay_client.direct import FramePort, host_of
 from replay_client.errors import InvalidArgumentError
-from replay_client.local import LocalSocket
-from replay_client.same_host import SameHost
+from replay_client.frame_calls import FrameCalls
 from replay_client.security import Tls
 from replay_client.stats import Stats
 from replay_client.table import Table, drop_table
 
 DEFAULT_TIMEOUT_S: Final = 30.0
+_LOOK_UP_S: Final = 0.5
+"""How long a server may take that is asked where its port is now: it may be away."""
 
 
 class ReplayClient:
@@ -41,6 +45,7 @@ class ReplayClient:
         tls: Tls | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         same_host: bool = True,
+        frame_port: bool = True,
     ) -> None:
         """Open a channel; the server need not be there yet.
 
@@ -52,6 +57,8 @@ class ReplayClient:
             same_host: where the server is on this host, copy rows of batches out of its files instead of having them
                 sent, and make a learner's calls over a unix-domain socket; `TableStats.sampled_same_host` tells
                 whether rows are copied.
+            frame_port: where the server is on another host, and has a port for it, make a learner's calls over plain
+                TCP instead of gRPC; never with `tls`. `TableStats.sampled_in_frames` tells whether rows come this way.
 
         Raises:
             InvalidArgumentError: for an empty address, a time that is not positive, a token that cannot be one, or a
@@ -63,7 +70,8 @@ class ReplayClient:
             raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
         self._connection = Connection(address, timeout_s=timeout_s, token=token, tls=tls)
         self._same_host = same_host
-        self._sockets: weakref.WeakSet[LocalSocket] = weakref.WeakSet()
+        self._frame_host = host_of(address) if frame_port and tls is None else None
+        self._calls: weakref.WeakSet[FrameCalls] = weakref.WeakSet()
 
     @property
     def address(self) -> str:
@@ -122,13 +130,7 @@ class ReplayClient:
             TableNotFoundError: there is none of this name.
             ReplayError: another failure.
         """
-        response = self._connection.call_message(
-            "DescribeTable",
-            replay_pb2.DescribeTableRequest(table=name),
-            replay_pb2.DescribeTableResponse,
-            repeat=True,
-        )
-        return self._table(response.table)
+        return self._table(self._described(name))
 
     def tables(self) -> list[TableDescription]:
         """All tables as they stand, in the order of their names.
@@ -230,8 +232,8 @@ class ReplayClient:
     def close(self) -> None:
         """Close all connections. Writers and samplers are closed first, by those who made them."""
         if not self._connection.is_forked:
-            for socket in list(self._sockets):
-                socket.close()
+            for calls in list(self._calls):
+                calls.close()
         self._connection.close()
 
     def __enter__(self) -> ReplayClient:
@@ -244,9 +246,31 @@ class ReplayClient:
         """Close it."""
         self.close()
 
+    def _described(self, name: str, timeout_s: float | None = None) -> replay_pb2.TableDescription:
+        response = self._connection.call_message(
+            "DescribeTable",
+            replay_pb2.DescribeTableRequest(table=name),
+            replay_pb2.DescribeTableResponse,
+            timeout_s=timeout_s,
+            repeat=True,
+        )
+        return response.table
+
     def _table(self, message: replay_pb2.TableDescription) -> Table:
         description = TableDescription.from_proto(message)
-        same_host = SameHost.find(description, self._connection.authorization) if self._same_host else SameHost()
-        if same_host.socket is not None:
-            self._sockets.add(same_host.socket)
-        return Table(self._connection, description, same_host)
+        path = self._data_path(description)
+        if path.calls is not None:
+            self._calls.add(path.calls)
+        return Table(self._connection, description, path)
+
+    def _data_path(self, table: TableDescription) -> DataPath:
+        """The shortest way to a table."""
+        authorization = self._connection.authorization
+        path = DataPath.on_same_host(table, authorization) if self._same_host else DataPath()
+        if path.calls is not None or self._frame_host is None or not table.frame_port:
+            return path
+        return replace(path, calls=FramePort(table, self._frame_host, authorization, self._look_up(table.name)))
+
+    def _look_up(self, name: str) -> Callable[[], TableDescription]:
+        """Describes a table as it is now, if the server is there."""
+        return lambda: TableDescription.from_proto(self._described(name, _LOOK_UP_S))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,13 +21,10 @@ from replay_proto.framing import Array, flat_rows
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON, column_file
 from replay_proto.v1 import replay_pb2
 
+from replay_client.buffers import Buffers
 from replay_client.description import TableDescription
 
-_ONLY_OURS: Final = 2
-"""References to a buffer that only the pool has: its list, and the argument of `sys.getrefcount`."""
 _LINE_BYTES: Final = 64
-_BUFFERS_KEPT: Final = 32
-"""Buffers that are kept for later batches."""
 
 
 class MappedRows:
@@ -54,7 +50,7 @@ class MappedRows:
         for index, (name, column) in enumerate(table.schema.items()):
             data = _mapped(folder / column_file(index), table.slots * column.row_bytes)
             self._columns[name] = flat_rows(data.view(column.dtype).reshape(table.slots, *column.shape))
-        self._buffers: list[NDArray[np.uint8]] = []
+        self._buffers = Buffers()
 
     def gather(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]] | None:
         """Copy rows.
@@ -77,24 +73,13 @@ class MappedRows:
     def _blank_columns(self, row_count: int) -> dict[str, NDArray[Any]]:
         """Columns to be written, each at the beginning of a cache line of one buffer."""
         sizes = {name: column.row_bytes * row_count for name, column in self._schema.items()}
-        buffer = self._buffer(sum(map(_whole_lines, sizes.values())))
+        buffer = self._buffers.take(sum(map(_whole_lines, sizes.values())))
         columns, start = {}, 0
         for name, column in self._schema.items():
             data = buffer[start : start + sizes[name]]
             columns[name] = data.view(column.dtype).reshape(row_count, *column.shape)
             start += _whole_lines(sizes[name])
         return columns
-
-    def _buffer(self, size: int) -> NDArray[np.uint8]:
-        """Memory that nothing refers to any more, or new memory: fresh pages cost as much as the copy."""
-        for buffer in self._buffers:
-            if len(buffer) == size and sys.getrefcount(buffer) <= _ONLY_OURS + 1:
-                return buffer
-        buffer = np.empty(size, np.uint8)
-        if len(self._buffers) >= _BUFFERS_KEPT:  # threads that come here at once may pass it by a few
-            del self._buffers[0 : len(self._buffers) - _BUFFERS_KEPT + 1]
-        self._buffers.append(buffer)
-        return buffer
 
 
 def _whole_lines(size: int) -> int:

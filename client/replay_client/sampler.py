@@ -32,11 +32,11 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client.batch import Batch, learned_batches
 from replay_client.connection import Connection
+from replay_client.data_path import DataPath
 from replay_client.description import TableDescription
 from replay_client.draws import DrawOptions
 from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, InvalidArgumentError
 from replay_client.rows import checked_keys, checked_priorities
-from replay_client.same_host import SameHost
 from replay_client.streams import AnsweredStream, Request
 
 _MESSAGES_IN_FLIGHT: Final = 4
@@ -62,7 +62,7 @@ class Sampler:
         connection: Connection,
         table: TableDescription,
         options: DrawOptions,
-        same_host: SameHost,
+        data_path: DataPath,
         draw_over_wire: Callable[[DrawOptions], Batch],
         *,
         prefetch: int = 3,
@@ -74,7 +74,7 @@ class Sampler:
             connection: to the server.
             table: the table; one that was dropped and made anew is another.
             options: what to draw.
-            same_host: the short ways to the table.
+            data_path: the short ways to the table.
             draw_over_wire: draws a batch in place of one whose rows were overwritten before they were copied.
             prefetch: how many batches are on their way while `next()` waits, at least 1.
             reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
@@ -91,7 +91,7 @@ class Sampler:
         self.stale = 0
         """Keys of updates that were not live any more, over all updates acknowledged so far."""
         self._options = options
-        self._mapped = same_host.rows
+        self._mapped = data_path.rows
         self._draw_over_wire = draw_over_wire
         self._connection = connection
         self._process = os.getpid()
@@ -101,7 +101,7 @@ class Sampler:
             "Learn",
             reconnect_timeout_s=reconnect_timeout_s,
             keep_refused=False,
-            open_locally=same_host.open_learn_stream,
+            open_around=data_path.open_learn_stream,
         )
         self._batches: deque[Batch] = deque()  # that came while something else was waited for
         self._keys: list[bytes] = []

@@ -8,7 +8,7 @@ What was sent and not yet answered is kept. When the stream breaks because the s
 with pauses in between, and all of that is sent again, in order: this is for requests that may be applied twice, or
 that carry a sequence number by which the server knows them. A refusal is not repeated but raised.
 
-Sending happens in a thread of gRPC's (over a `LocalStream`, in the caller's), receiving in the caller's.
+Sending happens in a thread of gRPC's (over a `FrameStream`, in the caller's), receiving in the caller's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 from replay_client.connection import Connection, MessageStream, StreamMethod
 from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
-from replay_client.local import LocalStream
+from replay_client.frame_stream import Answer, FrameStream
 
 
 @dataclass
@@ -48,7 +48,7 @@ class AnsweredStream(Generic[R]):
         reconnect_timeout_s: float,
         keep_refused: bool,
         before_waiting: Callable[[], float | None] = lambda: None,
-        open_locally: Callable[[], LocalStream | None] = lambda: None,
+        open_around: Callable[[], FrameStream | None] = lambda: None,
     ) -> None:
         """Nothing is opened before there is a request.
 
@@ -59,7 +59,7 @@ class AnsweredStream(Generic[R]):
             keep_refused: whether a request that is refused stays pending, and is sent again by the next `receive`.
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
                 call `send`, and returns after how many seconds it wants to be called again, or None.
-            open_locally: opens a way around gRPC, if there is one. `send` then sends in its caller's thread.
+            open_around: opens a way around gRPC, if there is one. `send` then sends in its caller's thread.
         """
         self.changed = threading.Condition()
         """Guards all state here, and its owner's; notified when any of it changes."""
@@ -70,8 +70,8 @@ class AnsweredStream(Generic[R]):
         self._reconnect_timeout_s = reconnect_timeout_s
         self._keep_refused = keep_refused
         self._before_waiting = before_waiting
-        self._open_locally = open_locally
-        self._stream: MessageStream | LocalStream | None = None
+        self._open_around = open_around
+        self._stream: MessageStream | FrameStream | None = None
         self._token: object = None  # stands for the stream that is open
         self._sent = 0  # how many of the pending requests are on their way on this stream
         self._failing_since: float | None = None
@@ -82,11 +82,11 @@ class AnsweredStream(Generic[R]):
         """Queue a request; it is sent as soon as the stream allows."""
         with self.changed:
             self.pending.append(request)
-            if isinstance(self._stream, LocalStream):
+            if isinstance(self._stream, FrameStream):
                 self._send_now(self._stream, request)
             self.changed.notify_all()
 
-    def receive(self, timeout_s: float | None = None) -> tuple[R, bytes]:
+    def receive(self, timeout_s: float | None = None) -> tuple[R, Answer]:
         """Wait for the answer to the oldest request; while there is none, for one to be sent.
 
         Args:
@@ -130,7 +130,7 @@ class AnsweredStream(Generic[R]):
         if stream is not None and not self._connection.is_forked:
             stream.cancel()
 
-    def _opened(self, deadline: float | None) -> MessageStream | LocalStream:
+    def _opened(self, deadline: float | None) -> MessageStream | FrameStream:
         """The stream, opened once there is something to send."""
         with self.changed:
             while not self._closed and self._stream is None and not self.pending:
@@ -145,15 +145,15 @@ class AnsweredStream(Generic[R]):
                 self._stream = self._open()
             return self._stream
 
-    def _open(self) -> MessageStream | LocalStream:
-        local = self._open_locally()
-        if local is None:
+    def _open(self) -> MessageStream | FrameStream:
+        frames = self._open_around()
+        if frames is None:
             return self._connection.open_stream(self._method, self._requests(self._token))
         for request in self.pending:
-            self._send_now(local, request)
-        return local
+            self._send_now(frames, request)
+        return frames
 
-    def _send_now(self, stream: LocalStream, request: R) -> None:
+    def _send_now(self, stream: FrameStream, request: R) -> None:
         request.attempts += 1
         self._sent += 1
         stream.send(request.data)
@@ -173,7 +173,7 @@ class AnsweredStream(Generic[R]):
                 request.attempts += 1
             yield request.data
 
-    def _answer(self, stream: MessageStream | LocalStream, deadline: float | None) -> bytes:
+    def _answer(self, stream: MessageStream | FrameStream, deadline: float | None) -> Answer:
         if deadline is None:
             return stream.receive()
         # gRPC has no deadline for one message of a stream: end the stream, what is pending is sent again later.
@@ -185,10 +185,10 @@ class AnsweredStream(Generic[R]):
         finally:
             timer.cancel()
 
-    def _drop(self, stream: MessageStream | LocalStream) -> None:
+    def _drop(self, stream: MessageStream | FrameStream) -> None:
         stream.cancel()
         with self.changed:
-            if isinstance(stream, LocalStream):
+            if isinstance(stream, FrameStream):
                 stream.close()  # with no `send` under way
             self._token = object()
             self._stream = None

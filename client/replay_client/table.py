@@ -25,13 +25,14 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client.batch import Batch, Rows, UpdateResult, read_rows, sampled_batch
 from replay_client.connection import Connection
+from replay_client.data_path import DataPath
 from replay_client.description import TableDescription
 from replay_client.draws import DrawMode, DrawOptions, WeightNorm
 from replay_client.errors import ReplayError, WriterUnknownError
+from replay_client.frame_stream import Answer
 from replay_client.inspection import Inspection
 from replay_client.mapped_rows import MappedRows
 from replay_client.rows import checked_keys, checked_priorities, checked_rows, packed_rows
-from replay_client.same_host import SameHost
 from replay_client.sampler import Sampler
 from replay_client.stats import Stats, TableStats
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, WRITER_ID_BYTES, Writer
@@ -52,11 +53,11 @@ _WAIT_MARGIN_S: Final = 5.0
 class Table:
     """See the module. Threads may share one."""
 
-    def __init__(self, connection: Connection, description: TableDescription, same_host: SameHost) -> None:
+    def __init__(self, connection: Connection, description: TableDescription, data_path: DataPath) -> None:
         """Known to `ReplayClient`, which makes these."""
         self._connection = connection
         self._description = description
-        self._same_host = same_host
+        self._data_path = data_path
         self._insert_lock = threading.Lock()
         self._writer_id = b""
         self._sequence = 0
@@ -172,7 +173,7 @@ class Table:
             ReplayError: another failure.
         """
         options = DrawOptions(batch_size, beta, weight_norm, draw_mode, timeout_s)
-        mapped = self._same_host.rows
+        mapped = self._data_path.rows
         batch = self._drawn(options, mapped, None if mapped is None else mapped.request)
         return batch or self._drawn_over_wire(options)
 
@@ -197,7 +198,7 @@ class Table:
         )
         request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
         answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s)
-        return UpdateResult.from_proto(replay_pb2.UpdatePrioritiesResponse.FromString(answer).result)
+        return UpdateResult.from_proto(replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result)
 
     def read(self, keys: ArrayLike) -> Rows:
         """Return rows by key, as far as they are live.
@@ -312,7 +313,7 @@ class Table:
             self._connection,
             self._description,
             options,
-            self._same_host,
+            self._data_path,
             self._drawn_over_wire,
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -407,12 +408,12 @@ class Table:
         answer = self._call("Sample", request.SerializeToString(), deadline_s)
         return sampled_batch(self.schema, split_message(replay_pb2.SampleResponse, answer), mapped)
 
-    def _call(self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float) -> bytes:
+    def _call(self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float) -> Answer:
         """A call that may be repeated, the short way if there is one."""
         self._connection.check_usable()
         deadline = self._connection.clock() + timeout_s
-        if self._same_host.socket is not None:
-            answer = self._same_host.socket.call(method, request, timeout_s)
+        if self._data_path.calls is not None:
+            answer = self._data_path.calls.call(method, request, timeout_s)
             if answer is not None:
                 return answer
         return self._connection.call(method, request, timeout_s=deadline - self._connection.clock(), repeat=True)

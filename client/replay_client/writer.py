@@ -314,7 +314,7 @@ class Writer:
         while True:
             try:
                 block, answer = self._stream.receive()
-                self._acknowledge(block, replay_pb2.WriteResponse.FromString(answer).sequence)
+                self._acknowledge(block, replay_pb2.WriteResponse.FromString(bytes(answer)).sequence)
             except SequenceTooOldError:
                 self._acknowledge_unanswered()
             except TableResetError:

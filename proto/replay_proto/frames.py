@@ -1,6 +1,7 @@
-"""Frames on the unix-domain socket of a server: the contract's `LocalHello` says how they look.
+"""Frames: how messages travel without gRPC. The contract's `FrameHello` says how they look.
 
-link.sendall(frame(request))
+link.sendall(frame_head(len(request)) + request)
+parser.feed(link.recv(1 << 16))
 kind, content = parser.take()
 """
 
@@ -51,7 +52,8 @@ class FrameParser:
         Args:
             limit_bytes: how long a content may be.
         """
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
+        """How long a content may be; may be set."""
         self._received = bytearray()
         self._start = 0  # of what was not taken yet
 
@@ -70,8 +72,8 @@ class FrameParser:
         """Bytes that came and were not taken yet."""
         return len(self._received) - self._start
 
-    def take(self) -> tuple[FrameKind, bytes] | None:
-        """The next frame, if it is there whole.
+    def next_head(self) -> tuple[FrameKind, int] | None:
+        """Kind of the next frame and length of its content, once its head is there.
 
         Raises:
             FrameTooLongError: if it is longer than the limit.
@@ -82,11 +84,34 @@ class FrameParser:
         size, kind = _HEAD.unpack_from(self._received, self._start)
         if kind > FrameKind.STATUS:
             raise FrameError(f"expected a frame of kind 0 or 1, got kind {kind}")
-        if size > self._limit_bytes:
-            raise FrameTooLongError(self._limit_bytes, size)
+        if size > self.limit_bytes:
+            raise FrameTooLongError(self.limit_bytes, size)
+        return FrameKind(kind), size
+
+    def take(self) -> tuple[FrameKind, bytes] | None:
+        """The next frame, if it is there whole; raises as `next_head`."""
+        head = self.next_head()
+        if head is None:
+            return None
+        kind, size = head
         end = self._start + HEAD_BYTES + size
         if len(self._received) < end:
             return None
         content = bytes(memoryview(self._received)[self._start + HEAD_BYTES : end])
         self._start = end
-        return FrameKind(kind), content
+        return kind, content
+
+    def take_beginning(self, into: memoryview) -> int:
+        """Take what has come of the next frame, whose head is there, and leave the rest to the caller.
+
+        Args:
+            into: room for its content, of just its length.
+
+        Returns:
+            How many bytes of the content came.
+        """
+        start = self._start + HEAD_BYTES
+        size = min(len(self._received) - start, len(into))
+        into[:size] = memoryview(self._received)[start : start + size]
+        self._start = start + size
+        return size

@@ -50,7 +50,7 @@ class Framed(Generic[M]):
     head: M
     """The message without ``rows``."""
     rows: memoryview
-    """What ``rows`` holds: a read-only view that keeps the received bytes alive; empty if there is none."""
+    """What ``rows`` holds: a view that keeps the received bytes alive; empty if there is none."""
 
 
 def blank_message(head: Message, size: int) -> tuple[bytes, NDArray[np.uint8]]:
@@ -74,18 +74,19 @@ def blank_message(head: Message, size: int) -> tuple[bytes, NDArray[np.uint8]]:
     return message, view[len(start) :]
 
 
-def split_message(message_type: type[M], data: bytes) -> Framed[M]:
+def split_message(message_type: type[M], data: bytes | memoryview) -> Framed[M]:
     """Read a message that carries rows, without copying them.
 
     Args:
         message_type: the type of the message.
-        data: its wire form, from any sender: fields may come in any order, and the last ``rows`` counts.
+        data: its wire form, from any sender: fields may come in any order, and the last ``rows`` counts. Of a
+            writable view the rows are writable, too.
 
     Raises:
         google.protobuf.message.DecodeError: if it is not a message of this type.
     """
     if ROWS_FIELD not in message_type.DESCRIPTOR.fields_by_number:
-        return Framed(message_type.FromString(data), _NO_ROWS)
+        return Framed(message_type.FromString(bytes(data)), _NO_ROWS)
     head, rows = [], _NO_ROWS
     view, position = memoryview(data), 0
     while position < len(view):

@@ -30,7 +30,8 @@ from replay_server.checkpoint.reading import RestoreError, restore
 from replay_server.checkpoint.store import Checkpoints, CheckpointsInUseError
 from replay_server.errors import RequestError
 from replay_server.server import BindError, ReplayServer
-from replay_server.service.local import SOCKET_NAME
+from replay_server.service.frames.tcp_port import listen_on
+from replay_server.service.frames.unix_socket import SOCKET_NAME
 from replay_server.settings import ServerSettings, faults_of, load_settings
 from replay_server.storage.permissions import GROUP_UMASK, UMASK, GroupError, keep_private, share_with_group
 from replay_server.storage.root import Root, RootInUseError
@@ -128,12 +129,14 @@ async def serve(settings: ServerSettings) -> None:
         await _make_tables(catalog, settings)
         warm_up(root.path)
         checkpoints = _checkpoints(catalog, settings)
+        frame_listeners = [] if settings.frame_port is None else listen_on(settings.host, settings.frame_port)
         server = ReplayServer(
             catalog,
             max_message_mb=settings.max_message_mb,
             keepalive_s=settings.keepalive_s,
             offer_reflection=settings.reflection,
             socket=root.tables / SOCKET_NAME if settings.same_host else None,
+            frame_listeners=frame_listeners,
             offer_health=settings.health,
             authenticator=authenticator,
             credentials=credentials,
@@ -141,6 +144,8 @@ async def serve(settings: ServerSettings) -> None:
         )
         port = await server.start(settings.host, settings.port)
         log.info("version %s, tables in %s", __version__, root.path)
+        if frame_listeners:
+            log.info("frames on port %d", frame_listeners[0].getsockname()[1])
         print(f"replay-server listening on {settings.host}:{port}", flush=True)
         periodic = _periodic_checkpoints(checkpoints, settings.checkpoint_every)
         await stop.wait()

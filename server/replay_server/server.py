@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket as sockets
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -15,8 +17,9 @@ from grpc_reflection.v1alpha import reflection
 from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.store import Checkpoints
+from replay_server.service.frames.tcp_port import TcpPort
+from replay_server.service.frames.unix_socket import UnixSocket
 from replay_server.service.handlers import SERVICE, replay_methods
-from replay_server.service.local import LocalServer
 from replay_server.settings import BYTES_PER_MB
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class ReplayServer:
         offer_reflection: bool,
         offer_health: bool,
         socket: Path | None,
+        frame_listeners: Sequence[sockets.socket] = (),
         authenticator: Authenticator,
         credentials: grpc.ServerCredentials | None,
         checkpoints: Checkpoints | None = None,
@@ -61,6 +65,7 @@ class ReplayServer:
             offer_reflection: whether to describe the contract to whoever asks.
             socket: where to listen for clients on this host; None: nowhere, and they may not copy rows out of the
                 tables' files either.
+            frame_listeners: listen on a port for clients on other hosts, in plain text; empty: there is none.
             offer_health: whether to tell whoever asks that it serves.
             authenticator: finds out who calls.
             credentials: for TLS; None: connections are not encrypted.
@@ -87,11 +92,18 @@ class ReplayServer:
             ]
         )
         methods = replay_methods(
-            catalog, limit - _HEAD_BYTES, socket=socket, authenticator=authenticator, checkpoints=checkpoints
+            catalog,
+            limit - _HEAD_BYTES,
+            socket=socket,
+            frame_port=frame_listeners[0].getsockname()[1] if frame_listeners else 0,
+            authenticator=authenticator,
+            checkpoints=checkpoints,
         )
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
         self._socket = socket
-        self._local = LocalServer(catalog, methods, limit)
+        self._unix_socket = UnixSocket(catalog, methods, limit)
+        self._frame_listeners = frame_listeners
+        self._tcp_port = TcpPort(catalog, methods, limit, authenticator)
         self._health = health_aio.HealthServicer() if offer_health else None
         if self._health is not None:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -119,7 +131,8 @@ class ReplayServer:
                 f"cannot listen on {address}: is the port taken, or the address not this machine's?"
             ) from error
         if self._socket is not None:
-            await self._local.start(self._socket)
+            await self._unix_socket.start(self._socket)
+        await self._tcp_port.start(self._frame_listeners)
         await self._server.start()
         if self._health is not None:
             for service in ("", SERVICE):
@@ -131,4 +144,4 @@ class ReplayServer:
         if self._health is not None:
             await self._health.enter_graceful_shutdown()
         self._catalog.waiters.close()
-        await asyncio.gather(self._server.stop(drain_s), self._local.stop(drain_s))
+        await asyncio.gather(self._server.stop(drain_s), self._unix_socket.stop(drain_s), self._tcp_port.stop(drain_s))

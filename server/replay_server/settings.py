@@ -124,6 +124,13 @@ class ServerSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; the default is reached from this machine only")
     port: int = Field(50051, ge=0, le=MAX_PORT, description="port to listen on; 0 picks a free one")
+    frame_port: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_PORT,
+        description="port at the same host on which learners on other hosts may call without gRPC, in plain text; 0 "
+        "picks a free one; without it there is none",
+    )
     data_dir: Path | None = Field(
         None, description="directory that keeps the tables over restarts; without it they live in memory only"
     )
@@ -156,7 +163,8 @@ class ServerSettings(BaseSettings):
     max_streams_per_client: int = Field(
         1024,
         ge=1,
-        description="most streams open at once on one connection, and connections on this host's socket",
+        description="most streams open at once on one connection; most connections on this host's socket, and of one "
+        "address to the frame port",
     )
     max_tables: int = Field(1024, ge=1, description="most tables at once")
     max_columns: int = Field(512, ge=1, description="most columns of one table")
@@ -228,6 +236,11 @@ class ServerSettings(BaseSettings):
             raise ValueError("expected tls_cert and tls_key together, got one of them")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("expected tls_cert and tls_key where there is tls_client_ca, got none")
+        if self.tls_cert is not None and self.frame_port is not None:
+            raise ValueError(
+                "expected no frame_port where there is tls_cert, got both: rows and tokens would leave the frame port "
+                "unencrypted; leave one of them out"
+            )
         return self
 
     @property

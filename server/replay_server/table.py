@@ -95,6 +95,8 @@ class Table:
         """Repeated inserts that were answered and not applied again, since the server began."""
         self.rows_copied_by_clients = 0
         """Rows drawn that clients on this host copied themselves, since the server began."""
+        self.rows_sent_in_frames = 0
+        """Rows drawn that were sent without gRPC, since the server began."""
         self.overtaken_copies = 0
         """How often such a copy was overtaken by inserts, since the server began."""
         self.failed_syncs = 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from replay_client import Column, ReplayClient, Table, TableNotFoundError
 
-from tests.support.caller import SAME_HOST
+from tests.support.caller import FRAMES, SAME_HOST
 from tests.support.server_process import ServerProcess
 
 COLUMNS = {"number": Column("int64"), "obs": Column("float32", (3,)), "done": Column("bool")}
@@ -19,10 +19,15 @@ COLUMNS = {"number": Column("int64"), "obs": Column("float32", (3,)), "done": Co
 _numbers = itertools.count()
 
 
+def ways(data_path: str) -> dict[str, Any]:
+    """Which short ways a client may take."""
+    return {"same_host": data_path == SAME_HOST, "frame_port": data_path == FRAMES}
+
+
 @pytest.fixture(scope="session")
 def client(server: ServerProcess, data_path: str) -> Iterator[ReplayClient]:
     """A client of the shared server."""
-    with ReplayClient(server.address, same_host=data_path == SAME_HOST) as made:
+    with ReplayClient(server.address, **ways(data_path)) as made:
         yield made
 
 
@@ -32,7 +37,7 @@ def connect(data_path: str) -> Iterator[Callable[..., ReplayClient]]:
     made: list[ReplayClient] = []
 
     def connect_to(process: ServerProcess, **options: Any) -> ReplayClient:
-        made.append(ReplayClient(process.address, **{"same_host": data_path == SAME_HOST, **options}))
+        made.append(ReplayClient(process.address, **{**ways(data_path), **options}))
         return made[-1]
 
     yield connect_to

@@ -26,7 +26,7 @@ from tests.client.numbered import rows
 from tests.support.caller import wire_only
 from tests.support.server_process import ServerProcess
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 NewTable = Callable[..., Table]
 StartServer = Callable[..., ServerProcess]

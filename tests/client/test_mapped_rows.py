@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, Table
+from replay_client.data_path import DataPath
 from replay_client.mapped_rows import MappedRows
-from replay_client.same_host import SameHost
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, NONCE_FILE, WRITE_HORIZON, column_file
 
 from tests.client.numbered import assert_whole, rows
@@ -39,7 +39,7 @@ def near(new_table: NewTable) -> Table:
 
 
 def mapped(table: Table) -> MappedRows:
-    found = table._same_host.rows
+    found = table._data_path.rows
     assert found is not None
     return found
 
@@ -162,7 +162,7 @@ def test_a_part_of_a_column_keeps_the_memory(near: Table) -> None:
 def test_only_so_many_buffers_are_kept(near: Table) -> None:
     copies = mapped(near)
     kept = [copies.gather(np.arange(150, 151 + size % 40)) for size in range(100)]
-    assert len(copies._buffers) == 32
+    assert len(copies._buffers._buffers) == 32
     assert all(columns is not None for columns in kept)
 
     def gather(size: int) -> None:
@@ -170,7 +170,7 @@ def test_only_so_many_buffers_are_kept(near: Table) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(gather, range(2000)))
-    assert len(copies._buffers) <= 32 + 8
+    assert len(copies._buffers._buffers) <= 32 + 8
 
 
 # Where it does not go.
@@ -185,30 +185,30 @@ def test_files_that_are_not_as_described_are_not_used(near: Table, tmp_path: Pat
     with pytest.raises(OSError, match=r"is not of"):
         MappedRows(replace(described, directory=str(tmp_path)), b"")
     (tmp_path / NONCE_FILE).write_bytes(bytes(16))
-    assert SameHost.find(replace(described, directory=str(tmp_path))) == SameHost()
+    assert DataPath.on_same_host(replace(described, directory=str(tmp_path))) == DataPath()
 
 
 @pytest.mark.parametrize("nonce", [None, b"", b"short", b"x" * 17])
 def test_without_a_nonce_there_is_no_short_way(near: Table, tmp_path: Path, nonce: bytes | None) -> None:
     if nonce is not None:
         (tmp_path / NONCE_FILE).write_bytes(nonce)
-    assert SameHost.find(replace(near.describe(), directory=str(tmp_path))) == SameHost()
-    assert SameHost.find(replace(near.describe(), directory="")) == SameHost()
+    assert DataPath.on_same_host(replace(near.describe(), directory=str(tmp_path))) == DataPath()
+    assert DataPath.on_same_host(replace(near.describe(), directory="")) == DataPath()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_directory_that_may_not_be_read_is_left_alone(near: Table, tmp_path: Path) -> None:
     tmp_path.chmod(0)
-    assert SameHost.find(replace(near.describe(), directory=str(tmp_path))) == SameHost()
+    assert DataPath.on_same_host(replace(near.describe(), directory=str(tmp_path))) == DataPath()
 
 
 def test_on_a_machine_of_another_memory_order_rows_travel_and_calls_take_the_socket(
     near: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    found = SameHost.find(near.describe())
+    found = DataPath.on_same_host(near.describe())
     assert found.rows is None
-    assert found.socket is not None
+    assert found.calls is not None
     before = near.stats().sampled_same_host
     table = Table(near._connection, near.describe(), found)
     assert_whole(table.sample(20, beta=0.4).columns)
@@ -218,4 +218,4 @@ def test_on_a_machine_of_another_memory_order_rows_travel_and_calls_take_the_soc
             assert_whole(batch.columns)
             sampler.update_priorities(np.repeat(batch.keys, 5), np.ones(100_000))
     assert near.stats().sampled_same_host == before
-    found.socket.close()
+    found.calls.close()

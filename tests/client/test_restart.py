@@ -17,7 +17,7 @@ from tests.support.caller import wire_only
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 StartServer = Callable[..., ServerProcess]
 Connect = Callable[..., ReplayClient]

@@ -25,7 +25,7 @@ from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, exhaust, rows
 from tests.support.server_process import ServerProcess
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 NewTable = Callable[..., Table]
 StartServer = Callable[..., ServerProcess]

@@ -19,7 +19,7 @@ from replay_client import (
 
 from tests.client.numbered import assert_whole, rows
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 NewTable = Callable[..., Table]
 

@@ -13,7 +13,7 @@ from replay_client.torch import to_torch
 
 from tests.client.numbered import rows
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 
 def test_tensors_hold_what_the_batch_holds(table: Table) -> None:

@@ -20,7 +20,7 @@ from replay_client import (
     TableReplacedError,
 )
 from replay_client.connection import Connection
-from replay_client.same_host import SameHost
+from replay_client.data_path import DataPath
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, row, rows
@@ -285,5 +285,5 @@ def forget(server: ServerProcess, table: Table, count: int) -> None:
     connection = Connection(server.address, timeout_s=30.0)
     description = table.describe()
     for _ in range(count):
-        Table(connection, description, SameHost()).insert(rows([9]))
+        Table(connection, description, DataPath()).insert(rows([9]))
     connection.close()

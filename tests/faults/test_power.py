@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_server.service.local import SOCKET_NAME
+from replay_server.service.frames.unix_socket import SOCKET_NAME
 
 from tests.faults.workers import CallWriter, StreamWriter, Writer
 from tests.support.caller import SAME_HOST, CalledTable, Caller

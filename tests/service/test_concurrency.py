@@ -15,7 +15,7 @@ from tests.support.actors import INSERT_ROWS, VALUES_PER_WRITER, insert_for, lea
 from tests.support.caller import CalledTable, Caller, new_name, table_config
 from tests.support.server_process import ServerProcess
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 DURATION_S = 2.5
 

@@ -19,7 +19,7 @@ from scipy import stats
 from tests.support import formulas
 from tests.support.caller import CalledTable, LearnStream, make_draw
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 NewTable = Callable[..., CalledTable]
 STRATIFIED, INDEPENDENT = replay_pb2.DRAW_MODE_STRATIFIED, replay_pb2.DRAW_MODE_INDEPENDENT

@@ -15,7 +15,7 @@ from tests.support.deadlines import wait_until
 from tests.support.refusals import refused
 from tests.support.server_process import ServerProcess
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 NewTable = Callable[..., CalledTable]
 BACKENDS = ("sum_tree", "rank", "uniform")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.caller import CalledTable
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 NewTable = Callable[..., CalledTable]
 BACKENDS = ("sum_tree", "rank", "uniform")

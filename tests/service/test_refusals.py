@@ -19,7 +19,7 @@ from tests.support.refusals import Refusal, code_of, refusal_in, refused
 from tests.support.rows import WHOLE, rows_of
 from tests.support.server_process import ServerProcess
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 NewTable = Callable[..., CalledTable]
 NOT_PRIORITIES = {"NaN": math.nan, "infinity": math.inf, "minus infinity": -math.inf, "negative": -1e-300}

@@ -16,7 +16,7 @@ from tests.support.deadlines import wait_until
 from tests.support.refusals import code_of, refused
 from tests.support.server_process import ServerProcess
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
@@ -39,6 +39,7 @@ def lived_in(table: CalledTable) -> dict[str, object]:
     description = table.describe()
     description.ClearField("directory")
     description.ClearField("socket")
+    description.ClearField("frame_port")
     return {
         "description": description.SerializeToString(deterministic=True),
         "keys": rows.keys.tolist(),

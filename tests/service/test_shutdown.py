@@ -17,7 +17,7 @@ from tests.support.deadlines import wait_until
 from tests.support.refusals import code_of, refused
 from tests.support.server_process import ServerProcess
 
-BOTH_DATA_PATHS = True
+ALL_DATA_PATHS = True
 
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]

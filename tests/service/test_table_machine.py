@@ -24,8 +24,8 @@ from replay_server.table import NewRows, Table, WriterStamp
 from replay_server.table_config import TableConfig
 
 from tests.support import formulas
+from tests.support.frame_stub import TableFiles
 from tests.support.rows import WHOLE, columns_of, rows_of, values_in
-from tests.support.same_host_stub import TableFiles
 
 PRIORITIES = st.one_of(
     st.sampled_from([0.0, 1.0, 1.0, 2.5, 1e-9, 1e-30]), st.floats(0, 1e6).map(lambda x: x if x > 1e-30 else 0.0)

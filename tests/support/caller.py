@@ -17,12 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 
+from tests.support.frame_stub import FrameStub
 from tests.support.rows import WHOLE, rows_of, values_in
-from tests.support.same_host_stub import SameHostStub
 
 CALL_TIMEOUT_S = 60.0
-WIRE, SAME_HOST = "wire", "same host"
-"""The ways to a table: everything by gRPC; or a learner's calls and rows without it, on the server's host."""
+WIRE, SAME_HOST, FRAMES = "wire", "same host", "frames"
+"""The ways to a table: everything by gRPC; or a learner's calls and rows without it, on one host or over TCP."""
+DATA_PATHS = (WIRE, SAME_HOST, FRAMES)
 wire_only = pytest.mark.parametrize("data_path", [WIRE], indirect=True, scope="session")
 """For tests of what does not go the other way, in modules that run over both."""
 _numbers = itertools.count()
@@ -129,9 +130,9 @@ class Caller:
             ],
         )
         self.stub = replay_pb2_grpc.ReplayServiceStub(self.channel)
-        self._same_host = SameHostStub(self.stub) if data_path == SAME_HOST else None
-        if self._same_host is not None:
-            self.stub = cast(replay_pb2_grpc.ReplayServiceStub, self._same_host)
+        self._frames = None if data_path == WIRE else FrameStub(self.stub, same_host=data_path == SAME_HOST)
+        if self._frames is not None:
+            self.stub = cast(replay_pb2_grpc.ReplayServiceStub, self._frames)
 
     def __enter__(self) -> Caller:
         """Close it at the end of the block."""
@@ -145,8 +146,8 @@ class Caller:
 
     def close(self) -> None:
         """Let go of the connection."""
-        if self._same_host is not None:
-            self._same_host.close()
+        if self._frames is not None:
+            self._frames.close()
         self.channel.close()
 
     def create(self, name: str | None = None, **config: object) -> CalledTable:

@@ -40,6 +40,7 @@ def replay_methods(
     reply_limit_bytes: int,
     *,
     socket: Path | None,
+    frame_port: int = 0,
     authenticator: Authenticator,
     checkpoints: Checkpoints | None = None,
 ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
@@ -50,6 +51,7 @@ def replay_methods(
         reply_limit_bytes: how long a reply may be.
         socket: where clients on this host may make calls without gRPC; None: they may not, nor copy rows out of the
             tables' files.
+        frame_port: TCP port where others may; 0: nowhere.
         authenticator: finds out who calls.
         checkpoints: where checkpoints are written; None: nowhere.
     """
@@ -60,7 +62,7 @@ def replay_methods(
         return Rpc(figures[name], authenticator, demand, catalog.bounds)
 
     streams = OpenStreams(catalog.bounds.max_streams_per_client)
-    tables, inserts = TableHandlers(catalog, socket=socket), InsertHandlers(catalog)
+    tables, inserts = TableHandlers(catalog, socket=socket, frame_port=frame_port), InsertHandlers(catalog)
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
     kept, of_tables, of_all = CheckpointHandlers(checkpoints), to_copy(catalog), to_administer_all(catalog)
     inspection = InspectionHandler(catalog)

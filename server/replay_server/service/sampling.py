@@ -16,6 +16,7 @@ from replay_server.draws import DrawnBatch
 from replay_server.service import fields
 from replay_server.service.gathering import Choice, check_reply_size, reply_with_rows
 from replay_server.service.rpc import OpenStream
+from replay_server.service.transport import CAME_IN_FRAMES
 from replay_server.table import Table
 
 T = TypeVar("T", str, bytes)
@@ -52,7 +53,7 @@ class SamplingHandlers:
 
         if self._copies_itself(table, message.same_host):
             return _reply_without_rows(table, choose())
-        return self._drawn(table, await reply_with_rows(table, choose, draw.batch_size))
+        return self._drawn(table, await reply_with_rows(table, choose, draw.batch_size), draw.batch_size)
 
     async def read(self, request: Framed[replay_pb2.ReadRequest]) -> bytes:
         """Return rows by key."""
@@ -127,7 +128,8 @@ class SamplingHandlers:
 
         if self._copies_itself(table, message.same_host):
             return _reply_without_rows(table, choose())
-        return self._drawn(table, await reply_with_rows(table, choose, batches * draw.batch_size))
+        rows = batches * draw.batch_size
+        return self._drawn(table, await reply_with_rows(table, choose, rows), rows)
 
     def _update(self, table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
         keys = fields.keys(update.keys)
@@ -153,8 +155,10 @@ class SamplingHandlers:
             await self._catalog.waiters.draw(table, rows, wait_s)
         return self._catalog.find(name, uid or table.uid)
 
-    def _drawn(self, table: Table, reply: bytes) -> bytes:
-        """The reply to a draw whose rows were copied; where they were a queue's, there is room now."""
+    def _drawn(self, table: Table, reply: bytes, rows: int) -> bytes:
+        """The reply to a draw with its rows; where they were a queue's, there is room now."""
+        if CAME_IN_FRAMES.get():
+            table.rows_sent_in_frames += rows
         if table.is_queue:
             self._catalog.waiters.changed(table)
         return reply

@@ -86,6 +86,7 @@ class StatsHandler:
             failed_syncs=table.failed_syncs,
             rate_limiter=_limiter(table),
             sampled_same_host=table.rows_copied_by_clients,
+            sampled_in_frames=table.rows_sent_in_frames,
             overtaken=table.overtaken_copies,
             batches=table.batches_drawn,
             batches_ahead=table.batches_ahead,

@@ -16,7 +16,7 @@ from replay_server.table import Table
 from replay_server.table_config import TableConfig
 
 
-def describe(table: Table, *, socket: Path | None = None) -> replay_pb2.TableDescription:
+def describe(table: Table, *, socket: Path | None = None, frame_port: int = 0) -> replay_pb2.TableDescription:
     """A table as it stands; with a ``socket`` for clients on this host, where that and its files are."""
     return replay_pb2.TableDescription(
         config=table.config.to_proto(),
@@ -27,16 +27,24 @@ def describe(table: Table, *, socket: Path | None = None) -> replay_pb2.TableDes
         row_bytes=table.config.schema.row_bytes,
         directory=str(table.directory.folder.absolute()) if socket else "",
         socket=str(socket.absolute()) if socket else "",
+        frame_port=frame_port,
     )
 
 
 class TableHandlers:
     """What is done with tables as a whole."""
 
-    def __init__(self, catalog: Catalog, *, socket: Path | None) -> None:
-        """Serve these tables; clients on this host learn of the ``socket`` and where the tables' files are."""
+    def __init__(self, catalog: Catalog, *, socket: Path | None, frame_port: int) -> None:
+        """Serve these tables.
+
+        Args:
+            catalog: the tables.
+            socket: clients on this host learn of it, and where the tables' files are; None: they do not.
+            frame_port: clients learn of it; 0: there is none.
+        """
         self._catalog = catalog
         self._socket = socket
+        self._frame_port = frame_port
 
     async def create(self, request: Framed[replay_pb2.CreateTableRequest], caller: Caller) -> bytes:
         """Make a table, or find the same one."""
@@ -69,4 +77,4 @@ class TableHandlers:
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
         """A table as it stands; who may read it, unless it is a queue, learns where its files are."""
         is_offered = not table.is_queue and caller.may(Right.READ, table.name)
-        return describe(table, socket=self._socket if is_offered else None)
+        return describe(table, socket=self._socket if is_offered else None, frame_port=self._frame_port)

@@ -1,20 +1,16 @@
-"""Calls from clients on this host over a unix-domain socket, beside gRPC: the same handlers, without HTTP/2.
+"""Calls in frames, beside gRPC: the same handlers, without HTTP/2.
 
-For a learner step of a few kilobytes, gRPC in Python costs several times what the table's own work does. A client that
-can read a table's directory has shown that it is on this host and may do so; see `LocalHello` in the contract.
+For a learner step of a few kilobytes, gRPC in Python costs several times what the table's own work does; megabytes it
+copies three times. See `FrameHello` in the contract.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import logging
-import os
-import socket
-import stat
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from pathlib import Path
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn, cast
 
 import grpc
@@ -27,17 +23,13 @@ from replay_proto.v1 import replay_pb2
 from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
-from replay_server.service.frame_connection import FrameConnection
+from replay_server.service.frames.connection import FrameConnection
+from replay_server.service.transport import CAME_IN_FRAMES
 
-log = logging.getLogger(__name__)
-
-SOCKET_NAME: Final = ".socket"
-"""In the folder of the tables; no table has such a name."""
-_PRIVATE: Final = 0o600
-_SHARED: Final = 0o660
-"""Modes of the socket, for a folder of the user's own and for one that a group may read."""
 METHODS: Final = ("Learn", "Sample", "UpdatePriorities")
 """What can be called: what a learner does in every step."""
+_HELLO_TIMEOUT_S: Final = 10.0
+"""How long a connection may stay silent before its hello."""
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
 
 Handlers = Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]
@@ -47,10 +39,10 @@ class _RefusedError(Exception):
     """A handler has refused a request, and the client knows."""
 
 
-class _LocalContext:
+class _FrameContext:
     """All that the handlers of `service.rpc` use of a gRPC context."""
 
-    def __init__(self, connection: FrameConnection, hello: replay_pb2.LocalHello, is_stopping: Callable[[], bool]):
+    def __init__(self, connection: FrameConnection, hello: replay_pb2.FrameHello, is_stopping: Callable[[], bool]):
         self._connection = connection
         self._hello = hello
         self._is_stopping = is_stopping
@@ -74,15 +66,15 @@ class _LocalContext:
 
     def peer(self) -> str:
         """A name for the connection."""
-        return f"local:{id(self._connection)}"
+        return f"frames:{id(self._connection)}"
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """What the client said of itself."""
-        return (("authorization", self._hello.authorization),) if self._hello.authorization else ()
+        return metadata_of(self._hello)
 
 
-class LocalServer:
-    """Listens on a unix-domain socket in the server's own directory."""
+class FrameListener(ABC):
+    """Listens somewhere, and serves who comes."""
 
     def __init__(self, catalog: Catalog, handlers: Handlers, limit_bytes: int) -> None:
         """Prepare; nothing listens yet.
@@ -96,30 +88,25 @@ class LocalServer:
         self._handlers = handlers
         self._limit_bytes = limit_bytes
         self._connections: set[FrameConnection] = set()
-        self._server: asyncio.Server | None = None
-        self._path: Path | None = None
+        self._per_client: Counter[str] = Counter()
         self._is_stopping = False
 
-    async def start(self, path: Path) -> None:
-        """Listen, if that can be done there: where not, clients make all their calls over gRPC."""
-        try:
-            path.unlink(missing_ok=True)  # of a server that was killed; the directory's lock is ours
-            listener = _bound(path)
-        except OSError as error:
-            log.warning("no calls without gRPC: cannot listen on %s: %s", path, error)
-            return
-        self._path = path
-        self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: FrameConnection(self._serve, self._limit_bytes), sock=listener
-        )
+    @abstractmethod
+    def _admit(self, hello: replay_pb2.FrameHello) -> None:
+        """Look at what somebody says who wants to call.
+
+        Raises:
+            RequestError: if they may not.
+        """
+
+    @abstractmethod
+    def _close_listeners(self) -> None:
+        """Take no new connections."""
 
     async def stop(self, drain_s: float) -> None:
         """Take no new connections, refuse what comes, and let what is at work end for so many seconds."""
         self._is_stopping = True
-        if self._server is None or self._path is None:
-            return
-        self._server.close()
-        self._path.unlink(missing_ok=True)
+        self._close_listeners()
         for connection in self._connections:
             connection.end_reading()
         deadline = asyncio.get_running_loop().time() + drain_s
@@ -128,26 +115,49 @@ class LocalServer:
         for connection in list(self._connections):
             connection.abort()
 
+    def _connection(self) -> FrameConnection:
+        """For a client that has come."""
+        return FrameConnection(self._serve)
+
     async def _serve(self, connection: FrameConnection) -> None:
-        self._connections.add(connection)
+        CAME_IN_FRAMES.set(True)
         if self._is_stopping:
             connection.end_reading()
+        with self._one_more(connection):
+            try:
+                with suppress(_RefusedError):
+                    await self._serve_method(connection)
+            except RequestError as error:
+                await connection.write(error.to_status().SerializeToString(), FrameKind.STATUS)
+            finally:
+                connection.close()
+
+    @contextmanager
+    def _one_more(self, connection: FrameConnection) -> Iterator[None]:
+        """Count a connection while it is served."""
+        client = connection.client
+        self._connections.add(connection)
+        self._per_client[client] += 1
         try:
-            with suppress(_RefusedError):
-                await self._serve_method(connection)
-        except RequestError as error:
-            await connection.write(error.to_status().SerializeToString(), FrameKind.STATUS)
+            yield
         finally:
             self._connections.discard(connection)
-            connection.close()
+            self._per_client[client] -= 1
+            if not self._per_client[client]:
+                del self._per_client[client]
 
     async def _serve_method(self, connection: FrameConnection) -> None:
-        first = await connection.read()
+        try:
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                first = await connection.read()
+        except TimeoutError:
+            return
         if first is None:
             return
-        hello = self._checked_hello(first)
+        hello = self._checked_hello(first, connection)
+        connection.take_messages(self._limit_bytes)
         await connection.write(b"")
-        context = _LocalContext(connection, hello, lambda: self._is_stopping)
+        context = _FrameContext(connection, hello, lambda: self._is_stopping)
         handler = self._handlers[hello.method]
         if handler.stream_stream is not None:
             await cast(Any, handler.stream_stream)(None, context)
@@ -157,44 +167,29 @@ class LocalServer:
             with suppress(_RefusedError):
                 await connection.write(await unary(request, context))
 
-    def _checked_hello(self, message: bytes) -> replay_pb2.LocalHello:
+    def _checked_hello(self, message: bytes, connection: FrameConnection) -> replay_pb2.FrameHello:
         try:
-            hello = replay_pb2.LocalHello.FromString(message)
+            hello = replay_pb2.FrameHello.FromString(message)
         except DecodeError as error:
             raise _not_a_hello(error) from None
         if self._is_stopping:
             raise errors.shutting_down()
-        most = self._catalog.bounds.max_streams_per_client
-        if len(self._connections) > most:
-            raise errors.too_large(
-                "connections to the socket", most, len(self._connections), "max_streams_per_client of the server"
-            )
+        most, got = self._catalog.bounds.max_streams_per_client, self._per_client[connection.client]
+        if got > most:
+            raise errors.too_large("connections of one client", most, got, "max_streams_per_client of the server")
         if hello.method not in METHODS:
             raise errors.invalid_field(FieldError("method", " or ".join(METHODS), repr(hello.method)))
-        table = self._catalog.find(hello.table, hello.table_uid)
-        if not hmac.compare_digest(hello.nonce, table.directory.nonce):
-            raise errors.invalid_field(FieldError("nonce", "what the table's file holds", "something else"))
+        self._admit(hello)
         return hello
 
 
-def _bound(path: Path) -> socket.socket:
-    """A socket in a directory whose path may be longer than a socket's address."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
-    try:
-        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
-        # Who gets into the folder may connect.
-        path.chmod(_SHARED if path.parent.stat().st_mode & stat.S_IXGRP else _PRIVATE)
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.close(folder)
-    return listener
+def metadata_of(hello: replay_pb2.FrameHello) -> tuple[tuple[str, str], ...]:
+    """What a call over gRPC would carry to say who it is from."""
+    return (("authorization", hello.authorization),) if hello.authorization else ()
 
 
 def _not_a_hello(error: DecodeError) -> RequestError:
-    return errors.invalid_field(FieldError("hello", "a replay.v1.LocalHello", f"bytes that are none ({error})"))
+    return errors.invalid_field(FieldError("hello", "a replay.v1.FrameHello", f"bytes that are none ({error})"))
 
 
 def _plain_status(code: grpc.StatusCode, details: str) -> bytes:

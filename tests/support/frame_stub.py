@@ -1,7 +1,7 @@
-"""The stub of callers on the server's host: calls over the unix-domain socket, rows out of the table's files.
+"""The stub of callers who call in frames: over the unix-domain socket on the server's host, or over its frame port.
 
 Sample, UpdatePriorities and Learn go the short way, everything else over gRPC, as does a call for a table that is not
-there. Answers come back as if they had travelled: with their rows.
+there. On the server's host rows come out of the table's files; answers come back as if they had travelled with them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PATIENCE_S: Final = 60.0
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class LocalRpcError(grpc.RpcError):
+class FrameRpcError(grpc.RpcError):
     """A call that failed, with all that gRPC's own errors have."""
 
     def __init__(self, code: grpc.StatusCode, details: str, status: bytes = b"") -> None:
@@ -50,12 +50,19 @@ class LocalRpcError(grpc.RpcError):
 
 
 class FrameLink:
-    """A connection to a server's socket, frame by frame."""
+    """A connection to a server's socket or port, frame by frame."""
 
-    def __init__(self, path: str) -> None:
-        """Connect."""
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def __init__(self, place: str | int) -> None:
+        """Connect, to a path or to a port of this host."""
+        self.socket = socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET, socket.SOCK_STREAM)
         self.socket.settimeout(_PATIENCE_S)
+        if isinstance(place, str):
+            self._connect_to(place)
+        else:
+            self.socket.connect(("127.0.0.1", place))
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def _connect_to(self, path: str) -> None:
         folder = os.open(Path(path).parent, os.O_PATH)
         try:
             self.socket.connect(f"/proc/self/fd/{folder}/{Path(path).name}")
@@ -82,16 +89,16 @@ class FrameLink:
         """The next message.
 
         Raises:
-            LocalRpcError: a refusal; UNAVAILABLE if the connection has ended.
+            FrameRpcError: a refusal; UNAVAILABLE if the connection has ended.
         """
         try:
             kind, content = self.receive()
         except (OSError, EOFError) as error:
-            raise LocalRpcError(grpc.StatusCode.UNAVAILABLE, f"the connection has ended: {error}") from None
+            raise FrameRpcError(grpc.StatusCode.UNAVAILABLE, f"the connection has ended: {error}") from None
         if kind == MESSAGE:
             return content
         status = status_pb2.Status.FromString(content)
-        raise LocalRpcError(_CODES[status.code], status.message, content)
+        raise FrameRpcError(_CODES[status.code], status.message, content)
 
     def cut(self) -> None:
         """End it, also for a thread that waits."""
@@ -115,21 +122,26 @@ class FrameLink:
         return bytes(content)
 
 
-def hello_for(description: replay_pb2.TableDescription, method: str, /, **changes: Any) -> replay_pb2.LocalHello:
-    """The hello of somebody who may read the table's directory, with fields changed."""
-    nonce = (Path(description.directory) / "nonce").read_bytes()
+def hello_for(description: replay_pb2.TableDescription, method: str, /, **changes: Any) -> replay_pb2.FrameHello:
+    """The hello of somebody who may read the table's directory if it is named, with fields changed."""
+    nonce = (Path(description.directory) / "nonce").read_bytes() if description.directory else b""
     names = {"method": method, "table": description.config.name, "table_uid": description.uid}
     fields = {**names, "nonce": nonce, **changes}
-    return replay_pb2.LocalHello(**fields)
+    return replay_pb2.FrameHello(**fields)
+
+
+def place_of(table: replay_pb2.TableDescription) -> str | int:
+    """Where a table is called in frames: the socket, if it is named, else the port."""
+    return table.socket or table.frame_port
 
 
 def greeted(table: replay_pb2.TableDescription, method: str) -> FrameLink:
     """A connection whose hello was accepted.
 
     Raises:
-        LocalRpcError: it was not.
+        FrameRpcError: it was not.
     """
-    link = FrameLink(table.socket)
+    link = FrameLink(place_of(table))
     try:
         link.send(hello_for(table, method).SerializeToString())
         assert link.answer() == b""
@@ -160,12 +172,13 @@ class TableFiles:
         return rows if wanted.min() + self._slots >= self._header[0] else None
 
 
-class SameHostStub:
+class FrameStub:
     """Takes the place of a ReplayServiceStub."""
 
-    def __init__(self, wire: replay_pb2_grpc.ReplayServiceStub) -> None:
-        """Ask over gRPC where tables are."""
+    def __init__(self, wire: replay_pb2_grpc.ReplayServiceStub, *, same_host: bool) -> None:
+        """Ask over gRPC where tables are; without ``same_host`` as if they were on another."""
         self.wire = wire
+        self._same_host = same_host
         self._calls: list[_LearnCall] = []
         self.Sample = _Unary(self, "Sample", replay_pb2.SampleResponse)
         self.UpdatePriorities = _Unary(self, "UpdatePriorities", replay_pb2.UpdatePrioritiesResponse)
@@ -179,6 +192,16 @@ class SameHostStub:
         self._calls.append(_LearnCall(self, requests, timeout))
         return self._calls[-1]
 
+    def DescribeTable(  # noqa: N802
+        self, request: replay_pb2.DescribeTableRequest, timeout: float | None = None
+    ) -> replay_pb2.DescribeTableResponse:
+        """A table, with nothing of what is of no use on another host."""
+        response = self.wire.DescribeTable(request, timeout=timeout)
+        if not self._same_host:
+            response.table.ClearField("directory")
+            response.table.ClearField("socket")
+        return response
+
     def close(self) -> None:
         """End all connections."""
         for call in self._calls:
@@ -189,16 +212,16 @@ class SameHostStub:
     def described(self, name: str) -> replay_pb2.TableDescription | None:
         """The table, if it is there and offers the short way."""
         try:
-            table = self.wire.DescribeTable(replay_pb2.DescribeTableRequest(table=name), timeout=_PATIENCE_S).table
+            table = self.DescribeTable(replay_pb2.DescribeTableRequest(table=name), timeout=_PATIENCE_S).table
         except grpc.RpcError:
             return None
-        return table if table.socket else None
+        return table if table.socket or not self._same_host else None
 
 
 class _Unary:
     """Calls of one method, one after another on each connection."""
 
-    def __init__(self, stub: SameHostStub, method: str, response: type[Message]) -> None:
+    def __init__(self, stub: FrameStub, method: str, response: type[Message]) -> None:
         self._stub = stub
         self._method = method
         self._response = response
@@ -212,7 +235,7 @@ class _Unary:
         link = self._idle.pop() if self._idle else greeted(table, self._method)
         try:
             answer = self._call(link, table, request)
-        except LocalRpcError as error:
+        except FrameRpcError as error:
             self._idle.append(link) if error.trailing_metadata() else link.close()
             raise
         self._idle.append(link)
@@ -231,7 +254,7 @@ class _Unary:
         self._idle.clear()
 
     def _call(self, link: FrameLink, table: replay_pb2.TableDescription, request: Any) -> Any:
-        if self._method != "Sample":
+        if self._method != "Sample" or not table.directory:
             return self._ask(link, request)
         files = TableFiles(table)
         answer = self._ask(link, with_nonce(request, files.nonce))
@@ -258,7 +281,7 @@ class _Future:
         def run() -> None:
             try:
                 self._outcome = call()
-            except LocalRpcError as error:
+            except FrameRpcError as error:
                 self._outcome = error
             finally:
                 link.close()
@@ -280,15 +303,16 @@ class _Future:
 class _LearnCall:
     """A learner's stream; requests are sent by a thread of its own."""
 
-    def __init__(self, stub: SameHostStub, requests: Iterator[replay_pb2.LearnRequest], timeout: float | None) -> None:
+    def __init__(self, stub: FrameStub, requests: Iterator[replay_pb2.LearnRequest], timeout: float | None) -> None:
         self._stub = stub
         self._timeout = timeout
         self._link: FrameLink | None = None
+        self._files: TableFiles | None = None
         self._over_grpc: Any = None
         self._sent: deque[replay_pb2.LearnRequest] = deque()
         self._changed = threading.Condition()
         self._is_complete = self._is_cancelled = False
-        self._failure: LocalRpcError | None = None
+        self._failure: FrameRpcError | None = None
         self._thread = threading.Thread(target=self._send_all, args=(requests,), daemon=True)
         self._thread.start()
 
@@ -331,19 +355,19 @@ class _LearnCall:
         assert self._link is not None
         try:
             answer = replay_pb2.LearnResponse.FromString(self._link.answer())
-        except LocalRpcError as error:
-            self._failure = LocalRpcError(grpc.StatusCode.CANCELLED, "by us") if self._is_cancelled else error
+        except FrameRpcError as error:
+            self._failure = FrameRpcError(grpc.StatusCode.CANCELLED, "by us") if self._is_cancelled else error
             self._link.close()
             raise self._failure from None
         request = self._sent.popleft()
-        if not answer.rows:
-            self._add_rows(request, answer)
+        if self._files is not None and not answer.rows:
+            self._add_rows(self._files, request, answer)
         return answer
 
-    def _add_rows(self, request: replay_pb2.LearnRequest, answer: replay_pb2.LearnResponse) -> None:
+    def _add_rows(self, files: TableFiles, request: replay_pb2.LearnRequest, answer: replay_pb2.LearnResponse) -> None:
         rows = []
         for batch in answer.batches:
-            copied = self._files.rows(batch.keys)
+            copied = files.rows(batch.keys)
             if copied is None:
                 again = self._stub.wire.Sample(overtaken(replay_pb2.SampleRequest(table=self._name, draw=request.draw)))
                 batch.CopyFrom(again.batch)
@@ -360,8 +384,9 @@ class _LearnCall:
                 with self._changed:
                     self._sent.append(request)
                     self._changed.notify()
-                self._link.send(with_nonce(request, self._files.nonce).SerializeToString())
-        except LocalRpcError as error:
+                nonce = b"" if self._files is None else self._files.nonce
+                self._link.send(with_nonce(request, nonce).SerializeToString())
+        except FrameRpcError as error:
             self._failure = error
         except OSError:
             pass  # it has ended, and the answer says why
@@ -378,7 +403,7 @@ class _LearnCall:
         if table is None:
             self._over_grpc = self._stub.wire.Learn(itertools.chain([first], others), timeout=self._timeout)
             return False
-        self._name, self._files = table.config.name, TableFiles(table)
+        self._name, self._files = table.config.name, TableFiles(table) if table.directory else None
         self._link = greeted(table, "Learn")
         return True
 

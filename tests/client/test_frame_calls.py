@@ -27,7 +27,9 @@ from replay_client import (
     ServerUnavailableError,
     Table,
 )
-from replay_client.local import LocalSocket, LocalStream
+from replay_client.frame_calls import FrameCalls
+from replay_client.frame_stream import FrameStream
+from replay_client.local import LocalSocket
 from replay_proto.frames import FrameKind, frame_head
 from replay_proto.v1 import replay_pb2
 
@@ -63,19 +65,19 @@ def durable(start_server: StartServer, tmp_path: Path) -> ServerProcess:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[LocalStream, socket.socket]]:
+def pair() -> Iterator[tuple[FrameStream, socket.socket]]:
     """A stream, and the server's end of it."""
     ours, theirs = socket.socketpair()
     theirs.settimeout(30)
-    stream = LocalStream(ours)
+    stream = FrameStream(ours)
     yield stream, theirs
     stream.close()
     theirs.close()
 
 
-def local_calls(client: ReplayClient, table: Table) -> LocalSocket:
+def local_calls(client: ReplayClient, table: Table) -> FrameCalls:
     """The way to this table."""
-    found = table._same_host.socket
+    found = table._data_path.calls
     assert found is not None
     return found
 
@@ -93,7 +95,7 @@ def _is_there(descriptor: str) -> bool:
 # A stream.
 
 
-def test_an_answer_may_come_in_any_pieces(pair: tuple[LocalStream, socket.socket]) -> None:
+def test_an_answer_may_come_in_any_pieces(pair: tuple[FrameStream, socket.socket]) -> None:
     stream, theirs = pair
     frames = frame_head(3) + b"abc" + frame_head(0) + frame_head(1) + b"x"
 
@@ -108,7 +110,7 @@ def test_an_answer_may_come_in_any_pieces(pair: tuple[LocalStream, socket.socket
     writing.join()
 
 
-def test_a_refusal_is_raised_as_its_type(pair: tuple[LocalStream, socket.socket]) -> None:
+def test_a_refusal_is_raised_as_its_type(pair: tuple[FrameStream, socket.socket]) -> None:
     stream, theirs = pair
     info = error_details_pb2.ErrorInfo(reason="TOO_LARGE", domain="replay.v1", metadata={"bound": "x"})
     status = status_pb2.Status(code=8, message="too much")
@@ -122,7 +124,7 @@ def test_a_refusal_is_raised_as_its_type(pair: tuple[LocalStream, socket.socket]
 
 @pytest.mark.parametrize("said", [b"", frame_head(5)[:3], frame_head(5) + b"abc", b"\xff" * 20])
 def test_a_connection_that_ends_or_makes_no_sense_is_a_server_that_is_away(
-    pair: tuple[LocalStream, socket.socket], said: bytes
+    pair: tuple[FrameStream, socket.socket], said: bytes
 ) -> None:
     stream, theirs = pair
     theirs.sendall(said)
@@ -132,7 +134,7 @@ def test_a_connection_that_ends_or_makes_no_sense_is_a_server_that_is_away(
             stream.receive(30)
 
 
-def test_an_answer_that_does_not_come_in_time_is_not_waited_for(pair: tuple[LocalStream, socket.socket]) -> None:
+def test_an_answer_that_does_not_come_in_time_is_not_waited_for(pair: tuple[FrameStream, socket.socket]) -> None:
     stream, theirs = pair
     theirs.sendall(frame_head(5) + b"ab")
     with pytest.raises(DeadlineExceededError):
@@ -141,7 +143,7 @@ def test_an_answer_that_does_not_come_in_time_is_not_waited_for(pair: tuple[Loca
         stream.receive()
 
 
-def test_whoever_cancels_ends_the_wait(pair: tuple[LocalStream, socket.socket]) -> None:
+def test_whoever_cancels_ends_the_wait(pair: tuple[FrameStream, socket.socket]) -> None:
     stream, _ = pair
     threading.Timer(0.05, stream.cancel).start()
     with pytest.raises(ServerUnavailableError):
@@ -150,7 +152,7 @@ def test_whoever_cancels_ends_the_wait(pair: tuple[LocalStream, socket.socket]) 
 
 
 def test_a_message_that_a_server_does_not_take_in_does_not_hold_up_its_sender(
-    pair: tuple[LocalStream, socket.socket],
+    pair: tuple[FrameStream, socket.socket],
 ) -> None:
     """The server takes in nothing before we take in its answer: neither waits for the other."""
     stream, theirs = pair
@@ -176,7 +178,7 @@ def test_a_message_that_a_server_does_not_take_in_does_not_hold_up_its_sender(
     assert got == due
 
 
-def test_why_the_server_ended_it_is_known_to_who_could_not_send(pair: tuple[LocalStream, socket.socket]) -> None:
+def test_why_the_server_ended_it_is_known_to_who_could_not_send(pair: tuple[FrameStream, socket.socket]) -> None:
     stream, theirs = pair
     content = status_pb2.Status(code=3, message="no").SerializeToString()
     theirs.sendall(frame_head(len(content), FrameKind.STATUS) + content)
@@ -196,17 +198,17 @@ def test_calls_go_over_the_socket_and_rows_are_copied(near: Table) -> None:
     with near.sampler(16, beta=0.4) as sampler:
         assert_whole(next(sampler).columns)
     assert near.stats().sampled_same_host == near.stats().sampled > 16
-    idle = near._same_host.socket._idle  # type: ignore[union-attr]
+    idle = near._data_path.calls._idle  # type: ignore[union-attr]
     assert {method: len(streams) for method, streams in idle.items()} == {"Sample": 1, "UpdatePriorities": 1}
 
 
 def test_a_refusal_keeps_the_connection(near: Table) -> None:
     near.sample(1, beta=0.4)
-    before = near._same_host.socket._idle["Sample"][0]  # type: ignore[union-attr]
+    before = near._data_path.calls._idle["Sample"][0]  # type: ignore[union-attr]
     for _ in range(3):
         with pytest.raises(ResourceExhaustedError):
             near.sample(1 << 40, beta=0.4)
-    assert near._same_host.socket._idle["Sample"] == [before]  # type: ignore[union-attr]
+    assert near._data_path.calls._idle["Sample"] == [before]  # type: ignore[union-attr]
     near.sample(1, beta=0.4)
 
 
@@ -240,7 +242,7 @@ def test_threads_share_a_table(near: Table) -> None:
         assert sum(pool.map(work, range(8))) == 400
     stats = near.stats()
     assert stats.sampled == stats.sampled_same_host == sum(50 * (8 + number) for number in range(8))
-    assert all(len(streams) <= 8 for streams in near._same_host.socket._idle.values())  # type: ignore[union-attr]
+    assert all(len(streams) <= 8 for streams in near._data_path.calls._idle.values())  # type: ignore[union-attr]
 
 
 def test_a_call_that_takes_too_long_says_so_and_the_next_one_works(server: ServerProcess) -> None:
@@ -342,7 +344,7 @@ def nowhere(near: Table, tmp_path: Path) -> Callable[[Path], Table]:
 
     def at(path: Path) -> Table:
         description = replace(near.describe(), socket=str(path))
-        found = replace(near._same_host, socket=LocalSocket(description, near._same_host.rows.request.nonce))  # type: ignore[union-attr]
+        found = replace(near._data_path, calls=LocalSocket(description, near._data_path.rows.request.nonce))  # type: ignore[union-attr]
         return Table(near._connection, description, found)
 
     return at
@@ -370,7 +372,7 @@ def test_who_does_not_answer_a_hello_is_not_asked_again_at_once(
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "silent"))
         silent.listen(100)
-        found = nowhere(tmp_path / "silent")._same_host.socket
+        found = nowhere(tmp_path / "silent")._data_path.calls
         assert found is not None
         assert found.open_stream("Learn", 0.05) is None
         began = time.monotonic()
@@ -424,7 +426,7 @@ def test_calls_ride_through_a_restart_and_find_the_socket_again(
         durable.restart()
         assert_whole(table.sample(5, beta=0.4).columns)
         assert table.update_priorities([0], [1.0]).updated == 1
-        found = table._same_host.socket
+        found = table._data_path.calls
         assert found is not None
         assert found.open_stream("Sample") is not None
     assert table.stats().sampled == table.stats().sampled_same_host
@@ -455,7 +457,7 @@ def test_a_sampler_is_on_the_socket_again_after_a_restart(durable: ServerProcess
             durable.restart()
             for _ in range(6):
                 assert_whole(next(sampler).columns)
-            assert isinstance(sampler._stream._stream, LocalStream)
+            assert isinstance(sampler._stream._stream, FrameStream)
 
 
 def test_a_call_of_a_server_that_is_gone_fails_as_over_grpc(start_server: StartServer, connect: Connect) -> None:
@@ -490,9 +492,9 @@ def test_a_flush_of_a_large_update_gives_up_in_time(start_server: StartServer, c
 
 def test_errors_of_the_socket_never_reach_the_caller(near: Table) -> None:
     """Whatever a connection in the pool has come to."""
-    for spoil in (LocalStream.cancel, lambda stream: stream._link.shutdown(socket.SHUT_WR)):
+    for spoil in (FrameStream.cancel, lambda stream: stream._link.shutdown(socket.SHUT_WR)):
         near.sample(1, beta=0.4)
-        for stream in near._same_host.socket._idle["Sample"]:  # type: ignore[union-attr]
+        for stream in near._data_path.calls._idle["Sample"]:  # type: ignore[union-attr]
             spoil(stream)
         try:
             assert_whole(near.sample(5, beta=0.4).columns)

@@ -1,4 +1,4 @@
-"""The unix-domain socket: who is let in, what clients that misbehave cost, and how it ends."""
+"""Calls in frames, over the unix-domain socket and the frame port: who is let in, what misbehaving costs, the end."""
 
 from __future__ import annotations
 
@@ -17,16 +17,36 @@ import pytest
 from replay_proto.v1 import replay_pb2
 
 from tests.service.test_hostile_messages import NO_MESSAGES
-from tests.support.caller import SAME_HOST, CalledTable, Caller, LearnStream, float64, int64, make_draw, make_update
+from tests.support.caller import (
+    FRAMES,
+    SAME_HOST,
+    CalledTable,
+    Caller,
+    LearnStream,
+    float64,
+    int64,
+    make_draw,
+    make_update,
+    wire_only,
+)
 from tests.support.deadlines import wait_until
+from tests.support.frame_stub import HEAD, STATUS, FrameLink, FrameRpcError, greeted, hello_for, place_of
 from tests.support.refusals import refused
-from tests.support.same_host_stub import HEAD, STATUS, FrameLink, LocalRpcError, greeted, hello_for
 from tests.support.server_process import ServerProcess
 
 NewTable = Callable[..., CalledTable]
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
 METHODS = ("Learn", "Sample", "UpdatePriorities")
+socket_only = pytest.mark.parametrize("data_path", [SAME_HOST], indirect=True, scope="session")
+port_only = pytest.mark.parametrize("data_path", [FRAMES], indirect=True, scope="session")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run over the socket and over the port what is not about one of them."""
+    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "data_path" in metafunc.fixturenames and "data_path" not in given:
+        metafunc.parametrize("data_path", [SAME_HOST, FRAMES], indirect=True, scope="session")
 
 
 @pytest.fixture
@@ -40,7 +60,7 @@ def filled(new_table: NewTable) -> CalledTable:
 @pytest.fixture
 def link(filled: CalledTable) -> Iterator[FrameLink]:
     """A connection on which nothing was said."""
-    opened = FrameLink(filled.describe().socket)
+    opened = FrameLink(place_of(filled.describe()))
     yield opened
     opened.close()
 
@@ -74,9 +94,6 @@ def test_a_hello_is_answered_by_an_empty_message(filled: CalledTable, link: Fram
         ({"method": "Insert"}, "INVALID_FIELD", {"field": "method", "got": "'Insert'"}),
         ({"method": ""}, "INVALID_FIELD", {"field": "method"}),
         ({"method": "learn"}, "INVALID_FIELD", {"field": "method"}),
-        ({"nonce": b""}, "INVALID_FIELD", {"field": "nonce"}),
-        ({"nonce": b"x" * 16}, "INVALID_FIELD", {"field": "nonce"}),
-        ({"nonce": b"x" * 100_000}, "INVALID_FIELD", {"field": "nonce"}),
         ({"table": "nobody"}, "TABLE_NOT_FOUND", {"table": "nobody"}),
         ({"table": ""}, "TABLE_NOT_FOUND", {"table": ""}),
         ({"table_uid": b"y" * 16}, "TABLE_REPLACED", {}),
@@ -99,6 +116,58 @@ def test_a_hello_that_is_wrong_is_refused_and_the_connection_ends(
     assert filled.stats().sampled == 0
 
 
+@socket_only
+@pytest.mark.parametrize("nonce", [b"", b"x" * 16, b"x" * 100_000], ids=len)
+def test_who_cannot_read_the_directory_is_refused_at_the_socket(
+    filled: CalledTable, link: FrameLink, nonce: bytes
+) -> None:
+    link.send(hello_for(filled.describe(), "Sample", nonce=nonce).SerializeToString())
+    with refused("INVALID_FIELD", field="nonce"):
+        link.answer()
+    assert_ended(link)
+
+
+@port_only
+def test_who_does_not_know_the_uid_is_refused_at_the_port(filled: CalledTable, link: FrameLink) -> None:
+    link.send(hello_for(filled.describe(), "Sample", table_uid=b"").SerializeToString())
+    with refused("INVALID_FIELD", field="table_uid"):
+        link.answer()
+    assert_ended(link)
+
+
+@port_only
+def test_rows_that_are_sent_in_frames_are_counted(filled: CalledTable) -> None:
+    before = filled.stats()
+    filled.sample(10)
+    stream = LearnStream(filled)
+    stream.ask(draw=make_draw(7))
+    stream.vanish()
+    after = filled.stats()
+    assert after.sampled_in_frames - before.sampled_in_frames == 17
+    assert after.sampled_same_host == before.sampled_same_host
+
+
+@port_only
+def test_one_address_may_have_so_many_connections(start_server: StartServer, call: Call) -> None:
+    table = call(start_server("--max-streams-per-client", "3")).create()
+    description = table.describe()
+    links = [greeted(description, method) for method in METHODS]
+    with refused("TOO_LARGE", limit=3, got=4, setting="max_streams_per_client of the server"):
+        greeted(description, "Learn")
+    links.pop().close()
+    wait_until(lambda: _is_greeted(description), "there is room again")
+    for link in links:
+        link.close()
+
+
+def _is_greeted(description: replay_pb2.TableDescription) -> bool:
+    try:
+        greeted(description, "Learn").close()
+    except FrameRpcError:
+        return False
+    return True
+
+
 def test_what_is_no_hello_is_refused(link: FrameLink) -> None:
     link.send(b"\xff" * 40)
     with refused("INVALID_FIELD", field="hello"):
@@ -108,7 +177,7 @@ def test_what_is_no_hello_is_refused(link: FrameLink) -> None:
 
 def test_a_request_without_a_hello_is_none(filled: CalledTable, link: FrameLink) -> None:
     link.send(draw_request(filled))
-    with pytest.raises(LocalRpcError):
+    with pytest.raises(FrameRpcError):
         link.answer()
     assert_ended(link)
     assert filled.stats().sampled == 0
@@ -130,13 +199,15 @@ def test_who_speaks_something_else_is_cut_off(link: FrameLink, garbage: bytes) -
     assert_ended(link)
 
 
-@pytest.mark.parametrize("said_hello", [False, True])
-def test_a_frame_that_is_too_long_is_refused_before_it_came(
-    filled: CalledTable, link: FrameLink, said_hello: bool
-) -> None:
+@pytest.mark.parametrize("size", [(1 << 20) + 1, (64 << 20) + 1, 2**32 - 1])
+def test_a_hello_that_is_too_long_is_not_received(link: FrameLink, size: int) -> None:
+    link.socket.sendall(HEAD.pack(size, 0) + b"the first of it")
+    assert_ended(link)
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_came(filled: CalledTable) -> None:
     """The server takes 64 MiB; over gRPC, it refuses such a message with the same code."""
-    if said_hello:
-        link = greeted(filled.describe(), "UpdatePriorities")
+    link = greeted(filled.describe(), "UpdatePriorities")
     link.socket.sendall(HEAD.pack((64 << 20) + 1, 0) + b"the first of it")
     with refused("TOO_LARGE", limit=64 << 20, got=(64 << 20) + 1, setting="max_message_mb of the server"):
         link.answer()
@@ -203,7 +274,7 @@ def test_a_refusal_ends_a_learners_connection(filled: CalledTable) -> None:
 
 
 def test_requests_may_come_byte_by_byte(filled: CalledTable) -> None:
-    link = FrameLink(filled.describe().socket)
+    link = FrameLink(place_of(filled.describe()))
     hello, request = hello_for(filled.describe(), "Sample").SerializeToString(), draw_request(filled)
     for byte in HEAD.pack(len(hello), 0) + hello + HEAD.pack(len(request), 0) + request:
         link.socket.sendall(bytes([byte]))
@@ -344,10 +415,12 @@ def test_many_connections_are_served_and_leave_nothing(filled: CalledTable, serv
 # Its beginning and its end.
 
 
+@socket_only
 def test_the_socket_is_its_owners_alone(filled: CalledTable) -> None:
     assert os.stat(filled.describe().socket).st_mode & 0o777 == 0o600
 
 
+@socket_only
 def test_a_socket_that_a_killed_server_left_is_taken_over(
     start_server: StartServer, call: Call, tmp_path: Path
 ) -> None:
@@ -375,6 +448,7 @@ def test_a_path_longer_than_a_sockets_address_does(start_server: StartServer, tm
         assert table.stats().sampled_same_host == 10
 
 
+@wire_only
 def test_where_no_socket_can_be_made_everything_else_works(
     start_server: StartServer, call: Call, tmp_path: Path
 ) -> None:
@@ -392,7 +466,7 @@ def test_idle_connections_are_told_and_do_not_hold_up_the_end(start_server: Star
     server = start_server("--drain-s", "30")
     table = call(server).create()
     table.insert(range(10))
-    silent, links = FrameLink(table.describe().socket), [greeted(table.describe(), method) for method in METHODS]
+    silent, links = FrameLink(place_of(table.describe())), [greeted(table.describe(), method) for method in METHODS]
     table.caller.close()
     began = time.monotonic()
     assert server.terminate() == 0
@@ -464,14 +538,15 @@ def test_who_does_not_read_holds_up_the_end_for_the_drain_and_no_longer(start_se
     assert "Traceback" not in server.log()
 
 
-def test_a_stub_without_the_socket_is_told_from_one_with(new_table: NewTable, server: ServerProcess) -> None:
+def test_the_ways_of_the_tests_are_really_different(new_table: NewTable, server: ServerProcess) -> None:
     """The other path of the tests is really another one."""
     table = new_table()
     table.insert(range(5))
-    for path, copied in (("wire", 0), (SAME_HOST, 20)):
+    for path, copied, sent in (("wire", 0, 0), (SAME_HOST, 20, 0), (FRAMES, 20, 20)):
         with Caller(server.address, path) as caller:
             table.through(caller).sample(10)
             stream = LearnStream(table.through(caller))
             stream.ask(draw=make_draw(10))
             stream.vanish()
-        assert table.stats().sampled_same_host == copied
+        stats = table.stats()
+        assert (stats.sampled_same_host, stats.sampled_in_frames) == (copied, sent)

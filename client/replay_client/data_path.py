@@ -1,7 +1,7 @@
-"""What a client gains when it shares a host with the server: rows copied out of the server's files, calls without gRPC.
+"""How the rows of a table and a learner's calls travel, where there is something shorter than gRPC.
 
 The server names a table's directory and a socket. Whoever can read the nonce in that directory is on the same host and
-may use both.
+may use both. Others may call a TCP port, if the server has one for that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Final
 from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
 from replay_client.description import TableDescription
-from replay_client.local import LocalSocket, LocalStream
+from replay_client.frame_calls import FrameCalls
+from replay_client.frame_stream import FrameStream
+from replay_client.local import LocalSocket
 from replay_client.mapped_rows import MappedRows
 
 _ORDERED_LOADS: Final = ("x86_64", "AMD64")
@@ -22,16 +24,16 @@ _ORDERED_LOADS: Final = ("x86_64", "AMD64")
 
 
 @dataclass(frozen=True)
-class SameHost:
+class DataPath:
     """The short ways to one table; without any of them, everything goes over gRPC."""
 
     rows: MappedRows | None = None
     """Copies the rows of batches."""
-    socket: LocalSocket | None = None
+    calls: FrameCalls | None = None
     """Makes the calls of a learner."""
 
     @classmethod
-    def find(cls, table: TableDescription, authorization: str = "") -> SameHost:
+    def on_same_host(cls, table: TableDescription, authorization: str = "") -> DataPath:
         """What there is, if the server offers it, this is its host, and we may read the table's directory."""
         try:
             nonce = (Path(table.directory) / NONCE_FILE).read_bytes() if table.directory else b""
@@ -42,6 +44,6 @@ class SameHost:
             return cls()
         return cls(rows, LocalSocket(table, nonce, authorization) if table.socket else None)
 
-    def open_learn_stream(self) -> LocalStream | None:
-        """A learner's stream over the socket, if there is one and somebody answers."""
-        return None if self.socket is None else self.socket.open_stream("Learn")
+    def open_learn_stream(self) -> FrameStream | None:
+        """A learner's stream without gRPC, if there is a way and somebody answers."""
+        return None if self.calls is None else self.calls.open_stream("Learn")

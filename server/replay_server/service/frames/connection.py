@@ -1,12 +1,14 @@
-"""One connection on the unix-domain socket: frames in, frames out."""
+"""One connection: frames in, frames out."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
+from replay_proto import tcp
 from replay_proto.frames import FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
 
 from replay_server import errors
@@ -18,23 +20,31 @@ _ABOUT_A_MESSAGE_BYTES = 64
 """What a message takes in the queue beside its content: empty ones would be free otherwise."""
 _JOINED_BYTES = 1 << 16
 """Up to this length a content is copied behind its head; longer ones are sent in a second piece."""
+_IN_A_ROW = 8
+"""So many messages of one client that wait already are served before anybody else is."""
+_HELLO_BYTES = 1 << 20
+"""Before it has said who it is, a client may not have us keep more."""
 
 
 class FrameConnection(asyncio.Protocol):
     """Queues what the client sends, and holds back what it does not take in. Lives on the event loop."""
 
-    def __init__(self, serve: Callable[[FrameConnection], Coroutine[Any, Any, None]], limit_bytes: int) -> None:
+    def __init__(self, serve: Callable[[FrameConnection], Coroutine[Any, Any, None]]) -> None:
         """Be served by a task of its own as soon as the connection is made.
 
         Args:
             serve: serves a connection to its end.
-            limit_bytes: how long a frame may be.
         """
+        self.client = ""
+        """Address of the client's host; empty: this one."""
         self._serve = serve
-        self._parser = FrameParser(limit_bytes)
+        self._parser = FrameParser(_HELLO_BYTES)
+        self._takes_messages = False
+        self._hello_came = False
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._has_ended = False
+        self._in_a_row = 0
         self._refusal: RequestError | None = None
         self._change: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -42,6 +52,10 @@ class FrameConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The client is there."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods, but not its type
+        link: socket.socket = transport.get_extra_info("socket")
+        if link.family != socket.AF_UNIX:
+            self.client = transport.get_extra_info("peername")[0]
+            tcp.prepare(link)
         self._task = asyncio.get_running_loop().create_task(self._serve(self))
 
     def data_received(self, data: bytes) -> None:
@@ -49,10 +63,22 @@ class FrameConnection(asyncio.Protocol):
         if self._has_ended:
             return
         self._parser.feed(data)
+        self._take_frames()
+
+    def take_messages(self, limit_bytes: int) -> None:
+        """After the hello, take frames of up to this length."""
+        self._takes_messages = True
+        self._parser.limit_bytes = limit_bytes
+        self._take_frames()
+
+    def _take_frames(self) -> None:
         try:
-            while (taken := self._parser.take()) is not None:
+            while (self._takes_messages or not self._hello_came) and (taken := self._parser.take()) is not None:
                 self._take_in(*taken)
         except FrameTooLongError as error:
+            if not self._takes_messages:
+                self._cut_off()
+                return
             self._refusal = errors.too_large(
                 "bytes of a request", error.limit_bytes, error.got_bytes, "max_message_mb of the server"
             )
@@ -60,9 +86,7 @@ class FrameConnection(asyncio.Protocol):
             self.end_reading()
             return
         except FrameError:
-            # Whoever sends this does not speak our language; there is nothing to answer.
-            self._has_ended = True
-            self._transport.abort()
+            self._cut_off()
             return
         if self._queued_bytes > _QUEUED_BYTES:
             self._transport.pause_reading()
@@ -91,6 +115,11 @@ class FrameConnection(asyncio.Protocol):
         Raises:
             RequestError: TOO_LARGE, and there will be none.
         """
+        self._in_a_row = self._in_a_row + 1 if self._queue else 0
+        if self._in_a_row >= _IN_A_ROW:
+            # Others come in between, however much one client has sent ahead; so does word that it is gone.
+            self._in_a_row = 0
+            await asyncio.sleep(0)
         while not self._queue:
             if self._refusal is not None:
                 raise self._refusal
@@ -134,8 +163,14 @@ class FrameConnection(asyncio.Protocol):
     def _take_in(self, kind: FrameKind, content: bytes) -> None:
         if kind is not FrameKind.MESSAGE:
             raise FrameError(f"expected a message from a client, got a frame of kind {kind}")
+        self._hello_came = True
         self._queue.append(content)
         self._queued_bytes += len(content) + _ABOUT_A_MESSAGE_BYTES
+
+    def _cut_off(self) -> None:
+        """Whoever sends this does not speak our language; there is nothing to answer."""
+        self._has_ended = True
+        self._transport.abort()
 
     def _wake(self) -> None:
         if self._change is not None and not self._change.done():
