@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array, flat_rows
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON, column_file
+from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client.buffers import Buffers
@@ -51,6 +54,7 @@ class MappedRows:
             data = _mapped(folder / column_file(index), table.slots * column.row_bytes)
             self._columns[name] = flat_rows(data.view(column.dtype).reshape(table.slots, *column.shape))
         self._buffers = Buffers()
+        self._layout: _Layout | None = None  # of the batch before
 
     def gather(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]] | None:
         """Copy rows.
@@ -65,21 +69,38 @@ class MappedRows:
         columns = self._blank_columns(len(keys))
         for name, values in columns.items():
             # Any mode but "raise" lets take() write straight to its output; the slots are in range.
-            np.take(self._columns[name], slots, axis=0, out=flat_rows(values), mode="clip")
+            self._columns[name].take(slots, axis=0, out=flat_rows(values), mode="clip")
         if int(keys.min()) + self._slots < int(self._header[WRITE_HORIZON]):
             return None
         return columns
 
     def _blank_columns(self, row_count: int) -> dict[str, NDArray[Any]]:
-        """Columns to be written, each at the beginning of a cache line of one buffer."""
-        sizes = {name: column.row_bytes * row_count for name, column in self._schema.items()}
-        buffer = self._buffers.take(sum(map(_whole_lines, sizes.values())))
-        columns, start = {}, 0
-        for name, column in self._schema.items():
-            data = buffer[start : start + sizes[name]]
-            columns[name] = data.view(column.dtype).reshape(row_count, *column.shape)
-            start += _whole_lines(sizes[name])
-        return columns
+        """Columns to be written, in one buffer."""
+        layout = self._layout
+        if layout is None or layout.row_count != row_count:
+            layout = self._layout = _Layout.of(self._schema, row_count)
+        record: NDArray[Any] = np.ndarray((), layout.dtype, self._buffers.take(layout.dtype.itemsize))
+        return {name: record[name] for name in self._schema}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the columns of a batch lie in a buffer: as one record, of which numpy makes views in no time."""
+
+    row_count: int
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, schema: Schema, row_count: int) -> _Layout:
+        """Each column begins at a cache line of its own."""
+        sizes = [_whole_lines(column.row_bytes * row_count) for column in schema.values()]
+        fields = {
+            "names": list(schema),
+            "formats": [(column.dtype, (row_count, *column.shape)) for column in schema.values()],
+            "offsets": [0, *accumulate(sizes)][:-1],
+            "itemsize": sum(sizes),
+        }
+        return cls(row_count, np.dtype(cast(Any, fields)))
 
 
 def _whole_lines(size: int) -> int:
