@@ -26,7 +26,7 @@ import psutil
 from google.protobuf.message import Message
 from grpc_status import rpc_status
 from replay_server.checkpoint.manifest import DamagedCheckpointError
-from replay_server.checkpoint.reading import restore
+from replay_server.checkpoint.reading import RestoreError, restore
 from replay_server.checkpoint.snapshot import take_snapshots
 from replay_server.checkpoint.writing import write_checkpoint
 from replay_server.draws import Draw
@@ -234,7 +234,7 @@ class FileFuzzer:
             refusal = ""
             try:
                 _use(load(copy, made))
-            except (DamagedTableError, DamagedCheckpointError) as error:
+            except (DamagedTableError, DamagedCheckpointError, RestoreError) as error:
                 refusal = str(error)
             assert not refusal or damaged.name in refusal, f"{damaged} was damaged, and the loader said: {refusal}"
             self._figures.files_refused += bool(refusal)
