@@ -314,7 +314,7 @@ def test_calls_over_the_socket_are_counted_as_those_of_grpc(caller: Caller, fill
     with refused("INVALID_FIELD"):
         link.answer()
     after = caller.method("Sample")
-    assert (after.calls - before.calls, after.errors - before.errors, after.active) == (1, 1, 0)
+    assert (after.calls - before.calls, after.errors - before.errors, after.active) == (1, 1, before.active)
     link.close()
 
 
@@ -336,6 +336,7 @@ def test_a_client_that_vanishes_amid_a_frame_harms_nobody(
 
 @pytest.mark.parametrize("method", ["Learn", "Sample"])
 def test_a_client_that_vanishes_while_it_waits_no_longer_does(caller: Caller, table: CalledTable, method: str) -> None:
+    others = caller.method(method).active
     links = [greeted(table.describe(), method) for _ in range(5)]
     for link in links:
         link.send({"Learn": learn_request, "Sample": draw_request}[method](table, 5, wait_s=1e300))
@@ -343,7 +344,7 @@ def test_a_client_that_vanishes_while_it_waits_no_longer_does(caller: Caller, ta
     for link in links:
         link.close()
     wait_until(lambda: table.stats().waiting == 0, "nobody waits")
-    wait_until(lambda: caller.method(method).active == 0, "no call is open")
+    wait_until(lambda: caller.method(method).active <= others, "no call is open")
 
 
 def test_a_client_that_vanishes_amid_a_large_gather_harms_nobody(new_table: NewTable, caller: Caller) -> None:
