@@ -90,5 +90,5 @@ class FramePort(FrameCalls):
         if left_s <= 0:
             raise TimeoutError("there was no time left to connect")
         link = socket.create_connection((self._host, self._port), left_s)
-        tcp.prepare(link)
+        tcp.prepare(link, gives_up=True)
         return link

@@ -3,8 +3,8 @@
     stream = calls.open_stream("Learn")                 # None while nobody answers there: use gRPC
     answer = calls.call("Sample", request, timeout_s=30.0)
 
-Whatever fails here other than by a refusal fails silently: the caller goes on over gRPC, which tells what is the matter
-if that fails too.
+Whatever fails here other than by a refusal, or for lack of time, fails silently: the caller goes on over gRPC, which
+tells what is the matter if that fails too.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class FrameCalls(ABC):
         with self._lock:
             idle = self._idle[method]
             stream = idle.pop() if idle else None
-        stream = stream or self.open_stream(method, min(timeout_s, HELLO_TIMEOUT_S))
+        # Half of the time is left to gRPC where nobody answers.
+        stream = stream or self.open_stream(method, min(timeout_s / 2, HELLO_TIMEOUT_S))
         if stream is None:
             return None
         is_whole = False  # once no answer may come any more that nobody waits for

@@ -30,6 +30,8 @@ _LONG_BYTES: Final = 1 << 16
 """Shorter answers are not worth a buffer of their own."""
 _LONGEST_BYTES: Final = (1 << 32) - 1
 """The server's own bounds decide what is too large."""
+_LONGEST_WAIT_MS: Final = (1 << 31) - 1
+"""What the system takes."""
 _SEND_PATIENCE_S: Final = 0.05
 """For so long a server is waited for that does not take in what it is sent."""
 
@@ -148,5 +150,5 @@ class FrameStream:
         """Wait for the socket; False if the deadline comes first."""
         poll = select.poll()
         poll.register(self._link, events)
-        left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        left_ms = None if deadline is None else min(max(0.0, deadline - time.monotonic()) * 1000, _LONGEST_WAIT_MS)
         return bool(poll.poll(left_ms))

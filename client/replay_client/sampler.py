@@ -202,7 +202,7 @@ class Sampler:
             self.flush(timeout_s)
         finally:
             self._is_closed = True
-            self._stream.close()
+            self._stream.close(is_received=False)
 
     def __enter__(self) -> Sampler:
         """Use it in a ``with`` block."""
@@ -216,7 +216,7 @@ class Sampler:
             self.close()
         elif os.getpid() == self._process:
             self._is_closed = True
-            self._stream.close()
+            self._stream.close(is_received=False)
 
     def _send(self, batches: int) -> None:
         """Send what was handed over, and ask for so many batches."""

@@ -38,7 +38,7 @@ R = TypeVar("R", bound=Request)
 
 
 class AnsweredStream(Generic[R]):
-    """See the module. One thread receives; any thread may send."""
+    """See the module. One thread receives; any thread may send, over a `FrameStream` only that one."""
 
     def __init__(
         self,
@@ -107,6 +107,9 @@ class AnsweredStream(Generic[R]):
                 self._drop(stream)
                 self._raise_unless_passing(error, deadline)
                 continue
+            except BaseException:
+                self._drop(stream)  # half an answer may have been taken in
+                raise
             with self.changed:
                 request = self.pending.popleft()
                 self._sent -= 1
@@ -121,14 +124,21 @@ class AnsweredStream(Generic[R]):
             self.pending = deque(requests)
             self.changed.notify_all()
 
-    def close(self) -> None:
-        """End the stream; `receive` raises `ClosedError` from now on, also where it waits already."""
+    def close(self, *, is_received: bool = True) -> None:
+        """End the stream; `receive` raises `ClosedError` from now on, also where it waits already.
+
+        Args:
+            is_received: whether another thread may be receiving.
+        """
         with self.changed:
             self._closed = True
             self.changed.notify_all()
             stream = self._stream
-        if stream is not None and not self._connection.is_forked:
-            stream.cancel()
+        if stream is None or self._connection.is_forked:
+            return
+        stream.cancel()
+        if isinstance(stream, FrameStream) and not is_received:
+            stream.close()
 
     def _opened(self, deadline: float | None) -> MessageStream | FrameStream:
         """The stream, opened once there is something to send."""

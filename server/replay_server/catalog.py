@@ -156,12 +156,21 @@ class Catalog:
             del self._tables[name]
             self.waiters.send_away(table, errors.table_not_found)
             async with self.hold(table):
-                hidden = table.directory.hide()
-                if table.directory.is_checked:
-                    await asyncio.to_thread(sync_folder, self._root.tables)
-                await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
-            del self._holds[table.uid]
+                try:
+                    hidden = table.directory.hide()
+                except OSError:
+                    self._tables[name] = table  # it stays: its name could be had by no other
+                    raise
+                await self._remove(table, hidden)
         log.info("table %s dropped", name)
+
+    async def _remove(self, table: Table, hidden: Path) -> None:
+        try:
+            if table.directory.is_checked:
+                await asyncio.to_thread(sync_folder, self._root.tables)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
+            del self._holds[table.uid]
 
     def close(self) -> None:
         """Write durable tables to the disk and let go of all.
@@ -185,7 +194,12 @@ class Catalog:
             self._boot.end()
 
     def _make(self, config: TableConfig) -> Table:
-        return Table(TableDirectory.create(self._root.tables, config, checked=self._checked))
+        directory = TableDirectory.create(self._root.tables, config, checked=self._checked)
+        try:
+            return Table(directory)
+        except BaseException:  # no memory for its index, say
+            shutil.rmtree(directory.hide(), ignore_errors=True)
+            raise
 
 
 async def _to_its_end(change: Coroutine[Any, Any, T]) -> T:

@@ -154,15 +154,26 @@ async def serve(settings: ServerSettings) -> None:
             periodic.cancel()
         await server.stop(settings.drain_s)
     finally:
-        if checkpoints is not None:
-            await checkpoints.close()
-        if syncer is not None:
-            await syncer.close()
         try:
-            catalog.close()
+            if checkpoints is not None:
+                await checkpoints.close()
+            if syncer is not None:
+                await syncer.close()
         finally:
-            root.close()
+            _let_go_of(catalog, root)
     log.info("stopped")
+
+
+def _let_go_of(catalog: Catalog, root: Root) -> None:
+    """Write the tables out.
+
+    Raises:
+        NotWrittenError: if the disk does not take some.
+    """
+    try:
+        catalog.close()
+    finally:
+        root.close()
 
 
 def _root(settings: ServerSettings) -> Root:

@@ -72,11 +72,12 @@ class Syncer:
         inserted = table.inserted
         try:
             await self._sync(table)
-        except OSError as error:
+        except Exception as error:  # of whatever kind: the next sync, and those of other tables, have to go on
             table.failed_syncs += 1
             log.error(
                 "table %s was not synced, a loss of power would take the last %d rows; tried again in %g s: %s",
                 *(table.name, table.directory.unsynced, self._every_s, error),
+                exc_info=not isinstance(error, OSError),
             )
             # Again when it is due again, though nothing more may have been stored.
             state, now = (), time.monotonic()

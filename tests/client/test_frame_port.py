@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from replay_client import Column, ReplayClient, Table
 from replay_client.data_path import DataPath
@@ -18,7 +20,7 @@ from replay_client.frame_stream import FrameStream
 from replay_proto.frames import FrameKind, frame_head
 
 from tests.client.conftest import COLUMNS
-from tests.client.numbered import assert_whole, rows
+from tests.client.numbered import assert_whole, exhaust, rows
 from tests.support.caller import FRAMES
 from tests.support.server_process import ServerProcess
 
@@ -285,3 +287,42 @@ def test_a_server_that_has_no_port_any_more_is_called_over_grpc(
     server.restart()
     assert_works(table)
     assert table.stats().sampled_in_frames == 0
+
+
+def test_an_interrupt_amid_an_answer_leaves_the_sampler_in_step(far: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, or the stop button of a notebook, may come anywhere."""
+    receive_some, parts = FrameStream._receive_some, 0
+
+    def interrupted(stream: FrameStream, into: memoryview) -> int:
+        nonlocal parts
+        parts += 1
+        if parts % 3 == 0:
+            raise KeyboardInterrupt
+        return receive_some(stream, into)
+
+    with far.sampler(20_000, beta=0.4, prefetch=2) as sampler:
+        for _ in range(5):
+            with monkeypatch.context() as patch:
+                patch.setattr(FrameStream, "_receive_some", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    exhaust(sampler)
+            for _ in range(3):
+                assert_whole(next(sampler).columns)
+
+
+def test_clients_that_are_gone_before_they_are_let_in_leave_no_trace(far: Table, server: ServerProcess) -> None:
+    """As health checks of load balancers are."""
+    for _ in range(300):
+        with socket.create_connection(("127.0.0.1", frame_port_of(far)._port)) as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert len(far.sample(10, 0.4)) == 10
+    assert "Traceback" not in server.log()
+
+
+def test_a_sampler_that_is_closed_holds_no_descriptor(far: Table) -> None:
+    before = psutil.Process().num_fds()
+    samplers = [far.sampler(10, 0.4) for _ in range(10)]
+    for sampler in samplers:
+        next(sampler)
+        sampler.close()
+    assert psutil.Process().num_fds() <= before

@@ -91,11 +91,15 @@ def test_a_million_rows_are_copied_and_restored(caller: Caller, start_server: St
     assert again.stats().total_mass == table.stats().total_mass
 
 
-def test_an_insert_counts_once_over_a_restore(caller: Caller, start_server: StartServer, call: Call) -> None:
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_an_insert_counts_once_over_a_restore(
+    caller: Caller, start_server: StartServer, call: Call, tmp_path: Path, durability: str
+) -> None:
     table = caller.create()
     for sequence in range(1, 6):
         table.insert([sequence], writer_id=WRITER, sequence=sequence)
-    again = table.through(call(start_server("--restore", caller.checkpoint().directory)))
+    flags = ("--data-dir", str(tmp_path / "data"), "--durability", durability)
+    again = table.through(call(start_server(*flags, "--restore", caller.checkpoint().directory)))
     assert again.insert([5], writer_id=WRITER, sequence=5).tolist() == [4]
     with refused("SEQUENCE_GAP", expected=6):
         again.insert([7], writer_id=WRITER, sequence=7)

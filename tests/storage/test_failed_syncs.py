@@ -219,3 +219,27 @@ def test_a_table_that_cannot_be_synced_when_it_is_made_leaves_nothing_behind(
             TableDirectory.create(tmp_path, config, checked=True)
     assert list(tmp_path.iterdir()) == []
     TableDirectory.create(tmp_path, config, checked=True).close()
+
+
+def test_checksums_are_added_once_the_disk_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=CAPACITY)))
+    table.insert(NewRows(columns_of(np.arange(20)), 20), None)
+    table.close()
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    directory = TableDirectory.open(tmp_path / "table")
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            directory.add_checksums()
+    directory.close()
+    again = TableDirectory.open(tmp_path / "table")
+    assert not again.is_checked
+    again.add_checksums()
+    assert not again.has_to_be_stored_anew
+    again.close()
+    whole = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
+    assert live_values(whole) == {key: key for key in range(20)}
+    whole.close()

@@ -106,9 +106,9 @@ def _fill(folder: Path, table: TableManifest, directory: TableDirectory) -> None
     for index, ring in enumerate(directory.rows.values()):
         _fill_ring(folder / column_file(index), table, ring)
     _fill_ring(folder / PRIORITIES_FILE, table, directory.priorities)
-    directory.writers.content[:] = np.fromfile(folder / WRITERS_FILE, np.uint8)
     directory.header.reset_floor = table.first_key
     directory.header.inserted = directory.header.write_horizon = table.inserted
+    directory.writers.load(np.fromfile(folder / WRITERS_FILE, np.uint8), table.inserted)
     directory.flush()
 
 

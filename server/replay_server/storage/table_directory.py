@@ -244,7 +244,7 @@ class TableDirectory:
             for file in self._files:
                 file.sync()
             self._sync_points.store(point)
-        except OSError:
+        except BaseException:
             self.header.sync_failed, self._is_stored_anew = True, False
             raise
         self.header.sync_failed = self._is_stored_anew = False
@@ -263,7 +263,7 @@ class TableDirectory:
         self.rows.reserve(0, self.header.inserted)
         self._seal_live()
         self._sync_points = SyncPoints(self.folder, create=True)
-        self.sync(self.sync_point())
+        self.write_out()
         replace_file(self.folder / _MANIFEST, _manifest(self.uid, self.config, checked=True))
 
     def flush(self) -> None:

@@ -112,8 +112,19 @@ class WriterRecords:
 
     @property
     def content(self) -> NDArray[np.uint8]:
-        """The file as it stands. What is stored to it counts once the table is opened again."""
+        """uint8[`WRITER_RECORDS_BYTES`]: the file as it stands."""
         return self.file.bytes
+
+    def load(self, content: NDArray[np.uint8], inserted: int) -> None:
+        """Take over the `content` of other records, before anybody inserts.
+
+        Args:
+            content: uint8[`WRITER_RECORDS_BYTES`].
+            inserted: the table's commit point; records beyond it are erased.
+        """
+        self.file.bytes[:] = content
+        self._writers.clear()
+        self._recover(inserted)
 
     @property
     def reserved_bytes(self) -> int:

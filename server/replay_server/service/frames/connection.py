@@ -38,6 +38,7 @@ class FrameConnection(asyncio.Protocol):
         self.client = ""
         """Address of the client's host; empty: this one."""
         self._serve = serve
+        self._task: asyncio.Task[None] | None = None
         self._parser = FrameParser(_HELLO_BYTES)
         self._takes_messages = False
         self._hello_came = False
@@ -54,8 +55,13 @@ class FrameConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods, but not its type
         link: socket.socket = transport.get_extra_info("socket")
         if link.family != socket.AF_UNIX:
-            self.client = transport.get_extra_info("peername")[0]
-            tcp.prepare(link)
+            peer = transport.get_extra_info("peername")
+            if peer is None:  # it is gone already
+                self._has_ended = True
+                self._transport.abort()
+                return
+            self.client = peer[0]
+            tcp.prepare(link, gives_up=False)
         self._task = asyncio.get_running_loop().create_task(self._serve(self))
 
     def data_received(self, data: bytes) -> None:
@@ -97,7 +103,8 @@ class FrameConnection(asyncio.Protocol):
         self._has_ended = True
         self._wake()
         self.resume_writing()
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     def pause_writing(self) -> None:
         """The client does not take in what it asked for."""

@@ -1,7 +1,7 @@
 """Calls in frames, beside gRPC: the same handlers, without HTTP/2.
 
 For a learner step of a few kilobytes, gRPC in Python costs several times what the table's own work does; megabytes it
-copies three times. See `FrameHello` in the contract.
+copies four times. See `FrameHello` in the contract.
 """
 
 from __future__ import annotations

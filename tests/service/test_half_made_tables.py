@@ -1,15 +1,18 @@
-"""Callers who hang up while their table is made or dropped: it is done all the same, and the next call finds it so."""
+"""Tables that are made or dropped while callers hang up or something fails: they are there, or they are not."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
+from replay_server import table as table_module
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.storage.root import Root
+from replay_server.storage.table_directory import TableDirectory
 from replay_server.table_config import TableConfig
 
 from tests.support.rows import WHOLE
@@ -62,5 +65,42 @@ def test_a_table_whose_dropper_hangs_up_is_gone_and_can_be_made_again(
         assert created
         assert again.uid != table.uid
         assert [path.name for path in (tmp_path / "tables").iterdir() if not path.name.startswith(".")] == ["t"]
+
+    asyncio.run(run())
+
+
+def test_a_table_without_memory_for_its_index_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    async def run() -> None:
+        catalog = Catalog(Root.durable(tmp_path))
+        with monkeypatch.context() as patch:
+            patch.setattr(table_module, "make_index", no_memory)
+            with pytest.raises(RequestError, match="no space left"):
+                await catalog.create(CONFIG)
+        assert list((tmp_path / "tables").iterdir()) == []
+        _, created = await catalog.create(CONFIG)
+        assert created
+
+    asyncio.run(run())
+
+
+def test_a_table_that_the_disk_does_not_let_go_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(_: TableDirectory) -> Path:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    async def run() -> None:
+        catalog = Catalog(Root.durable(tmp_path))
+        table, _ = await catalog.create(CONFIG)
+        with monkeypatch.context() as patch:
+            patch.setattr(TableDirectory, "hide", read_only)
+            with pytest.raises(OSError, match="read-only"):
+                await catalog.drop("t", b"")
+        assert catalog.find("t") is table
+        await catalog.drop("t", b"")
+        assert list((tmp_path / "tables").iterdir()) == []
 
     asyncio.run(run())
