@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import kernel
-from replay_server.backends.lines import LINE
+from replay_server.backends.compile import kernel, part_of_kernel
 from replay_server.backends.prefetch import prefetch
 
 
@@ -36,9 +35,6 @@ def last_rank_with_mass(size: int, alpha: float) -> int:
     return with_mass
 
 
-_FETCHED_RANKS = 64
-"""At most so many of a cell's ranks are asked for before they are searched."""
-
 RANKS_PER_CELL = 16
 """How many ranks share an entry of a guide: half a byte for each."""
 
@@ -47,7 +43,7 @@ class PowerSums(NamedTuple):
     """Prefix sums, and a guide to them (the method of Chen and Asau 1974).
 
     The guide cuts the mass of all ranks into cells of equal mass, and says where each begins. A point lies in its
-    cell, so only the ranks of that cell are searched: a few dozen next to each other instead of all.
+    cell, so its rank is one of that cell's: a few dozen next to each other instead of all.
     """
 
     prefix: NDArray[np.float64]
@@ -102,12 +98,36 @@ def _make_guide(prefix: NDArray[np.float64], guide: NDArray[np.int64], cells_per
     guide[begun:] = len(prefix) - 1
 
 
+@part_of_kernel
+def _last_within(prefix: NDArray[np.float64], size: int, point: float, guess: int) -> int:
+    """Return the last of the sums up to ``size`` that is not beyond a point; the last one of them is.
+
+    Goes from a guess in steps that double, and then by halving: a guess may be far off where masses are tiny.
+    """
+    within, step = guess, 1
+    while prefix[within] > point:
+        within = max(within - step, 0)
+        step *= 2
+    beyond, step = within + 1, 1
+    while prefix[beyond] <= point:
+        within, beyond = beyond, min(beyond + step, size)
+        step *= 2
+    while beyond - within > 1:
+        middle = (within + beyond) // 2
+        if prefix[middle] <= point:
+            within = middle
+        else:
+            beyond = middle
+    return within
+
+
 @kernel
 def find_ranks(sums: PowerSums, size: int, fractions: NDArray[np.float64], ranks: NDArray[np.int64]) -> None:
     """Find the ranks that lie at fractions of the mass of the first ``size`` ranks.
 
-    It is the first rank whose prefix sum is beyond the point. Halving goes on for the whole batch at once, over as many
-    ranks as its widest cell has.
+    It is the first rank whose prefix sum is beyond the point. Within a cell the sums rise almost evenly, so a rank is
+    guessed from where in its cell the point lies, and found a step or two from there: one cache line, which is asked
+    for while others are guessed.
 
     Args:
         sums: by `power_sums`.
@@ -121,21 +141,13 @@ def find_ranks(sums: PowerSums, size: int, fractions: NDArray[np.float64], ranks
     # A fraction may round up to the total: the last point within it still belongs to a rank that has a mass.
     last_point = np.nextafter(total, 0.0)
     points = np.minimum(fractions * total, last_point)
-    cells = np.empty(batch, dtype=np.int64)
     for i in range(batch):
-        cells[i] = int(points[i] * sums.cells_per_mass)
-        prefetch(guide, cells[i])
-    width = 1
+        prefetch(guide, int(points[i] * sums.cells_per_mass))
     for i in range(batch):
-        ranks[i] = guide[cells[i]]
-        width = max(width, guide[cells[i] + 1] - ranks[i] + 1)
-    width = min(width, size)
+        place = points[i] * sums.cells_per_mass
+        cell = int(place)
+        guess = guide[cell] + int((place - cell) * (guide[cell + 1] - guide[cell]))
+        ranks[i] = min(guess, size - 1)
+        prefetch(prefix, ranks[i])
     for i in range(batch):
-        ranks[i] = min(ranks[i], size - width)
-        for rank in range(ranks[i], ranks[i] + min(width, _FETCHED_RANKS) + LINE, LINE):
-            prefetch(prefix, rank)
-    while width > 1:
-        half = width // 2
-        for i in range(batch):
-            ranks[i] += half if prefix[ranks[i] + half] <= points[i] else 0
-        width -= half
+        ranks[i] = _last_within(prefix, size, points[i], ranks[i])
