@@ -8,8 +8,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
-from replay_agent.networks import IMAGE_RANK
+from replay_agent.networks import IMAGE_RANK, Bounds
 
 Environment = gymnasium.Env[Any, Any]
 
@@ -26,6 +27,7 @@ class EnvironmentInfo:
         env_id: Gymnasium's name of it.
         observation_shape: shape of one observation.
         observation_dtype: NumPy name of its dtype.
+        bounds: of its elements.
         actions: number of actions, numbered from 0.
         first_action: the environment's own number of action 0.
     """
@@ -33,6 +35,7 @@ class EnvironmentInfo:
     env_id: str
     observation_shape: tuple[int, ...]
     observation_dtype: str
+    bounds: Bounds
     actions: int
     first_action: int
 
@@ -72,9 +75,14 @@ def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
         env_id=env_id,
         observation_shape=tuple(observation_space.shape),
         observation_dtype=np.dtype(observation_space.dtype).name,
+        bounds=Bounds(_flat(observation_space.low), _flat(observation_space.high)),
         actions=int(action_space.n),
         first_action=int(action_space.start),
     )
+
+
+def _flat(bound: NDArray[Any]) -> tuple[float, ...]:
+    return tuple(bound.astype(np.float64).ravel().tolist())
 
 
 def inspect_environment(env_id: str) -> EnvironmentInfo:

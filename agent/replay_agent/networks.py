@@ -29,6 +29,19 @@ class NetworkKind(StrEnum):
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """Between which the elements of an observation lie, the observation flattened; infinite where there is none.
+
+    Attributes:
+        low: the least that each element can be.
+        high: the most that each element can be.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class NetworkSpec:
     """Everything needed to build the same network in another process.
 
@@ -38,6 +51,7 @@ class NetworkSpec:
         actions: number of discrete actions.
         hidden_sizes: units of each dense hidden layer.
         dueling: whether the head splits into value and advantages.
+        bounds: between which each element of a vector is brought into [-1, 1]; None leaves vectors as they are.
     """
 
     observation_shape: tuple[int, ...]
@@ -45,6 +59,7 @@ class NetworkSpec:
     actions: int
     hidden_sizes: tuple[int, ...]
     dueling: bool
+    bounds: Bounds | None = None
 
     @property
     def kind(self) -> NetworkKind:
@@ -113,6 +128,29 @@ class VectorInput(nn.Module):
         return _scaled(observations, self._scale).reshape(len(observations), -1)
 
 
+class BoundedInput(nn.Module):
+    """Flattens observations and brings what has bounds into [-1, 1]: any[batch, ...] to float32[batch, features]."""
+
+    center: Tensor
+    half_width: Tensor
+
+    def __init__(self, bounds: Bounds) -> None:
+        super().__init__()
+        low, high = torch.tensor(bounds.low, dtype=torch.float64), torch.tensor(bounds.high, dtype=torch.float64)
+        # Spaces without bounds say so by infinity or by the largest float32, of which no use can be made either.
+        is_bounded = (high > low) & (high - low < torch.finfo(torch.float32).max)
+        center = torch.where(is_bounded, (low + high) / 2, 0.0)
+        half_width = torch.where(is_bounded, (high - low) / 2, 1.0)
+        # The environment's and not learned: they do not travel with the weights.
+        self.register_buffer("center", center.to(torch.float32), persistent=False)
+        self.register_buffer("half_width", half_width.to(torch.float32), persistent=False)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return float32[batch, features]."""
+        values = observations.to(torch.float32).reshape(len(observations), -1)
+        return (values - self.center) / self.half_width
+
+
 class ImageInput(nn.Module):
     """Brings images into [0, 1] and channels to the front: any[batch, ...] to float32[batch, C, H, W]."""
 
@@ -175,7 +213,8 @@ def build_network(spec: NetworkSpec) -> QNetwork:
         return _build_conv(spec)
     features = int(np.prod(spec.observation_shape))
     torso, head = _dense_torso_and_head(features, spec)
-    return QNetwork(VectorInput(spec.observation_dtype), torso, head)
+    inputs = BoundedInput(spec.bounds) if spec.bounds else VectorInput(spec.observation_dtype)
+    return QNetwork(inputs, torso, head)
 
 
 def _build_conv(spec: NetworkSpec) -> QNetwork:

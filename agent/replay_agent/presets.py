@@ -37,4 +37,30 @@ _ACROBOT: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"CartPole-v1": _CARTPOLE, "Acrobot-v1": _ACROBOT})
+_MOUNTAIN_CAR: Mapping[str, Any] = MappingProxyType(
+    {
+        "steps": 60_000,
+        "capacity": 50_000,
+        # Its speed is a twentieth of its position: unscaled, networks hardly see it and do not learn in 60,000 steps.
+        "scale_observations": True,
+        "hidden_sizes": (64, 64),
+        "learning_rate": 1e-3,
+        "batch_size": 64,
+        # Reward is -1 a step until the flag is reached: what a flag is worth has a long way back.
+        "n_step": 5,
+        "gamma": 0.99,
+        "target_interval": 250,
+        "target_tau": 1.0,
+        "replay_ratio": 0.5,
+        "learning_starts": 1_000,
+        "epsilon_steps": 10_000,
+        "epsilon_end": 0.1,
+        "validate_interval": 2_000,
+        # Above the -110 at which Gymnasium calls it solved.
+        "solved_return": -105.0,
+    }
+)
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"CartPole-v1": _CARTPOLE, "Acrobot-v1": _ACROBOT, "MountainCar-v0": _MOUNTAIN_CAR}
+)

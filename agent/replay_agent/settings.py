@@ -37,8 +37,8 @@ KEEPING = "keeping and showing"
 class TrainSettings(CommandSettings):
     """Learn a Gymnasium environment by Double DQN through a prioritized replay service.
 
-    Without --server it starts a replay server of its own. CartPole-v1 and Acrobot-v1 bring tuned values in place of
-    the defaults below. Every flag can also be given as an environment variable (--batch-size as
+    Without --server it starts a replay server of its own. CartPole-v1, Acrobot-v1 and MountainCar-v0 bring tuned
+    values in place of the defaults below. Every flag can also be given as an environment variable (--batch-size as
     REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128). A token for the server stands in the variable
     REPLAY_TOKEN, the files of TLS in REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY.
     """
@@ -112,6 +112,12 @@ class TrainSettings(CommandSettings):
         None,
         NETWORK,
         "units of each dense hidden layer, such as 256,256; 128,128 for vectors and 512 for images if absent",
+    )
+    scale_observations: bool = option(
+        False,
+        NETWORK,
+        "bring vectors into [-1, 1] by the bounds of the environment's observations, where it has some; "
+        "for observations whose elements differ in size",
     )
     dueling: bool = option(False, NETWORK, "dueling heads: value and advantages apart")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from replay_proto.v1 import learner_pb2
 
-from replay_agent.networks import NetworkSpec
+from replay_agent.networks import Bounds, NetworkSpec
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,29 @@ class Assignment:
                 actions=spec.actions,
                 hidden_sizes=spec.hidden_sizes,
                 dueling=spec.dueling,
+                bounds=_bounds_to_proto(spec.bounds),
             ),
         )
 
     @classmethod
     def from_proto(cls, message: learner_pb2.JoinResponse) -> Assignment:
         """Read it from a message."""
+        spec = message.network
         network = NetworkSpec(
-            observation_shape=tuple(message.network.observation_shape),
-            observation_dtype=message.network.observation_dtype,
-            actions=message.network.actions,
-            hidden_sizes=tuple(message.network.hidden_sizes),
-            dueling=message.network.dueling,
+            observation_shape=tuple(spec.observation_shape),
+            observation_dtype=spec.observation_dtype,
+            actions=spec.actions,
+            hidden_sizes=tuple(spec.hidden_sizes),
+            dueling=spec.dueling,
+            bounds=_bounds_from_proto(spec),
         )
         task = Task(message.env_id, message.table, message.n_step, message.gamma, network)
         return cls(task, message.run_id, message.actor_id, message.seed)
+
+
+def _bounds_to_proto(bounds: Bounds | None) -> learner_pb2.ObservationBounds | None:
+    return learner_pb2.ObservationBounds(low=bounds.low, high=bounds.high) if bounds else None
+
+
+def _bounds_from_proto(spec: learner_pb2.QNetworkSpec) -> Bounds | None:
+    return Bounds(tuple(spec.bounds.low), tuple(spec.bounds.high)) if spec.HasField("bounds") else None

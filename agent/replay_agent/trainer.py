@@ -62,6 +62,7 @@ def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
         actions=env.actions,
         hidden_sizes=settings.hidden_sizes or default_hidden_sizes(shape, dtype),
         dueling=settings.dueling,
+        bounds=env.bounds if settings.scale_observations else None,
     )
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -35,6 +37,8 @@ def always(action: int) -> QNetwork:
 def test_an_environment_is_described() -> None:
     info = inspect_environment("CartPole-v1")
     assert (info.observation_shape, info.observation_dtype, info.actions) == ((4,), "float32", 2)
+    assert info.bounds.high == pytest.approx((4.8, math.inf, 0.41887903, math.inf))
+    assert info.bounds.low == tuple(-high for high in info.bounds.high)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from replay_agent.networks import (
+    Bounds,
     ImageLayout,
     NetworkKind,
     NetworkSpec,
+    QNetwork,
     build_network,
     combine_dueling,
     image_layout,
     network_kind,
 )
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def spec(shape: tuple[int, ...], dtype: str = "float32", *, dueling: bool = False) -> NetworkSpec:
@@ -80,6 +86,35 @@ def test_bytes_are_scaled_into_the_unit_interval() -> None:
     network = build_network(spec((2,), "uint8"))
     seen = network.inputs(torch.tensor([[0, 255]], dtype=torch.uint8))
     assert seen.tolist()[0] == pytest.approx([0.0, 1.0])
+
+
+def bounded(low: tuple[float, ...], high: tuple[float, ...], dtype: str = "float32") -> QNetwork:
+    return build_network(NetworkSpec((4,), dtype, 3, (16,), dueling=False, bounds=Bounds(low, high)))
+
+
+def test_what_has_bounds_is_brought_into_minus_one_to_one() -> None:
+    network = bounded((-1.2, -0.07, 0.0, 2.0), (0.6, 0.07, 10.0, 4.0))
+    seen = network.inputs(torch.tensor([[-1.2, 0.07, 5.0, 3.5]]))
+    assert seen.tolist()[0] == pytest.approx([-1.0, 1.0, 0.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-math.inf, math.inf), (0.0, math.inf), (-FLOAT32_MAX, FLOAT32_MAX), (3.0, 3.0)]
+)
+def test_what_has_no_bounds_stays_as_it_is(low: float, high: float) -> None:
+    network = bounded((low, 0.0, 0.0, 0.0), (high, 1.0, 1.0, 1.0))
+    seen = network.inputs(torch.tensor([[7.5, 0.0, 0.5, 1.0]]))
+    assert seen.tolist()[0] == pytest.approx([7.5, -1.0, 0.0, 1.0])
+
+
+def test_bytes_with_bounds_are_brought_into_these() -> None:
+    seen = bounded((0.0,) * 4, (10.0,) * 4, "uint8").inputs(torch.tensor([[0, 5, 10, 10]], dtype=torch.uint8))
+    assert seen.tolist()[0] == [-1.0, 0.0, 1.0, 1.0]
+
+
+def test_bounds_are_no_weights() -> None:
+    bare = build_network(NetworkSpec((4,), "float32", 3, (16,), dueling=False))
+    assert bounded((0.0,) * 4, (10.0,) * 4).state_dict().keys() == bare.state_dict().keys()
 
 
 def test_channels_come_to_the_front_with_every_pixel_in_its_place() -> None:

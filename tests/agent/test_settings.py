@@ -7,8 +7,10 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 from replay_agent.actor_settings import load_actor_settings
 from replay_agent.command_line import explain
+from replay_agent.environments import inspect_environment
 from replay_agent.presets import PRESETS
 from replay_agent.settings import SETTINGS_FILE, TrainSettings, load_train_settings
+from replay_agent.trainer import network_spec
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +35,13 @@ def test_a_preset_belongs_to_its_environment() -> None:
     unknown = load_train_settings(["--env", "Taxi-v3"])
     assert unknown.solved_return is None
     assert unknown.steps == TrainSettings.model_fields["steps"].default
+
+
+def test_the_network_scales_observations_where_the_settings_say_so() -> None:
+    env = inspect_environment("MountainCar-v0")
+    flags = ["--env", "MountainCar-v0"]
+    assert network_spec(load_train_settings(flags), env).bounds == env.bounds
+    assert network_spec(load_train_settings([*flags, "--no-scale-observations"]), env).bounds is None
 
 
 def test_a_resumed_run_keeps_its_settings_unless_they_are_given_anew(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 import torch
 from replay_agent.acting import FinishedEpisode
 from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, RunChangedError, ToldToStopError
-from replay_agent.networks import NetworkSpec, build_network
+from replay_agent.networks import Bounds, NetworkSpec, build_network
 from replay_agent.task import Assignment, Task
 from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
 
@@ -58,6 +59,12 @@ def client(served: Served, connect: Callable[[str], LearnerClient]) -> LearnerCl
 
 def test_an_actor_gets_the_whole_task(client: LearnerClient) -> None:
     assert client.join("host:1").task == TASK
+
+
+def test_an_actor_gets_the_bounds_of_what_it_sees() -> None:
+    spec = NetworkSpec((2,), "float32", 3, (8,), dueling=False, bounds=Bounds((-1.2, -math.inf), (0.6, math.inf)))
+    given = Assignment(Task("Some-v0", "table-1", 1, 0.9, spec), "run", 1, 5)
+    assert Assignment.from_proto(given.to_proto()) == given
 
 
 def test_every_actor_gets_a_number_and_a_seed_of_its_own(client: LearnerClient) -> None:

@@ -75,21 +75,10 @@ _ACROBOT: Final[Mapping[str, Any]] = MappingProxyType(
 )
 _MOUNTAIN_CAR: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        # Nothing but -1 a step until the flag is reached, which random actions hardly ever do in 200 steps.
-        "steps": 120_000,
-        "capacity": 50_000,
-        "hidden_sizes": (256, 256),
-        "learning_rate": 1e-3,
-        "batch_size": 128,
-        "n_step": 3,
-        "gamma": 0.99,
-        "target_interval": 1,
-        "target_tau": 0.01,
-        "replay_ratio": 0.5,
-        "learning_starts": 2_000,
-        "epsilon_steps": 30_000,
-        "epsilon_end": 0.07,
-        "validate_interval": 4_000,
+        **PRESETS["MountainCar-v0"],
+        "steps": 40_000,
+        # Of uniform replay; a quarter of it, which prioritized replay takes, is the preset's.
+        "learning_rate": 4e-3,
     }
 )
 _MINATAR: Final[Mapping[str, Any]] = MappingProxyType(

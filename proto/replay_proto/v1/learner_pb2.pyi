@@ -98,6 +98,7 @@ class QNetworkSpec(google.protobuf.message.Message):
     ACTIONS_FIELD_NUMBER: builtins.int
     HIDDEN_SIZES_FIELD_NUMBER: builtins.int
     DUELING_FIELD_NUMBER: builtins.int
+    BOUNDS_FIELD_NUMBER: builtins.int
     observation_dtype: builtins.str
     """NumPy name of the observation's dtype, such as "float32" or "uint8"."""
     actions: builtins.int
@@ -112,6 +113,10 @@ class QNetworkSpec(google.protobuf.message.Message):
     def hidden_sizes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Units of each dense hidden layer, at least one layer."""
 
+    @property
+    def bounds(self) -> global___ObservationBounds:
+        """Bounds of each element of an observation, which the network brings into [-1, 1]; unset: it takes vectors as they are."""
+
     def __init__(
         self,
         *,
@@ -120,10 +125,38 @@ class QNetworkSpec(google.protobuf.message.Message):
         actions: builtins.int = ...,
         hidden_sizes: collections.abc.Iterable[builtins.int] | None = ...,
         dueling: builtins.bool = ...,
+        bounds: global___ObservationBounds | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["actions", b"actions", "dueling", b"dueling", "hidden_sizes", b"hidden_sizes", "observation_dtype", b"observation_dtype", "observation_shape", b"observation_shape"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["bounds", b"bounds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["actions", b"actions", "bounds", b"bounds", "dueling", b"dueling", "hidden_sizes", b"hidden_sizes", "observation_dtype", b"observation_dtype", "observation_shape", b"observation_shape"]) -> None: ...
 
 global___QNetworkSpec = QNetworkSpec
+
+@typing.final
+class ObservationBounds(google.protobuf.message.Message):
+    """Between which the elements of an observation lie, the observation flattened in C order; infinite where there is none."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LOW_FIELD_NUMBER: builtins.int
+    HIGH_FIELD_NUMBER: builtins.int
+    @property
+    def low(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """The least that each element can be."""
+
+    @property
+    def high(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """The most that each element can be."""
+
+    def __init__(
+        self,
+        *,
+        low: collections.abc.Iterable[builtins.float] | None = ...,
+        high: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["high", b"high", "low", b"low"]) -> None: ...
+
+global___ObservationBounds = ObservationBounds
 
 @typing.final
 class ReportRequest(google.protobuf.message.Message):
