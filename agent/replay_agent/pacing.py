@@ -8,7 +8,8 @@ import threading
 class Pacer:
     """Counts environment steps by what the table received, and says who may go on: the learner, or the actors.
 
-    Every environment step brings a credit of ``ratio`` gradient steps, once the table has ``learning_starts`` rows.
+    Every environment step brings a credit of ``ratio`` gradient steps, from the one on that brings the table's row
+    number ``learning_starts``, however seldom the table is looked at.
     The learner takes a step for each whole credit; actors are held while unused credit is worth more than
     ``lead_steps`` environment steps. So a slow learner is not flooded, and a fast one does not overfit to few rows.
 
@@ -102,6 +103,7 @@ class Pacer:
 
     def _advance(self) -> None:
         now = self._steps_before + self._steps_since_start
-        if self.may_learn:
-            self._credit += (now - self._env_steps) * self._ratio
+        # Several steps may be seen at once: those before the table had enough rows bring no credit.
+        last_without_credit = self._steps_before + self._learning_starts - self._size_at_start - 1
+        self._credit += max(0, now - max(self._env_steps, last_without_credit)) * self._ratio
         self._env_steps = now

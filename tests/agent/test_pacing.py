@@ -21,6 +21,15 @@ def test_nothing_is_due_before_the_table_has_enough_rows() -> None:
     assert learn_all(pacer) == 1
 
 
+def test_steps_seen_at_once_bring_what_they_would_have_brought_one_by_one() -> None:
+    pacer = Pacer(ratio=0.5, learning_starts=100, lead_steps=10)
+    pacer.observe_inserted(150)
+    assert pacer.credit == 51 * 0.5
+    pacer.attach(inserted=150, size=20)  # another table, with 20 of the 100 rows
+    pacer.observe_inserted(150 + 90)
+    assert pacer.credit == (51 + 11) * 0.5
+
+
 def test_gradient_steps_keep_the_ratio_to_own_steps() -> None:
     pacer = Pacer(ratio=0.25, learning_starts=1, lead_steps=10)
     taken = 0
@@ -67,7 +76,7 @@ def test_a_new_table_goes_on_where_the_old_one_ended_and_is_filled_before_learni
     assert pacer.env_steps == 129
     assert not pacer.owes_update
     pacer.observe_inserted(50)
-    assert learn_all(pacer) > 0
+    assert learn_all(pacer) == 31 + 1  # of the first table 50 to 80, of the second 50
 
 
 def test_rows_that_a_table_has_already_are_not_steps_of_this_run() -> None:

@@ -45,7 +45,10 @@ class FailingDisk:
         self.environment = {"PYTHONPATH": paths, "DISK_FAILS": str(self._switch)}
 
     def fail(self, code: str) -> None:
-        self._switch.write_text(code)
+        # In one go: the disk may be in use at this very moment.
+        written = self._switch.with_suffix(".new")
+        written.write_text(code)
+        written.rename(self._switch)
 
     def work(self) -> None:
         self._switch.unlink()

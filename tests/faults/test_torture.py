@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.faults.torture import Torture
+from tests.faults.torture import Figures, Torture
 from tests.support.server_process import ServerProcess
 
 KILLS = 20
@@ -17,11 +17,15 @@ def test_kills_at_any_moment_lose_nothing_double_nothing_and_tear_nothing(
     checkpoints = tmp_path / "checkpoints"
     server = start_server("--data-dir", str(tmp_path / "data"), "--checkpoint-dir", str(checkpoints))
     torture = Torture(server, checkpoints, seed=7)
-    for _ in range(KILLS):
+    # Each kill comes after a while, not after some work: a slow machine needs more of them to have met it all.
+    while torture.figures.kills < KILLS or not was_enough(torture.figures):
         torture.round()
-    figures = torture.figures
-    assert figures.kills == KILLS
-    assert figures.rows > KILLS * 100
-    assert figures.priorities > KILLS * 10
-    assert figures.checkpoints > KILLS
-    assert figures.in_flight_applied + figures.in_flight_not_applied > KILLS
+
+
+def was_enough(figures: Figures) -> bool:
+    return (
+        figures.rows > KILLS * 100
+        and figures.priorities > KILLS * 10
+        and figures.checkpoints > KILLS
+        and figures.in_flight_applied + figures.in_flight_not_applied > KILLS
+    )
