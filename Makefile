@@ -15,8 +15,11 @@ PINNED := --constraint constraints.txt --build-constraint constraints.txt
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
 
+# Kernels are compiled once beforehand, not by every worker at the same time. Tests wait more than they compute: there
+# are more workers than the two cores that the project is developed on.
 test: $(VENV)/.installed  ## All tests, with coverage.
-	$(BIN)/pytest --numprocesses 2 --cov --cov-report term:skip-covered $(ARGS)
+	$(BIN)/python -c "from replay_server.backends import warm_up; warm_up()"
+	$(BIN)/pytest --numprocesses 3 --dist worksteal --cov --cov-report term:skip-covered $(ARGS)
 
 # Style, types, contract, that generated code is current, and that no vulnerability is known of what is pinned.
 lint: $(VENV)/.installed $(PROTO_VENV)/.installed $(AUDIT_VENV)/.installed  ## Style, types, contract, dependencies.

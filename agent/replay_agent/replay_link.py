@@ -94,7 +94,7 @@ class DrawSettings:
         batch_size: rows in a batch.
         weight_norm: largest weight, of the batch or of the table, that weights are divided by.
         draw_mode: ``stratified`` or ``independent``.
-        prefetch: batches asked for ahead of need.
+        prefetch: batches on their way at once.
         timeout_s: seconds to wait for rows, and for a server that went away.
     """
 

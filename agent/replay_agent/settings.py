@@ -81,7 +81,7 @@ class TrainSettings(CommandSettings):
         "batch", REPLAY, "largest weight, of the batch or of the table, that weights are divided by"
     )
     draw_mode: Literal["stratified", "independent"] = option("stratified", REPLAY, "how the rows of a batch are drawn")
-    prefetch: int = option(3, REPLAY, "batches asked for ahead of need; 1 asks for none", ge=1)
+    prefetch: int = option(3, REPLAY, "batches on their way at once; 1 asks for none ahead of need", ge=1)
     lockstep: bool = option(
         False,
         REPLAY,
@@ -167,7 +167,7 @@ class TrainSettings(CommandSettings):
         False,
         KEEPING,
         "have the server write a checkpoint of the table with each of the trainer's, which names it; "
-        "the server needs --checkpoint-dir",
+        "for a --server that has --checkpoint-dir",
     )
     tensorboard: bool = option(True, KEEPING, "write TensorBoard logs")
     progress: bool = option(True, KEEPING, "show a progress bar; without a terminal, a line now and then")

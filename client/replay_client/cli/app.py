@@ -38,7 +38,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them until Ctrl-C.")]
 Interval = Annotated[float, typer.Option("--interval", "-n", min=0.1, help="Seconds between two looks with --watch.")]
 
-OneJson = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
+WatchedJson = Annotated[bool, typer.Option("--json", help="Print a JSON object, with --watch one a line.")]
 Beta = Annotated[float, typer.Option("--beta", "-b", min=0.0, help="Exponent of the importance-sampling weights.")]
 Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", dir_okay=False, help="Draw a picture as well.")]
 
@@ -72,7 +72,7 @@ def stats(
     table: MaybeTableName = None,
     server: Server = DEFAULT_SERVER,
     watch: Watch = False,
-    as_json: Json = False,
+    as_json: WatchedJson = False,
     interval: Interval = 1.0,
 ) -> None:
     """Show what a server, or one of its tables, holds and does."""
@@ -94,7 +94,7 @@ def inspect(
     server: Server = DEFAULT_SERVER,
     beta: Beta = DEFAULT_BETA,
     png: Png = None,
-    as_json: OneJson = False,
+    as_json: Json = False,
 ) -> None:
     """Show the rows of a table: priorities, probabilities by rank, ages, draws, weights, and the ten largest."""
     with client_of(server) as client:

@@ -20,7 +20,7 @@ DEFAULT_SERVER = "localhost:50051"
 Server = Annotated[
     str, typer.Option("--server", "-s", envvar="REPLAY_SERVER", metavar="HOST:PORT", help="Address of the server.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object, or with --watch one a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
