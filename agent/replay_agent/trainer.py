@@ -19,7 +19,7 @@ from replay_agent.evaluation import EvaluationResult, EvaluationStoppedError, ev
 from replay_agent.history import History
 from replay_agent.learner import Learner, LearnerConfig, TransitionBatch
 from replay_agent.metrics import MetricsLog
-from replay_agent.networks import NetworkSpec, QNetwork, default_hidden_sizes
+from replay_agent.networks import NetworkKind, NetworkSpec, QNetwork, default_hidden_sizes, network_kind
 from replay_agent.pacing import Pacer
 from replay_agent.progress import ProgressView
 from replay_agent.replay_link import TABLE_LOST, DrawSettings, ReplayLink, TableSpec
@@ -56,13 +56,15 @@ class Ending(StrEnum):
 def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
     """The network that the settings and the environment ask for."""
     shape, dtype = env.observation_shape, env.observation_dtype
+    # Images are scaled by their dtype; two bounds for each of their pixels would be too much for a message.
+    is_scaled = settings.scale_observations and network_kind(shape, dtype) is NetworkKind.MLP
     return NetworkSpec(
         observation_shape=shape,
         observation_dtype=dtype,
         actions=env.actions,
         hidden_sizes=settings.hidden_sizes or default_hidden_sizes(shape, dtype),
         dueling=settings.dueling,
-        bounds=env.bounds if settings.scale_observations else None,
+        bounds=env.bounds if is_scaled else None,
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,8 @@ def test_the_network_scales_observations_where_the_settings_say_so() -> None:
     flags = ["--env", "MountainCar-v0"]
     assert network_spec(load_train_settings(flags), env).bounds == env.bounds
     assert network_spec(load_train_settings([*flags, "--no-scale-observations"]), env).bounds is None
+    pixels = replace(env, observation_shape=(84, 84, 4), observation_dtype="uint8")
+    assert network_spec(load_train_settings(flags), pixels).bounds is None
 
 
 def test_a_resumed_run_keeps_its_settings_unless_they_are_given_anew(tmp_path: Path) -> None:
