@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from tests.support.server_process import ServerProcess
 
 NewTable = Callable[..., Table]
 CAPACITY = 100
+NOBODY = 65534
+"""User id of one who owns nothing."""
 
 
 @pytest.fixture
@@ -196,10 +199,27 @@ def test_without_a_nonce_there_is_no_short_way(near: Table, tmp_path: Path, nonc
     assert DataPath.on_same_host(replace(near.describe(), directory="")) == DataPath()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Not as root, who may read everything."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
 def test_a_directory_that_may_not_be_read_is_left_alone(near: Table, tmp_path: Path) -> None:
+    description = near.describe()
+    (tmp_path / NONCE_FILE).write_bytes((Path(description.directory) / NONCE_FILE).read_bytes())
     tmp_path.chmod(0)
-    assert DataPath.on_same_host(replace(near.describe(), directory=str(tmp_path))) == DataPath()
+    with nobody():
+        with pytest.raises(PermissionError):
+            (tmp_path / NONCE_FILE).read_bytes()
+        assert DataPath.on_same_host(replace(description, directory=str(tmp_path))) == DataPath()
+    tmp_path.chmod(0o700)
 
 
 def test_on_a_machine_of_another_memory_order_rows_travel_and_calls_take_the_socket(
