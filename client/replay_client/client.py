@@ -97,7 +97,7 @@ class ReplayClient:
             name: 1 to 128 letters, digits, '_', '-' and '.', a letter or digit first.
             columns: dtype and shape of every column, by name; nested observations are ``obs/name``
                 (`replay_client.spaces.columns_from_space` makes them of a Gymnasium space).
-            capacity: number of rows kept.
+            capacity: number of rows kept; with ``"rank"`` at most 2,000,000,000.
             backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
                 whose rows go out oldest first and are gone then, and whose inserts wait when it is full.
             seed: makes draws repeat for the same operations in the same order.

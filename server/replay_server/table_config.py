@@ -13,11 +13,9 @@ from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_server.backends import FifoIndex, make_parameters
+from replay_server.backends import FifoIndex, make_parameters, most_rows
 
 DEFAULT_BACKEND = "sum_tree"
-MAX_CAPACITY = 1 << 40
-"""Far above any memory, and far below the 48 bits that a key has."""
 _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _MIN_SLACK = 64
 _SLACK_FRACTION = 64
@@ -60,8 +58,9 @@ class TableConfig:
                 "1 to 128 letters, digits, '_', '-' or '.', the first one a letter or a digit",
                 repr(self.name),
             )
-        if not 1 <= self.capacity <= MAX_CAPACITY:
-            raise FieldError("capacity", f"1 to {MAX_CAPACITY} rows", str(self.capacity))
+        largest = most_rows(self.backend)
+        if not 1 <= self.capacity <= largest:
+            raise FieldError("capacity", f"1 to {largest} rows with the backend {self.backend}", str(self.capacity))
         if self.seed is not None and not 0 <= self.seed <= _MAX_SEED:
             raise FieldError("seed", f"0 to {_MAX_SEED}", str(self.seed))
         if self.rate_limit is not None:

@@ -18,7 +18,7 @@ def _count(lines: NDArray[np.float64], at: int, number: float) -> int:
 
 
 @kernel
-def _step(lines: NDArray[np.int64], at: int, most: int) -> tuple[int, int]:
+def _step(lines: NDArray[np.int32], at: int, most: int) -> tuple[int, int]:
     touch(lines, at)
     return step_over(lines, at, most)
 
@@ -34,9 +34,18 @@ def test_entries_above_a_number_are_counted_and_equal_ones_are_not() -> None:
 
 def test_entries_are_stepped_over_as_far_as_their_sum_allows() -> None:
     generator = np.random.default_rng(0)
-    lines = generator.integers(0, 5, (ROWS, LINE))
+    lines = generator.integers(0, 5, (ROWS, LINE), dtype=np.int32)
     for row in range(ROWS):
         sums = np.cumsum(lines[row])
         for most in range(-1, 2 + int(sums[-1])):
             steps = int((sums <= most).sum())
             assert _step(lines, row * LINE, most) == (steps, lines[row, :steps].sum())
+
+
+def test_sums_up_to_the_largest_count_of_four_bytes_are_stepped_over() -> None:
+    largest = np.iinfo(np.int32).max
+    lines = np.array([largest - 2, 0, 1, 1, 0, 0, 0, 0], dtype=np.int32)
+    assert _step(lines, 0, largest - 3) == (0, 0)
+    assert _step(lines, 0, largest - 2) == (2, largest - 2)
+    assert _step(lines, 0, largest - 1) == (3, largest - 1)
+    assert _step(lines, 0, largest) == (LINE, largest)

@@ -75,3 +75,42 @@ def test_a_tree_filled_with_sorted_rows_is_as_one_that_grew(rows: int) -> None:
     keys = np.arange(rows)
     ranking.fill(tree, -keys.astype(np.float64), keys)
     require_in_order(tree, -keys.astype(np.float64), np.ones(rows, dtype=bool))
+
+
+@pytest.mark.parametrize("distinct", [1, 3, 100_000])
+@pytest.mark.parametrize("wrap", [1 << 31, 1 << 32, 3 << 31, 1 << 40])
+def test_keys_of_which_half_is_kept_stay_in_order_where_it_begins_anew(wrap: int, distinct: int) -> None:
+    live, step, steps = 4_000, 500, 24
+    oldest = wrap - steps * step // 2
+    generator = np.random.default_rng(0)
+    keys = np.arange(oldest, oldest + live)
+    priorities = generator.integers(0, distinct, live).astype(np.float64)
+    tree = ranking.make_ranking(live + step)
+    order = np.lexsort((-keys, -priorities))
+    ranking.fill(tree, priorities[order], keys[order])
+    for _ in range(steps):
+        new_keys = np.arange(keys[-1] + 1, keys[-1] + 1 + step)
+        new = generator.integers(0, distinct, step).astype(np.float64)
+        ranking.move(tree, priorities[:0], keys[:0], new, new_keys)
+        ranking.move(tree, priorities[:step], keys[:step], priorities[:0], keys[:0])
+        keys = np.concatenate((keys[step:], new_keys))
+        priorities = np.concatenate((priorities[step:], new))
+        order = np.lexsort((-keys, -priorities))
+        np.testing.assert_array_equal(ranking.rows_in_order(tree)[1], keys[order])
+        np.testing.assert_array_equal(ranking.keys_of_ranks(tree, np.arange(live)), keys[order])
+
+
+def test_boundaries_outlive_the_rows_they_came_from_by_more_keys_than_half_a_key_tells_apart() -> None:
+    rows, lap = 2_000, ranking.MOST_SLOTS - 2_000
+    equal = np.ones(rows)
+    tree = ranking.make_ranking(2 * rows)
+    keys = np.arange(rows)
+    ranking.fill(tree, equal, keys[::-1].copy())
+    for _ in range(5):
+        later = keys + lap
+        for start in range(0, rows, ranking.MOST_MOVED):
+            piece = slice(start, start + ranking.MOST_MOVED)
+            ranking.move(tree, equal[piece], keys[piece], equal[piece], later[piece])
+        keys = later
+        np.testing.assert_array_equal(ranking.rows_in_order(tree)[1], keys[::-1])
+        np.testing.assert_array_equal(ranking.keys_of_ranks(tree, np.arange(rows)), keys[::-1])

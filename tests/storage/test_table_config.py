@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from replay_proto.errors import FieldError
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import DTYPES, Column, Schema
+from replay_server.backends import most_rows
 from replay_server.table_config import TableConfig
 
 from tests.support.rows import WHOLE
@@ -38,7 +39,7 @@ BACKENDS: st.SearchStrategy[tuple[str, dict[str, float]]] = st.one_of(
 def configs(draw: st.DrawFn) -> TableConfig:
     """Any config that there can be."""
     backend, parameters = draw(BACKENDS)
-    capacity = draw(st.integers(1, 1 << 40))
+    capacity = draw(st.integers(1, most_rows(backend)))
     return TableConfig(
         draw(NAMES),
         Schema(draw(st.dictionaries(NAMES, COLUMNS, min_size=1, max_size=5))),
@@ -129,6 +130,7 @@ def test_defaults_that_are_given_are_no_difference() -> None:
         ({"name": "a" * 129}, "name"),
         ({"capacity": 0}, "capacity"),
         ({"capacity": (1 << 40) + 1}, "capacity"),
+        ({"capacity": 2_000_000_001, "backend": "rank"}, "capacity"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"backend": "heap"}, "backend"),

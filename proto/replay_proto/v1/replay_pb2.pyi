@@ -436,7 +436,7 @@ class TableConfig(google.protobuf.message.Message):
     letter or a digit.
     """
     capacity: builtins.int
-    """Number of rows kept, at least 1."""
+    """Number of rows kept: 1 to 2^40, with the backend "rank" to 2,000,000,000."""
     seed: builtins.int
     """Makes draws repeat for the same operations in the same order since the table was made."""
     @property

@@ -41,6 +41,7 @@ __all__ = [
     "UniformParameters",
     "make_index",
     "make_parameters",
+    "most_rows",
     "warm_up",
 ]
 
@@ -59,6 +60,10 @@ class Backend(Protocol):
         """What tables call it."""
 
     @property
+    def most_rows(self) -> int:
+        """Largest capacity of a table with it."""
+
+    @property
     def Parameters(self) -> type[Any]:  # noqa: N802 (it is a class)
         """Its parameters, a frozen dataclass."""
 
@@ -68,6 +73,18 @@ class Backend(Protocol):
 
 BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (SumTree, RankIndex, UniformIndex, FifoIndex)}
 """Every backend by its name."""
+
+
+def most_rows(name: str) -> int:
+    """Return the largest capacity of a table with a backend.
+
+    Args:
+        name: a key of `BACKENDS`.
+
+    Raises:
+        FieldError: if there is no such backend.
+    """
+    return _backend(name).most_rows
 
 
 def make_parameters(name: str, given: Mapping[str, float]) -> Parameters:

@@ -16,6 +16,10 @@ DEAD_PRIORITY = -1.0
 """What the priority array holds in a slot without a live row (a real priority is never negative)."""
 
 
+MOST_ROWS = 1 << 40
+"""Largest capacity of a table, whatever its backend: far above any memory, and far below the 48 bits that a key has."""
+
+
 @dataclass(frozen=True)
 class LiveRows:
     """The live rows of a table: ``size`` consecutive keys, from ``oldest`` on."""

@@ -25,7 +25,7 @@ LINE = CACHE_LINE_BYTES // 8
 """Numbers of eight bytes in a cache line."""
 
 _INT64 = ir.IntType(64)
-_LANE = ir.IntType(32)
+_INT32 = ir.IntType(32)
 
 
 def address_of(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
@@ -49,8 +49,8 @@ def _load(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> A
 def _spread(builder: Any, number: Any) -> Any:
     """Return eight copies of a number."""
     blank = ir.Constant(ir.VectorType(number.type, LINE), ir.Undefined)
-    one = builder.insert_element(blank, number, _LANE(0))
-    return builder.shuffle_vector(one, blank, ir.Constant(ir.VectorType(_LANE, LINE), [_LANE(0)] * LINE))
+    one = builder.insert_element(blank, number, _INT32(0))
+    return builder.shuffle_vector(one, blank, ir.Constant(ir.VectorType(_INT32, LINE), [_INT32(0)] * LINE))
 
 
 def _count(builder: Any, lanes: Any) -> Any:
@@ -78,32 +78,35 @@ count_above = cast(Callable[[NDArray[np.float64], int, float], int], intrinsic(_
 
 
 def _step_over(typing_context: Any, array: Any, at: Any, most: Any) -> Any:
-    if not (is_dense(array) and array.dtype == types.int64):
+    if not (is_dense(array) and array.dtype == types.int32):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         line = _load(context, builder, signature.args[0], arguments[0], arguments[1])
+        most = builder.trunc(arguments[2], _INT32)
         zeros = ir.Constant(line.type, None)
         sums = line
         for step in (1, 2, 4):
-            lanes = [_LANE(LINE + lane - step if lane >= step else 0) for lane in range(LINE)]
-            moved = builder.shuffle_vector(zeros, sums, ir.Constant(ir.VectorType(_LANE, LINE), lanes))
+            lanes = [_INT32(LINE + lane - step if lane >= step else 0) for lane in range(LINE)]
+            moved = builder.shuffle_vector(zeros, sums, ir.Constant(ir.VectorType(_INT32, LINE), lanes))
             sums = builder.add(sums, moved)
-        within = builder.icmp_signed("<=", sums, _spread(builder, arguments[2]))
+        within = builder.icmp_signed("<=", sums, _spread(builder, most))
         add_up = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_INT64, [line.type]), f"llvm.vector.reduce.add.v{LINE}i64"
+            builder.module, ir.FunctionType(_INT32, [line.type]), f"llvm.vector.reduce.add.v{LINE}i32"
         )
-        passed = builder.call(add_up, [builder.select(within, line, zeros)])
+        passed = builder.sext(builder.call(add_up, [builder.select(within, line, zeros)]), _INT64)
         return context.make_tuple(builder, signature.return_type, [_count(builder, within), passed])
 
     return types.UniTuple(types.int64, 2)(array, types.intp, types.int64), generate
 
 
-step_over = cast(Callable[[NDArray[np.int64], int, int], tuple[int, int]], intrinsic(_step_over))
+step_over = cast(Callable[[NDArray[np.int32], int, int], tuple[int, int]], intrinsic(_step_over))
 """Step over entries that add up to at most a number; to be called by kernels. ``step_over(array, at, most)``:
 
-* ``array``: int64 of any number of dimensions, each row following the one before it in memory; none below 0.
+* ``array``: int32 of any number of dimensions, each row following the one before it in memory; none below 0, and no
+  eight of them that add up to more than an int32 holds.
 * ``at``: which entry is the first of eight, counted through all dimensions.
+* ``most``: from 0 to the largest int32.
 
 Returns how many of the eight entries can be added up, one after the other, without passing ``most``, and their sum.
 """

@@ -24,6 +24,9 @@ from replay_server.backends.prefetch import prefetch
 from replay_server.backends.probability import LEAST_PROBABILITY
 from replay_server.backends.ring import bury_all_but, live_slots
 
+MOST_RANKED = 2_000_000_000
+"""Most rows of a table with ranks. With its slack, a ring of them has no more slots than `ranking.MOST_SLOTS`."""
+
 
 @dataclass(frozen=True)
 class RankParameters:
@@ -116,6 +119,7 @@ class RankIndex:
     """Draws rows by their rank, by a counted B-tree. A `PriorityIndex`."""
 
     name: ClassVar[str] = "rank"
+    most_rows: ClassVar[int] = MOST_RANKED
     Parameters: ClassVar[type[RankParameters]] = RankParameters
 
     def __init__(self, parameters: RankParameters, priorities: NDArray[np.float64], capacity: int) -> None:

@@ -17,7 +17,7 @@ from replay_proto.errors import FieldError
 from replay_server.backends import extremes, sums
 from replay_server.backends.check import require
 from replay_server.backends.compile import aligned_full, as_kernel_input, kernel
-from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
+from replay_server.backends.index import DEAD_PRIORITY, MOST_ROWS, Drawn, LiveRows
 from replay_server.backends.parameters import require_not_negative, require_positive
 from replay_server.backends.prefetch import prefetch
 from replay_server.backends.probability import LEAST_PROBABILITY
@@ -185,6 +185,7 @@ class SumTree:
     """Draws rows in proportion to their mass, by a tree of sums. A `PriorityIndex`."""
 
     name: ClassVar[str] = "sum_tree"
+    most_rows: ClassVar[int] = MOST_ROWS
     Parameters: ClassVar[type[SumTreeParameters]] = SumTreeParameters
 
     def __init__(self, parameters: SumTreeParameters, priorities: NDArray[np.float64], capacity: int) -> None:

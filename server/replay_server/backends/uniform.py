@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from replay_server.backends import extremes
 from replay_server.backends.check import require
 from replay_server.backends.compile import as_kernel_input, kernel
-from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
+from replay_server.backends.index import DEAD_PRIORITY, MOST_ROWS, Drawn, LiveRows
 from replay_server.backends.prefetch import prefetch
 from replay_server.backends.ring import bury_all_but, draw_evenly
 
@@ -60,6 +60,7 @@ class UniformIndex:
     """Draws all rows alike, and keeps their priorities. A `PriorityIndex`."""
 
     name: ClassVar[str] = "uniform"
+    most_rows: ClassVar[int] = MOST_ROWS
     Parameters: ClassVar[type[UniformParameters]] = UniformParameters
 
     def __init__(self, parameters: UniformParameters, priorities: NDArray[np.float64], capacity: int) -> None:

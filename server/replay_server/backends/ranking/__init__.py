@@ -15,16 +15,19 @@ place is to compare it with the first row of each child.
   and the first of all children of a height has `BEFORE_ALL`.
 * The children of a node are eight groups of eight. Of each group the node keeps the first boundary and the number of
   rows, so that the way through a node leads over one cache line of either kind, and not over all eight.
+* Of a row's key a leaf keeps the low half. Live keys are near each other, so it tells which of two is newer, also when
+  it has begun anew between them, and which key it is, from the newest one.
 """
 
 from replay_server.backends.ranking.building import fill, make_ranking
 from replay_server.backends.ranking.checking import rows_in_order
 from replay_server.backends.ranking.drawing import keys_of_ranks, priority_at_end
-from replay_server.backends.ranking.structure import MOST_MOVED, Ranking, nbytes
+from replay_server.backends.ranking.structure import MOST_MOVED, MOST_SLOTS, Ranking, nbytes
 from replay_server.backends.ranking.writing import move
 
 __all__ = [
     "MOST_MOVED",
+    "MOST_SLOTS",
     "Ranking",
     "fill",
     "keys_of_ranks",

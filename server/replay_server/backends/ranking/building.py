@@ -11,6 +11,7 @@ from replay_server.backends.ranking.structure import (
     BEFORE_ALL,
     HEIGHT,
     LEAF_ROWS,
+    NEWEST,
     NODE_CHILDREN,
     ROOT,
     ROW_KEYS,
@@ -45,6 +46,7 @@ def fill(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int
     """
     empty_pools(ranking)
     rows = len(keys)
+    ranking.words[NEWEST] = keys.max() if rows > 0 else 0
     leaves = max(1, -(-rows // int(LEAF_ROWS * BULK_FILL)))
     level = np.empty(leaves, dtype=np.int64)
     counts = np.empty(leaves, dtype=np.int64)
@@ -55,7 +57,8 @@ def fill(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int
         size = (i + 1) * rows // leaves - first
         leaf = take_leaf(ranking)
         ranking.leaf_floats[leaf, :size] = priorities[first : first + size]
-        ranking.leaf_ints[leaf, ROW_KEYS : ROW_KEYS + size] = keys[first : first + size]
+        for row in range(size):
+            ranking.leaf_ints[leaf, ROW_KEYS + row] = np.int32(keys[first + row])
         resize_leaf(ranking, leaf, size)
         level[i], counts[i], firsts[i] = leaf, size, first
     height = 0

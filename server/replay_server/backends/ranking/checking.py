@@ -8,24 +8,26 @@ from numpy.typing import NDArray
 from replay_server.backends.check import require
 from replay_server.backends.ranking.structure import (
     BEFORE_ALL,
-    CHILDREN,
-    COUNTS,
     FREE_LEAVES,
     FREE_NODES,
     GROUP,
     GROUP_COUNTS,
-    GROUP_PRIORITIES,
+    GROUPS,
     HEIGHT,
     KEYS,
     LEAF_ROWS,
     LEAST_CHILDREN,
     LEAST_ROWS,
+    NEWEST,
     NO_PRIORITY,
     NODE_CHILDREN,
-    PRIORITIES,
     ROOT,
     ROW_KEYS,
     Ranking,
+    boundary_at,
+    child_at,
+    count_at,
+    row_key,
 )
 
 
@@ -42,10 +44,11 @@ def rows_in_order(ranking: Ranking) -> tuple[NDArray[np.float64], NDArray[np.int
     _check_pool(nodes, ranking.free_nodes[: ranking.words[FREE_NODES]], len(ranking.free_nodes))
     sizes = [int(ranking.leaf_size[leaf]) for leaf in leaves]
     priorities = np.concatenate([ranking.leaf_floats[leaf, :size] for leaf, size in zip(leaves, sizes, strict=True)])
-    keys = np.concatenate(
+    low_halves = np.concatenate(
         [ranking.leaf_ints[leaf, ROW_KEYS : ROW_KEYS + size] for leaf, size in zip(leaves, sizes, strict=True)]
     )
-    return priorities, keys
+    newest = ranking.words[NEWEST]
+    return priorities, newest + (low_halves - newest).astype(np.int32)
 
 
 def _collect(ranking: Ranking, node: int, height: int, leaves: list[int], nodes: list[int]) -> int:
@@ -56,13 +59,13 @@ def _collect(ranking: Ranking, node: int, height: int, leaves: list[int], nodes:
     least = (1 if height == 1 else 2) if is_root else LEAST_CHILDREN
     require(least <= size <= NODE_CHILDREN, "a node is neither too empty nor too full")
     require(
-        not is_root or ranking.node_floats[node, PRIORITIES + 0] == BEFORE_ALL,
+        not is_root or ranking.node_floats[node, boundary_at(0)] == BEFORE_ALL,
         "the first boundary of all is before all rows",
     )
     _check_groups(ranking, node, size)
     total = 0
     for at in range(size):
-        child = int(ranking.node_ints[node, CHILDREN + at])
+        child = int(ranking.node_ints[node, child_at(at)])
         if height > 1:
             rows = _collect(ranking, child, height - 1, leaves, nodes)
         else:
@@ -72,7 +75,7 @@ def _collect(ranking: Ranking, node: int, height: int, leaves: list[int], nodes:
             require(least <= rows <= LEAF_ROWS, "a leaf is neither too empty nor too full")
             unused = ranking.leaf_floats[child, rows:LEAF_ROWS]
             require(bool((unused == NO_PRIORITY).all()), "a leaf's unused places outrank nothing")
-        require(rows == ranking.node_ints[node, COUNTS + at], "a node counts the rows under each child")
+        require(rows == ranking.node_ints[node, count_at(at)], "a node counts the rows under each child")
         if at > 0:
             _check_boundary(ranking, node, at, height)
         if height > 1:
@@ -83,32 +86,32 @@ def _collect(ranking: Ranking, node: int, height: int, leaves: list[int], nodes:
 
 def _check_groups(ranking: Ranking, node: int, size: int) -> None:
     """Check what a node keeps of its groups, and its unused places."""
-    priorities = ranking.node_floats[node, PRIORITIES:COUNTS]
-    counts = ranking.node_ints[node, COUNTS:CHILDREN]
+    priorities = np.asarray([ranking.node_floats[node, boundary_at(at)] for at in range(NODE_CHILDREN)])
+    counts = np.asarray([ranking.node_ints[node, count_at(at)] for at in range(NODE_CHILDREN)])
     require(bool((priorities[size:] == NO_PRIORITY).all()), "a node's unused places outrank nothing")
     require(not counts[size:].any(), "there are no rows under a node's unused places")
-    firsts = ranking.node_floats[node, GROUP_PRIORITIES:GROUP_COUNTS]
+    firsts = ranking.node_floats[node, :GROUPS]
     require(np.array_equal(firsts, priorities[::GROUP]), "a group begins with the boundary of its first child")
-    rows = ranking.node_ints[node, GROUP_COUNTS:PRIORITIES]
+    rows = ranking.node_ints[node, GROUP_COUNTS : GROUP_COUNTS + GROUPS]
     require(np.array_equal(rows, counts.reshape(-1, GROUP).sum(axis=1)), "a group counts the rows under its children")
 
 
 def _check_boundary(ranking: Ranking, node: int, at: int, height: int) -> None:
     """Check that a child's boundary is between the row before it and its first one."""
-    before = _end_row(ranking, int(ranking.node_ints[node, CHILDREN + at - 1]), height - 1, last=True)
-    first = _end_row(ranking, int(ranking.node_ints[node, CHILDREN + at]), height - 1, last=False)
-    boundary = (float(ranking.node_floats[node, PRIORITIES + at]), int(ranking.node_ints[node, KEYS + at]))
+    before = _end_row(ranking, int(ranking.node_ints[node, child_at(at - 1)]), height - 1, last=True)
+    first = _end_row(ranking, int(ranking.node_ints[node, child_at(at)]), height - 1, last=False)
+    boundary = (float(ranking.node_floats[node, boundary_at(at)]), int(ranking.node_keys[node, KEYS + at]))
     require(before > boundary >= first, "a boundary is outranked by what is before it and by nothing after it")
 
 
 def _check_first_boundary(ranking: Ranking, node: int, at: int) -> None:
     """Check that a node that is a child of another begins with its own boundary."""
-    child = int(ranking.node_ints[node, CHILDREN + at])
+    child = int(ranking.node_ints[node, child_at(at)])
     require(
-        ranking.node_floats[child, PRIORITIES + 0] == ranking.node_floats[node, PRIORITIES + at]
+        ranking.node_floats[child, boundary_at(0)] == ranking.node_floats[node, boundary_at(at)]
         and (
-            ranking.node_floats[node, PRIORITIES + at] == BEFORE_ALL
-            or ranking.node_ints[child, KEYS + 0] == ranking.node_ints[node, KEYS + at]
+            ranking.node_floats[node, boundary_at(at)] == BEFORE_ALL
+            or ranking.node_keys[child, KEYS] == ranking.node_keys[node, KEYS + at]
         ),
         "the first child of a node has the node's boundary",
     )
@@ -117,11 +120,11 @@ def _check_first_boundary(ranking: Ranking, node: int, at: int) -> None:
 def _end_row(ranking: Ranking, child: int, height: int, last: bool) -> tuple[float, int]:
     """Return the first or last row under a leaf (height 0) or node."""
     for _ in range(height):
-        child = int(ranking.node_ints[child, CHILDREN + (int(ranking.node_size[child]) - 1 if last else 0)])
+        child = int(ranking.node_ints[child, child_at(int(ranking.node_size[child]) - 1 if last else 0)])
     at = int(ranking.leaf_size[child]) - 1 if last else 0
-    return float(ranking.leaf_floats[child, at]), int(ranking.leaf_ints[child, ROW_KEYS + at])
+    return float(ranking.leaf_floats[child, at]), row_key(ranking, child, at)
 
 
-def _check_pool(used: list[int], free: NDArray[np.int64], length: int) -> None:
+def _check_pool(used: list[int], free: NDArray[np.int32], length: int) -> None:
     """Check that each leaf or node is either used once or free once."""
     require(sorted([*used, *free.tolist()]) == list(range(length)), "each leaf and node is either used or free")

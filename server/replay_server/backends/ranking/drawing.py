@@ -9,16 +9,19 @@ from replay_server.backends.compile import kernel
 from replay_server.backends.lines import step_over
 from replay_server.backends.prefetch import prefetch
 from replay_server.backends.ranking.structure import (
-    CHILDREN,
-    COUNTS,
     GROUP,
     GROUP_COUNTS,
+    HALVES,
     HEIGHT,
     LEAF_WORDS,
+    NEWEST,
     NODE_WORDS,
     ROOT,
     ROW_KEYS,
     Ranking,
+    child_at,
+    count_at,
+    newer_by,
 )
 
 
@@ -33,33 +36,30 @@ def keys_of_ranks(ranking: Ranking, ranks: NDArray[np.int64]) -> NDArray[np.int6
     Returns:
         int64[batch]: the keys.
     """
-    node_ints, leaf_ints = ranking.node_ints, ranking.leaf_ints
+    node_ints, leaf_ints, newest = ranking.node_ints, ranking.leaf_ints, ranking.words[NEWEST]
     batch = len(ranks)
     left = ranks.copy()
     nodes = np.full(batch, ranking.words[ROOT])
-    groups = np.empty(batch, dtype=np.int64)
+    groups = np.empty(batch, dtype=np.int64)  # the first child of each
     height = ranking.words[HEIGHT]
     for level in range(height):
         for i in range(batch):
-            start = nodes[i] * NODE_WORDS
-            group, passed = step_over(node_ints, start + GROUP_COUNTS, left[i])
+            group, passed = step_over(node_ints, nodes[i] * NODE_WORDS * HALVES + GROUP_COUNTS, left[i])
             left[i] -= passed
-            groups[i] = group
+            groups[i] = group * GROUP
             if level > 0:
-                prefetch(node_ints, start + COUNTS + group * GROUP)
-                prefetch(node_ints, start + CHILDREN + group * GROUP)
+                prefetch(node_ints, nodes[i] * NODE_WORDS * HALVES + count_at(groups[i]))
         for i in range(batch):
-            first = groups[i] * GROUP
-            at, passed = step_over(node_ints, nodes[i] * NODE_WORDS + COUNTS + first, left[i])
+            at, passed = step_over(node_ints, nodes[i] * NODE_WORDS * HALVES + count_at(groups[i]), left[i])
             left[i] -= passed
-            child = node_ints[nodes[i], CHILDREN + first + at]
+            child = int(node_ints[nodes[i], child_at(groups[i] + at)])
             nodes[i] = child
             if level < height - 1:
-                prefetch(node_ints, child * NODE_WORDS + GROUP_COUNTS)
+                prefetch(node_ints, child * NODE_WORDS * HALVES + GROUP_COUNTS)
             else:
-                prefetch(leaf_ints, child * LEAF_WORDS + ROW_KEYS + left[i])
+                prefetch(leaf_ints, child * LEAF_WORDS * HALVES + ROW_KEYS + left[i])
     for i in range(batch):
-        nodes[i] = leaf_ints[nodes[i], ROW_KEYS + left[i]]
+        nodes[i] = newest + newer_by(leaf_ints[nodes[i], ROW_KEYS + left[i]], newest)
     return nodes
 
 
@@ -68,5 +68,5 @@ def priority_at_end(ranking: Ranking, last: bool) -> float:
     """Return the priority of the last row, or of the first one; there is at least one row."""
     node = ranking.words[ROOT]
     for _ in range(ranking.words[HEIGHT]):
-        node = ranking.node_ints[node, CHILDREN + (ranking.node_size[node] - 1 if last else 0)]
+        node = ranking.node_ints[node, child_at(ranking.node_size[node] - 1 if last else 0)]
     return float(ranking.leaf_floats[node, ranking.leaf_size[node] - 1 if last else 0])

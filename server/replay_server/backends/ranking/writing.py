@@ -10,31 +10,32 @@ from replay_server.backends.lines import LINE
 from replay_server.backends.prefetch import prefetch, touch
 from replay_server.backends.ranking.balance import refill_once, split_on_the_way
 from replay_server.backends.ranking.places import (
-    IN_LEAF,
-    IN_NODE,
     above_in_leaf,
     above_in_node,
-    among_equals,
+    among_equal_boundaries,
+    among_equal_rows,
     group_above,
 )
 from replay_server.backends.ranking.structure import (
-    CHILDREN,
-    COUNTS,
     GROUP,
     GROUP_COUNTS,
-    GROUP_PRIORITIES,
+    HALVES,
     HEIGHT,
     KEYS,
     LEAF_ROWS,
     LEAF_WORDS,
     LEAST_ROWS,
+    NEWEST,
     NO_PRIORITY,
     NODE_WORDS,
-    PRIORITIES,
     ROOT,
     ROW_KEYS,
     Ranking,
     add_rows,
+    boundary_at,
+    child_at,
+    count_at,
+    newer_by,
 )
 
 
@@ -46,7 +47,8 @@ def _find_leaves(
 
     Level by level over the whole batch: while one row is compared, what the next ones need is on its way.
     """
-    node_floats, node_ints, node_size = ranking.node_floats, ranking.node_ints, ranking.node_size
+    node_floats, node_ints, node_keys = ranking.node_floats, ranking.node_ints, ranking.node_keys
+    node_size = ranking.node_size
     batch = len(keys)
     nodes = np.full(batch, ranking.words[ROOT])
     groups = np.empty(batch, dtype=np.int64)
@@ -56,40 +58,38 @@ def _find_leaves(
             group = group_above(node_floats, nodes[i], priorities[i])
             groups[i] = group
             if level > 0:
-                entries = nodes[i] * NODE_WORDS + group * GROUP
-                prefetch(node_ints, entries + PRIORITIES)
-                prefetch(node_ints, entries + COUNTS)
-                prefetch(node_ints, entries + CHILDREN)
+                prefetch(node_floats, nodes[i] * NODE_WORDS + boundary_at(group * GROUP))
+                prefetch(node_ints, nodes[i] * NODE_WORDS * HALVES + count_at(group * GROUP))
         for i in range(batch):
             node = nodes[i]
             size = node_size[node]
             at = above_in_node(node_floats, node, groups[i], priorities[i])
             if (
                 at < size
-                and node_floats[node, PRIORITIES + at] == priorities[i]
-                and node_ints[node, KEYS + at] >= keys[i]
+                and node_floats[node, boundary_at(at)] == priorities[i]
+                and node_keys[node, KEYS + at] >= keys[i]
             ):
-                at = among_equals(node_floats, node_ints, node, IN_NODE, at, size, priorities[i], keys[i] - 1)
+                at = among_equal_boundaries(node_floats, node_keys, node, at, size, priorities[i], keys[i])
             at = max(at - 1, 0)
-            node_ints[node, COUNTS + at] += change
+            node_ints[node, count_at(at)] += change
             node_ints[node, GROUP_COUNTS + at // GROUP] += change
-            child = node_ints[node, CHILDREN + at]
+            child = int(node_ints[node, child_at(at)])
             nodes[i] = child
             if level < height - 1:
-                prefetch(node_ints, child * NODE_WORDS + GROUP_PRIORITIES)
-                prefetch(node_ints, child * NODE_WORDS + GROUP_COUNTS)
+                prefetch(node_floats, child * NODE_WORDS)
+                prefetch(node_ints, child * NODE_WORDS * HALVES + GROUP_COUNTS)
                 prefetch(node_size, child)
-    _touch_leaves(ranking.leaf_ints, ranking.leaf_size, nodes)
+    _touch_leaves(ranking.leaf_floats, ranking.leaf_size, nodes)
     return nodes
 
 
 @part_of_kernel
-def _touch_leaves(leaf_ints: NDArray[np.int64], leaf_size: NDArray[np.int8], leaves: NDArray[np.int64]) -> None:
+def _touch_leaves(leaf_floats: NDArray[np.float64], leaf_size: NDArray[np.int8], leaves: NDArray[np.int64]) -> None:
     """Bring all cache lines of some leaves close before they are worked on one after the other."""
     for leaf in leaves:
         touch(leaf_size, leaf)
         for word in range(leaf * LEAF_WORDS, (leaf + 1) * LEAF_WORDS, LINE):
-            touch(leaf_ints, word)
+            touch(leaf_floats, word)
 
 
 @kernel
@@ -107,8 +107,8 @@ def _take_out(
         leaf = leaves[i]
         last = leaf_size[leaf] - 1
         place = above_in_leaf(leaf_floats, leaf, priorities[i])
-        if leaf_ints[leaf, ROW_KEYS + place] > keys[i]:
-            place = among_equals(leaf_floats, leaf_ints, leaf, IN_LEAF, place, last, priorities[i], keys[i])
+        if newer_by(leaf_ints[leaf, ROW_KEYS + place], keys[i]) != 0:
+            place = among_equal_rows(leaf_floats, leaf_ints, leaf, place, last, priorities[i], keys[i])
         for at in range(place, last):
             leaf_floats[leaf, at] = leaf_floats[leaf, at + 1]
             leaf_ints[leaf, ROW_KEYS + at] = leaf_ints[leaf, ROW_KEYS + at + 1]
@@ -137,12 +137,12 @@ def _put_in(
             return i
         place = above_in_leaf(leaf_floats, leaf, priorities[i])
         if place < size and leaf_floats[leaf, place] == priorities[i]:
-            place = among_equals(leaf_floats, leaf_ints, leaf, IN_LEAF, place, size, priorities[i], keys[i])
+            place = among_equal_rows(leaf_floats, leaf_ints, leaf, place, size, priorities[i], keys[i])
         for at in range(size, place, -1):
             leaf_floats[leaf, at] = leaf_floats[leaf, at - 1]
             leaf_ints[leaf, ROW_KEYS + at] = leaf_ints[leaf, ROW_KEYS + at - 1]
         leaf_floats[leaf, place] = priorities[i]
-        leaf_ints[leaf, ROW_KEYS + place] = keys[i]
+        leaf_ints[leaf, ROW_KEYS + place] = np.int32(keys[i])
         leaf_size[leaf] = size + 1
     return len(keys)
 
@@ -158,10 +158,10 @@ def _send_right(
     start: int,
 ) -> None:
     """After a split, point rows still to be put in, from ``start`` on, to the new leaf if they belong there."""
-    left = ranking.node_ints[node, CHILDREN + at]
-    right = ranking.node_ints[node, CHILDREN + at + 1]
-    boundary = ranking.node_floats[node, PRIORITIES + at + 1]
-    boundary_key = ranking.node_ints[node, KEYS + at + 1]
+    left = ranking.node_ints[node, child_at(at)]
+    right = ranking.node_ints[node, child_at(at + 1)]
+    boundary = ranking.node_floats[node, boundary_at(at + 1)]
+    boundary_key = ranking.node_keys[node, KEYS + at + 1]
     sent = 0
     for i in range(start, len(keys)):
         belongs = (priorities[i] < boundary) | ((priorities[i] == boundary) & (keys[i] < boundary_key))
@@ -191,6 +191,8 @@ def move(
         new_priorities: float64[m] of the rows that come; of rows that only change, the same keys may be in both.
         new_keys: int64[m], theirs.
     """
+    for key in new_keys:
+        ranking.words[NEWEST] = max(ranking.words[NEWEST], key)
     old_leaves = _find_leaves(ranking, old_priorities, old_keys, -1)
     new_leaves = _find_leaves(ranking, new_priorities, new_keys, 1)
     places = np.empty(len(old_keys), dtype=np.int64)
