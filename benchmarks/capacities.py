@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from replay_client import ReplayClient
@@ -24,19 +25,16 @@ PREFETCH = 3
 
 
 def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
-    """Measure each backend at each size, in turn."""
-    times: dict[tuple[str, int], list[float]] = {}
-    for capacity in CAPACITIES:
-        workload = dataclasses.replace(CARTPOLE, capacity=capacity)
-        with ExitStack() as stack:
-            contestants: dict[str, Window] = {}
+    """Measure each backend at each size, all in turn: sizes are compared, so they have to see the same machine."""
+    with ExitStack() as stack:
+        contestants: dict[str, Window] = {}
+        for capacity in CAPACITIES:
+            workload = dataclasses.replace(CARTPOLE, capacity=capacity)
             for backend in BACKENDS:
                 address, _ = stack.enter_context(running_server())
                 table = full_table(stack.enter_context(ReplayClient(address)), workload, backend)
-                contestants[backend] = sampler_steps(table, workload, PREFETCH)
-            for backend, values in take_turns(contestants, rounds, window_s).items():
-                times[backend, capacity] = values
-    medians = {place: statistics.median(values) for place, values in times.items()}
+                contestants[_name(backend, capacity)] = sampler_steps(table, workload, PREFETCH)
+        times = take_turns(contestants, rounds, window_s)
     smallest, middle, largest = CAPACITIES
     return Section(
         title=f"Learner step by backend and number of rows, cartpole, prefetch {PREFETCH}",
@@ -50,14 +48,28 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
         rows=[
             [
                 backend,
-                *(spread(times[backend, capacity]) for capacity in CAPACITIES),
-                f"{medians[backend, largest] / medians[backend, smallest]:.2f}",
-                f"{medians[backend, middle] / medians['sum_tree', middle]:.2f}",
+                *(spread(times[_name(backend, capacity)]) for capacity in CAPACITIES),
+                _ratio(times[_name(backend, largest)], times[_name(backend, smallest)]),
+                _ratio(times[_name(backend, middle)], times[_name("sum_tree", middle)]),
             ]
             for backend in BACKENDS
         ],
-        notes=[f"Windows of {window_s:g} s, {rounds} rounds; the backends in turn, each in a server of its own."],
+        notes=[
+            f"Windows of {window_s:g} s, {rounds} rounds; all tables in turn, each in a server of its own. "
+            "Ratios are of medians, in brackets the smallest and the largest of one round."
+        ],
     )
+
+
+def _name(backend: str, capacity: int) -> str:
+    return f"{backend}, {capacity:,} rows"
+
+
+def _ratio(times: Sequence[float], others: Sequence[float]) -> str:
+    """Return by how much one contestant's steps are longer than another's."""
+    by_round = [time / other for time, other in zip(times, others, strict=True)]
+    median = statistics.median(times) / statistics.median(others)
+    return f"{median:.2f} ({min(by_round):.2f} to {max(by_round):.2f})"
 
 
 def main() -> None:
