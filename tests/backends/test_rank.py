@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from replay_server.backends import RankIndex, RankParameters
-from replay_server.backends.power_sums import find_ranks, power_sums
+from replay_server.backends.power_sums import PowerSums, find_ranks, power_sums
 
 from tests.backends.indexed_ring import IndexedRing
 
@@ -101,14 +101,34 @@ def test_sums_of_powers_are_as_exact_as_a_float_can_be(alpha: float) -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 1.0, 1.7, 3.0, 60.0, 2000.0])
 @pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 300, 19_999, 20_000])
 def test_the_guide_leads_to_the_very_rank_that_a_search_of_all_sums_finds(alpha: float, size: int) -> None:
-    sums = power_sums(20_000, alpha)
+    require_ranks_of_a_search(power_sums(20_000, alpha), size)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 0.7, 1.0, 1.3, 2.5])
+@pytest.mark.parametrize("size", [70_000, 2_000_000])
+def test_so_it_does_where_most_guesses_are_sure_and_where_masses_drown_in_the_sums(alpha: float, size: int) -> None:
+    require_ranks_of_a_search(power_sums(2_000_000, alpha), size)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 65, 1000])
+def test_so_it_does_with_few_ranks(count: int) -> None:
+    for alpha in (0.0, 0.6, 1.0, 9.0):
+        require_ranks_of_a_search(power_sums(count, alpha), count)
+
+
+def require_ranks_of_a_search(sums: PowerSums, size: int) -> None:
+    """Compare points at random, at the ends of ranks, and next to them with what a search of all sums finds."""
+    generator = np.random.default_rng(0)
     total = sums.prefix[size]
-    points = np.minimum(np.append(np.random.default_rng(0).random(2000), [0.0, 1.0]) * total, np.nextafter(total, 0.0))
-    ends = np.minimum(sums.prefix[:size], np.nextafter(total, 0.0))
-    for chosen in (points, ends, np.nextafter(ends, 0.0)):
+    last = np.nextafter(total, 0.0)
+    points = np.minimum(np.append(generator.random(20_000), [0.0, 1.0]) * total, last)
+    some = np.arange(size) if size <= 20_000 else generator.integers(0, size, 20_000)
+    ends = np.minimum(sums.prefix[some], last)
+    near = np.minimum(ends + total * generator.normal(0, 1e-9, len(ends)), last)
+    for chosen in (points, ends, np.nextafter(ends, 0.0), np.nextafter(ends, total), np.abs(near)):
         ranks = np.empty(len(chosen), dtype=np.int64)
         find_ranks(sums, size, chosen / total, ranks)
-        found = np.minimum(chosen / total * total, np.nextafter(total, 0.0))
+        found = np.minimum(chosen / total * total, last)
         np.testing.assert_array_equal(ranks, np.searchsorted(sums.prefix[1 : size + 1], found, side="right"))
 
 
