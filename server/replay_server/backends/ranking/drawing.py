@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from replay_server.backends.compile import kernel
 from replay_server.backends.lines import step_over
-from replay_server.backends.prefetch import prefetch
+from replay_server.backends.prefetch import prefetch, touch
 from replay_server.backends.ranking.structure import (
     GROUP,
     GROUP_COUNTS,
@@ -27,7 +27,7 @@ from replay_server.backends.ranking.structure import (
 
 @kernel
 def keys_of_ranks(ranking: Ranking, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Find rows by their ranks, level by level over the whole batch: see `writing`.
+    """Find rows by their ranks, level by level over the whole batch: as `writing` finds leaves.
 
     Args:
         ranking: the tree.
@@ -47,8 +47,9 @@ def keys_of_ranks(ranking: Ranking, ranks: NDArray[np.int64]) -> NDArray[np.int6
             group, passed = step_over(node_ints, nodes[i] * NODE_WORDS * HALVES + GROUP_COUNTS, left[i])
             left[i] -= passed
             groups[i] = group * GROUP
-            if level > 0:
-                prefetch(node_ints, nodes[i] * NODE_WORDS * HALVES + count_at(groups[i]))
+        if level > 0:
+            for i in range(batch):
+                touch(node_ints, nodes[i] * NODE_WORDS * HALVES + count_at(groups[i]))
         for i in range(batch):
             at, passed = step_over(node_ints, nodes[i] * NODE_WORDS * HALVES + count_at(groups[i]), left[i])
             left[i] -= passed
@@ -56,8 +57,8 @@ def keys_of_ranks(ranking: Ranking, ranks: NDArray[np.int64]) -> NDArray[np.int6
             nodes[i] = child
             if level < height - 1:
                 prefetch(node_ints, child * NODE_WORDS * HALVES + GROUP_COUNTS)
-            else:
-                prefetch(leaf_ints, child * LEAF_WORDS * HALVES + ROW_KEYS + left[i])
+    for i in range(batch):
+        touch(leaf_ints, nodes[i] * LEAF_WORDS * HALVES + ROW_KEYS + left[i])
     for i in range(batch):
         nodes[i] = newest + newer_by(leaf_ints[nodes[i], ROW_KEYS + left[i]], newest)
     return nodes

@@ -45,7 +45,8 @@ def _find_leaves(
 ) -> NDArray[np.int64]:
     """Return the leaf each row belongs to, and add ``change`` to all counts on the way to it.
 
-    Level by level over the whole batch: while one row is compared, what the next ones need is on its way.
+    Level by level over the whole batch: while one row is compared, what the next ones need is on its way. Of each
+    node first the line that says which group, which is prefetched; then the group, which is touched (see `prefetch`).
     """
     node_floats, node_ints, node_keys = ranking.node_floats, ranking.node_ints, ranking.node_keys
     node_size = ranking.node_size
@@ -57,9 +58,10 @@ def _find_leaves(
         for i in range(batch):
             group = group_above(node_floats, nodes[i], priorities[i])
             groups[i] = group
-            if level > 0:
-                prefetch(node_floats, nodes[i] * NODE_WORDS + boundary_at(group * GROUP))
-                prefetch(node_ints, nodes[i] * NODE_WORDS * HALVES + count_at(group * GROUP))
+        if level > 0:
+            for i in range(batch):
+                touch(node_floats, nodes[i] * NODE_WORDS + boundary_at(groups[i] * GROUP))
+                touch(node_ints, nodes[i] * NODE_WORDS * HALVES + count_at(groups[i] * GROUP))
         for i in range(batch):
             node = nodes[i]
             size = node_size[node]
