@@ -21,6 +21,7 @@ class IndexedRing:
         slack: int = 5,
         given: Mapping[str, float] | None = None,
         checked: bool = True,
+        first_key: int = 0,
     ) -> None:
         """Make an empty ring of ``capacity + slack`` slots."""
         self.backend = backend
@@ -33,7 +34,7 @@ class IndexedRing:
         self.priorities = np.full(self.slots, DEAD_PRIORITY)
         self.index = make_index(backend, self.parameters, self.priorities, capacity)
         self.truth: dict[int, float] = {}
-        self.inserted = 0
+        self.first_key = self.inserted = first_key
         self.rebuild()
 
     @property
@@ -52,7 +53,9 @@ class IndexedRing:
         self.index.write(keys, priorities)
         self.inserted += len(keys)
         self.truth.update(zip(keys.tolist(), priorities.tolist(), strict=True))
-        evicted = np.arange(self.inserted - len(self.truth), max(self.inserted - self.capacity, 0), dtype=np.int64)
+        evicted = np.arange(
+            self.inserted - len(self.truth), max(self.inserted - self.capacity, self.first_key), dtype=np.int64
+        )
         if len(evicted):
             self.index.clear(evicted)
             for key in evicted.tolist():

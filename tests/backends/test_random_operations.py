@@ -65,9 +65,15 @@ class Operations(RuleBasedStateMachine):
 
     backend_name: ClassVar[str]
 
-    @initialize(capacity=st.one_of(st.integers(1, 20), st.integers(50, 700)), slack=st.integers(1, 200), data=st.data())
-    def make(self, capacity: int, slack: int, data: Any) -> None:
-        self.ring = IndexedRing(self.backend_name, capacity, slack, data.draw(PARAMETERS[self.backend_name]))
+    @initialize(
+        capacity=st.one_of(st.integers(1, 20), st.integers(50, 700)),
+        slack=st.integers(1, 200),
+        first_key=st.just(0) | st.sampled_from([1 << 31, 1 << 32, 3 << 31, 1 << 47]).map(lambda key: key - 700),
+        data=st.data(),
+    )
+    def make(self, capacity: int, slack: int, first_key: int, data: Any) -> None:
+        parameters = data.draw(PARAMETERS[self.backend_name])
+        self.ring = IndexedRing(self.backend_name, capacity, slack, parameters, first_key=first_key)
 
     @rule(count=st.integers(1, 500), shape=shapes, seed=seeds)
     def insert(self, count: int, shape: str, seed: int) -> None:

@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from replay_server.backends import RankIndex, RankParameters
+from replay_server.backends import RankIndex, RankParameters, most_rows, ranking
 from replay_server.backends.power_sums import PowerSums, find_ranks, power_sums
+from replay_server.table_config import TableConfig
 
 from tests.backends.indexed_ring import IndexedRing
+from tests.support.rows import WHOLE
 
 
 def require_exact_ranks(ring: IndexedRing) -> None:
@@ -151,3 +153,8 @@ def test_check_finds_a_row_that_is_ranked_by_another_priority() -> None:
     ring.priorities[3] = 7.0
     with pytest.raises(AssertionError, match="their own priorities"):
         ring.index.check()
+
+
+def test_the_largest_ring_has_no_more_rows_than_the_tree_can_count() -> None:
+    config = TableConfig("largest", WHOLE, most_rows("rank"), "rank")
+    assert config.slots <= ranking.MOST_SLOTS

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from replay_server.backends import ranking
+from replay_server.backends.ranking.building import BULK_FILL
+from replay_server.backends.ranking.structure import LEAF_ROWS, LEAST_ROWS
 
 ROWS = 60_000
 PIECE = 6_000
@@ -100,7 +102,7 @@ def test_keys_of_which_half_is_kept_stay_in_order_where_it_begins_anew(wrap: int
         np.testing.assert_array_equal(ranking.keys_of_ranks(tree, np.arange(live)), keys[order])
 
 
-def test_boundaries_outlive_the_rows_they_came_from_by_more_keys_than_half_a_key_tells_apart() -> None:
+def test_keys_that_come_again_in_their_low_halves_stay_in_order() -> None:
     rows, lap = 2_000, ranking.MOST_SLOTS - 2_000
     equal = np.ones(rows)
     tree = ranking.make_ranking(2 * rows)
@@ -114,3 +116,36 @@ def test_boundaries_outlive_the_rows_they_came_from_by_more_keys_than_half_a_key
         keys = later
         np.testing.assert_array_equal(ranking.rows_in_order(tree)[1], keys[::-1])
         np.testing.assert_array_equal(ranking.keys_of_ranks(tree, np.arange(rows)), keys[::-1])
+
+
+def test_a_boundary_is_compared_by_its_whole_key_however_old_the_row_is_that_it_came_from() -> None:
+    rows, lap, boundary = 24, ranking.MOST_SLOTS - 1_000, np.array([5.0])
+    priorities = np.concatenate((np.full(rows, 9.0), boundary, np.full(rows - 1, 4.0)))
+    keys = np.concatenate((np.arange(rows)[::-1], [rows], np.arange(rows + 1, 2 * rows)[::-1]))
+    tree = ranking.make_ranking(400)
+    ranking.fill(tree, priorities, keys)  # the second leaf begins with the row of priority 5
+    ranking.move(tree, boundary, keys[rows : rows + 1], priorities[:0], keys[:0])
+    priorities, keys = np.delete(priorities, rows), np.delete(keys, rows)
+    for _ in range(3):
+        ranking.move(tree, priorities, keys, priorities, keys + lap)
+        keys = keys + lap
+        newest = keys.max(keepdims=True) + 1
+        ranking.move(tree, priorities[:0], keys[:0], boundary, newest)
+        expected = np.concatenate((keys[:rows], newest, keys[rows:]))
+        np.testing.assert_array_equal(ranking.rows_in_order(tree)[1], expected)
+        ranking.move(tree, boundary, newest, priorities[:0], keys[:0])
+
+
+def test_there_are_leaves_enough_for_the_batch_that_splits_most_of_them_while_all_are_nearly_empty() -> None:
+    leaves, full = ranking.MOST_MOVED, int(LEAF_ROWS * BULK_FILL)
+    tree = ranking.make_ranking(leaves * LEAST_ROWS)
+    keys = np.arange(leaves * full)
+    priorities = -keys.astype(np.float64)
+    ranking.fill(tree, priorities, keys)
+    take_out(tree, priorities, keys[keys % full >= LEAST_ROWS])
+    assert len(ranking.rows_in_order(tree)[0]) == leaves * LEAST_ROWS
+    emptied = keys[keys % full == 0]
+    coming = len(keys) + np.arange(leaves)
+    ranking.move(tree, priorities[emptied], emptied, coming.astype(np.float64), coming)
+    expected = np.concatenate((coming[::-1], keys[(keys % full > 0) & (keys % full < LEAST_ROWS)]))
+    np.testing.assert_array_equal(ranking.rows_in_order(tree)[1], expected)

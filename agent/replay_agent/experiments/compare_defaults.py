@@ -83,7 +83,7 @@ _MOUNTAIN_CAR: Final[Mapping[str, Any]] = MappingProxyType(
 )
 _MINATAR: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        "steps": 1_000_000,
+        "steps": 200_000,
         "capacity": 100_000,
         "hidden_sizes": (128,),
         "learning_rate": 2.5e-4,
@@ -106,11 +106,11 @@ ENVIRONMENTS: Final[Mapping[str, EnvironmentDefaults]] = MappingProxyType(
         "CartPole-v1": EnvironmentDefaults(10, 3, PRESETS["CartPole-v1"]),
         "Acrobot-v1": EnvironmentDefaults(10, 3, _ACROBOT),
         "MountainCar-v0": EnvironmentDefaults(5, 2, _MOUNTAIN_CAR),
-        f"{MINATAR_PREFIX}Breakout-v1": EnvironmentDefaults(3, 0, _MINATAR),
+        f"{MINATAR_PREFIX}Breakout-v1": EnvironmentDefaults(3, 1, _MINATAR),
     }
 )
 OTHERS: Final = EnvironmentDefaults(5, 2, MappingProxyType({}))
-OTHER_MINATAR: Final = EnvironmentDefaults(3, 0, _MINATAR)
+OTHER_MINATAR: Final = EnvironmentDefaults(3, 1, _MINATAR)
 
 
 def defaults_of(env: str) -> EnvironmentDefaults:

@@ -42,8 +42,9 @@ LEAST_CELLS = 1024
 """Cells of the guide to few ranks: of these, more per rank are wanted, as their masses differ more."""
 
 ROUNDING = 2.0**-48
-"""Bounds what rounding adds to the error of a guess, over the number of cells and the ranks in one. Sums, points and
-places of cells are each rounded by 2 ** -53 of the total mass at most; this is a few dozen times as much."""
+"""What rounding adds to the error of a guess is less than this part of cells * ranks per cell, which is what the total
+mass would be worth in ranks there. Sums, points and places of cells are each off by little more than 2 ** -53 of the
+total mass: this is 32 times that."""
 
 
 class PowerSums(NamedTuple):
@@ -136,7 +137,7 @@ def find_ranks(sums: PowerSums, size: int, fractions: NDArray[np.float64], ranks
     between those of the cell before and those of the cell after. So the guess is at most a quarter of what lies between
     these two off, in ranks per cell, plus what was rounded (the largest distance of a chord from a curve whose slope
     rises from one to the other). Mostly that leaves one rank; else prefix sums decide, from the guess on. With 10^7
-    ranks these lie in memory that no cache holds, and one in a thousand points needs them.
+    ranks these lie in memory that no cache holds, and with alpha up to 0.7 one in a thousand points needs them.
 
     Args:
         sums: by `power_sums`.

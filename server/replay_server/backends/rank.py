@@ -25,7 +25,7 @@ from replay_server.backends.probability import LEAST_PROBABILITY
 from replay_server.backends.ring import bury_all_but, live_slots
 
 MOST_RANKED = 2_000_000_000
-"""Most rows of a table with ranks. With its slack, a ring of them has no more slots than `ranking.MOST_SLOTS`."""
+"""Most rows of a table with ranks: with its slack, a ring of them has no more slots than `ranking.MOST_SLOTS`."""
 
 
 @dataclass(frozen=True)

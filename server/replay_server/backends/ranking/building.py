@@ -42,7 +42,7 @@ def fill(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int
     Args:
         ranking: the tree.
         priorities: float64[n] in order of rank.
-        keys: int64[n], their keys.
+        keys: int64[n], their keys, within `MOST_SLOTS` of each other.
     """
     empty_pools(ranking)
     rows = len(keys)

@@ -26,8 +26,8 @@ HALVES = 2
 """Integers of four bytes in a word of eight. Counts, places and the low halves of keys are that short: what a row needs
 on its way through the tree is cache lines, and with these it needs 4 of a node and 6 of a leaf, not 6 and 8."""
 
-MOST_SLOTS = 1 << 31
-"""Most rows, so that a row can be counted in four bytes, and its key be told from the low half of it."""
+MOST_SLOTS = (1 << 31) - 1
+"""Most rows, so that they can be counted in four bytes, and a row's key be told from the low half of it."""
 
 LEAF_WORDS = LEAF_ROWS + LEAF_ROWS // HALVES
 """How long a leaf is, in words: the priorities of its rows, and the low halves of their keys.
@@ -105,7 +105,7 @@ class Ranking(NamedTuple):
     free_nodes: NDArray[np.int32]
     """int32[nodes]: a stack of nodes that are not in use."""
     words: NDArray[np.int64]
-    """int64[WORDS]: the root node, its height, the lengths of the two stacks, and the largest key there ever was."""
+    """int64[WORDS]: the root node, its height, the lengths of the two stacks, and the largest key since `fill`."""
 
 
 def allocate(slots: int) -> Ranking:
@@ -219,7 +219,7 @@ def child_at(at: int) -> int:
 def resize_node(ranking: Ranking, node: int, size: int) -> None:
     """Say how many children a node has, mark the places after them as unused, and sum up its groups anew.
 
-    To be called after every change to a node but that of a count.
+    To be called after every change to a node but those by `add_rows`.
     """
     ranking.node_size[node] = size
     for i in range(size, NODE_CHILDREN):

@@ -46,7 +46,7 @@ def _find_leaves(
     """Return the leaf each row belongs to, and add ``change`` to all counts on the way to it.
 
     Level by level over the whole batch: while one row is compared, what the next ones need is on its way. Of each
-    node first the line that says which group, which is prefetched; then the group, which is touched (see `prefetch`).
+    node first what it keeps of its groups, which is prefetched; then one group, which is touched (see `prefetch`).
     """
     node_floats, node_ints, node_keys = ranking.node_floats, ranking.node_ints, ranking.node_keys
     node_size = ranking.node_size
@@ -188,7 +188,8 @@ def move(
 
     Args:
         ranking: the tree.
-        old_priorities: float64[n] of the rows that go.
+        old_priorities: float64[n] of the rows that go. All keys, of these and of all other rows, lie within
+            `MOST_SLOTS` of each other.
         old_keys: int64[n], theirs.
         new_priorities: float64[m] of the rows that come; of rows that only change, the same keys may be in both.
         new_keys: int64[m], theirs.
