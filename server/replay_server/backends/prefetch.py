@@ -10,8 +10,8 @@ asks for all of them and only then begins to work on the first. There are two wa
 * `touch`: a load whose result nobody uses. It is never dropped, and as nothing depends on it, hundreds overlap in a
   loop that does nothing else. Between other work it holds that up.
 
-So what a row needs first is prefetched while the rows before it are worked on, and what is then wanted in bulk, as the
-groups of nodes and the leaves of `ranking`, is touched in a loop of its own.
+So what is prefetched is what the next rows need while others are worked on. What a whole batch wants before anything
+can be done, as the groups of nodes and the leaves of `ranking`, is touched in a loop of its own.
 """
 
 from __future__ import annotations

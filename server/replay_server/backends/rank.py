@@ -20,7 +20,7 @@ from replay_server.backends.compile import as_kernel_input, kernel
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
 from replay_server.backends.parameters import require_not_negative
 from replay_server.backends.power_sums import PowerSums, find_ranks, last_rank_with_mass, power_sums, rank_mass
-from replay_server.backends.prefetch import prefetch
+from replay_server.backends.prefetch import touch
 from replay_server.backends.probability import LEAST_PROBABILITY
 from replay_server.backends.ring import bury_all_but, live_slots
 
@@ -61,7 +61,8 @@ def _write_piece(
     slots = np.empty(len(keys), dtype=np.int64)
     for i in range(len(keys)):
         slots[i] = keys[i] % len(priorities)
-        prefetch(priorities, slots[i])
+    for i in range(len(keys)):
+        touch(priorities, slots[i])
     for i in range(len(keys)):
         slot = slots[i]
         old = priorities[slot]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_server.backends.compile import as_kernel_input, kernel
-from replay_server.backends.prefetch import prefetch
+from replay_server.backends.prefetch import touch
 
 _BARS = 33
 """One for 0, then one per number of bits: 1, 2 to 3, 4 to 7, ..."""
@@ -69,7 +69,8 @@ def _draw(counts: NDArray[np.uint32], bars: NDArray[np.int64], keys: NDArray[np.
     places = np.empty(len(keys), np.int64)
     for i in range(len(keys)):
         places[i] = keys[i] % slots
-        prefetch(counts, places[i])
+    for i in range(len(keys)):
+        touch(counts, places[i])
     for slot in places:
         before = int(counts[slot])
         if before == 0xFFFFFFFF:
