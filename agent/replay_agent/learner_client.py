@@ -24,6 +24,10 @@ MIN_TIMEOUT_S = 0.01
 # What the variables begin with that say how to encrypt towards the learner; see `replay_client.security`.
 LEARNER_TLS_PREFIX = "REPLAY_LEARNER_TLS"
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+# A learner that is away, or that stopped while it answered: CANCELLED and INTERNAL are how gRPC reports a call cut off.
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
+# How long to leave such a learner alone.
+RETRY_PAUSE_S = 0.1
 # How long a call waits for its answer before it looks whether the actor was told to stop.
 STOP_LOOK_S = 0.2
 
@@ -143,12 +147,13 @@ class LearnerClient:
                     raise LearnerRefusesError(
                         f"the learner at {self._address} refuses: {error.details()}; check the variable REPLAY_TOKEN"
                     ) from None
-                if code is not grpc.StatusCode.UNAVAILABLE or time.monotonic() >= deadline:
+                if code not in _AWAY or time.monotonic() >= deadline:
                     raise LearnerUnavailableError(
                         f"no learner answered at {self._address} for {self._timeout_s:.0f} s ({code.name}: "
                         f"{error.details()}); check --learner, that replay-train runs, "
                         "and that REPLAY_LEARNER_TLS... are as it wants them"
                     ) from error
+                self._stop.wait(RETRY_PAUSE_S)
                 self._raise_if_told_to_stop()
 
     def _result(self, call: grpc.Future[Response]) -> Response:

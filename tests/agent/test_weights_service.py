@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import grpc
 import pytest
 import torch
 from replay_agent.acting import FinishedEpisode
@@ -15,6 +16,7 @@ from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, 
 from replay_agent.networks import Bounds, NetworkSpec, build_network
 from replay_agent.task import Assignment, Task
 from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
+from replay_proto.v1 import learner_pb2
 
 SPEC = NetworkSpec((10, 10, 4), "bool", actions=6, hidden_sizes=(32, 16), dueling=True)
 TASK = Task("Some-v0", "table-1", n_step=3, gamma=0.97, network=SPEC)
@@ -133,6 +135,31 @@ def test_a_restarted_learner_tells_its_actors_to_join_again(
         client.report(strange, [])
     with pytest.raises(RunChangedError, match="join again"):
         client.newer_weights(strange, 0)
+
+
+class _CutOffService(LearnerService):
+    """Cuts off the first calls, as a learner does that stops, but each time in the same way."""
+
+    def __init__(self, cut_off: int) -> None:
+        super().__init__(TASK, 4, PublishedWeights(build_network(SPEC).state_dict()), lambda: Guidance(25, 0.125))
+        self.left = cut_off
+
+    def Join(  # noqa: N802 (the contract's name)
+        self, request: learner_pb2.JoinRequest, context: grpc.ServicerContext
+    ) -> learner_pb2.JoinResponse:
+        if self.left == 0:
+            return super().Join(request, context)
+        self.left -= 1
+        context.cancel()
+        return learner_pb2.JoinResponse()
+
+
+def test_a_call_that_a_stopping_learner_cuts_off_is_made_again(connect: Callable[[str], LearnerClient]) -> None:
+    service = _CutOffService(cut_off=2)
+    server = LearnerServer(service, "127.0.0.1", 0)
+    assert connect(server.address).join("host:1").task == TASK
+    assert service.left == 0
+    server.close()
 
 
 def test_a_learner_that_never_answers_is_given_up_on() -> None:
