@@ -151,6 +151,7 @@ def test_an_address_is_needed(address: str) -> None:
         ReplayClient(address)
 
 
+@pytest.mark.timed
 @wire_only
 def test_a_server_that_is_not_there_is_told_apart_from_a_slow_one(start_server: StartServer, connect: Connect) -> None:
     server = start_server()

@@ -151,6 +151,7 @@ def test_whoever_cancels_ends_the_wait(pair: tuple[FrameStream, socket.socket]) 
     stream.cancel()
 
 
+@pytest.mark.timed
 def test_a_message_that_a_server_does_not_take_in_does_not_hold_up_its_sender(
     pair: tuple[FrameStream, socket.socket],
 ) -> None:
@@ -245,6 +246,7 @@ def test_threads_share_a_table(near: Table) -> None:
     assert all(len(streams) <= 8 for streams in near._data_path.calls._idle.values())  # type: ignore[union-attr]
 
 
+@pytest.mark.timed
 def test_a_call_that_takes_too_long_says_so_and_the_next_one_works(server: ServerProcess) -> None:
     with ReplayClient(server.address, timeout_s=0.3) as client:
         table = client.create_table(f"slow-{time.monotonic_ns()}", COLUMNS, 1000)
@@ -366,6 +368,7 @@ def test_where_there_is_no_socket_calls_go_over_grpc(nowhere: Callable[[Path], T
     assert stats.sampled == stats.sampled_same_host, "rows are copied all the same"
 
 
+@pytest.mark.timed
 def test_who_does_not_answer_a_hello_is_not_asked_again_at_once(
     nowhere: Callable[[Path], Table], tmp_path: Path
 ) -> None:
@@ -460,6 +463,7 @@ def test_a_sampler_is_on_the_socket_again_after_a_restart(durable: ServerProcess
             assert isinstance(sampler._stream._stream, FrameStream)
 
 
+@pytest.mark.timed
 def test_a_call_of_a_server_that_is_gone_fails_as_over_grpc(start_server: StartServer, connect: Connect) -> None:
     server = start_server()
     table = connect(server, timeout_s=0.5).create_table("t", COLUMNS, 1000)
@@ -473,6 +477,7 @@ def test_a_call_of_a_server_that_is_gone_fails_as_over_grpc(start_server: StartS
         assert time.monotonic() - began < 2
 
 
+@pytest.mark.timed
 def test_a_flush_of_a_large_update_gives_up_in_time(start_server: StartServer, connect: Connect) -> None:
     server = start_server()
     table = connect(server).create_table("t", COLUMNS, 100)

@@ -211,6 +211,7 @@ def test_where_nobody_listens_calls_go_over_grpc(far: Table, dead_port: int) -> 
     assert far.stats().sampled > 0
 
 
+@pytest.mark.timed
 def test_who_swallows_what_is_sent_costs_the_time_for_a_hello_once(far: Table) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         table = elsewhere(far, silent.getsockname()[1])

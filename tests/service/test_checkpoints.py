@@ -163,6 +163,7 @@ def test_rows_that_come_during_a_checkpoint_are_in_it_whole_or_not_at_all(
         np.testing.assert_array_equal(rows.priorities, keys * 1.0)
 
 
+@pytest.mark.timed
 def test_no_call_waits_for_a_checkpoint(caller: Caller, keeping: ServerProcess, call: Call) -> None:
     table = caller.create(capacity=1_000_000)
     for first in range(0, 1_000_000, 100_000):

@@ -158,6 +158,7 @@ def test_rows_that_went_while_it_looked_are_left_out() -> None:
     assert rank(Seen(LiveRows(0, 0, 5), none, none)).looked_at == 0
 
 
+@pytest.mark.timed
 def test_a_million_rows_are_looked_into_within_a_second_and_nobody_waits(server: ServerProcess) -> None:
     with ReplayClient(server.address) as client, ReplayClient(server.address) as other:
         table = client.create_table("inspected-million", {"x": Column("int8")}, MILLION)

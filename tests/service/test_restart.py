@@ -86,6 +86,7 @@ def test_everything_comes_back(durable: ServerProcess, call: Call, end: str) -> 
         assert again.read([inserted]).priorities.tolist() == [largest or 1.0]
 
 
+@pytest.mark.timed
 @wire_only
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_million_rows_are_back_within_three_seconds(durable: ServerProcess, call: Call, backend: str) -> None:

@@ -216,6 +216,7 @@ def test_bytes_grow_with_the_rows_and_no_further_than_the_ring(new_table: NewTab
     assert slots * 256 <= sizes[3] <= slots * (256 + 16 + 8) + (4 << 20)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_figures_of_a_million_rows_take_no_time(new_table: NewTable, backend: str) -> None:
     """Well under 20 ms, by the best of some calls: others may keep the machine busy."""

@@ -41,11 +41,18 @@ def pretend_another_boot(data: Path) -> None:
 
 
 def damage_pages(path: Path, random_pages: random.Random, pages: int) -> None:
-    """Fill some pages of a file with zeros, or with another page of it."""
-    content = bytearray(path.read_bytes())
-    count = -(-len(content) // PAGE_BYTES)
+    """Change some pages of a file."""
     for _ in range(pages):
-        start, other = (random_pages.randrange(count) * PAGE_BYTES for _ in range(2))
-        size = min(PAGE_BYTES, len(content) - start, len(content) - other)
-        content[start : start + size] = random_pages.choice([bytes(size), bytes(content[other : other + size])])
-    path.write_bytes(content)
+        damage_page(path, random_pages, random_pages.randrange(path.stat().st_size))
+
+
+def damage_page(path: Path, random_pages: random.Random, offset: int) -> None:
+    """Fill the page that this byte of a file is in with zeros or another page's content, or else with ones."""
+    content = path.read_bytes()
+    start = offset // PAGE_BYTES * PAGE_BYTES
+    page = content[start : start + PAGE_BYTES]
+    other = random_pages.randrange(len(content) - len(page) + 1) // PAGE_BYTES * PAGE_BYTES
+    fillings = [bytes(len(page)), content[other : other + len(page)]]
+    random_pages.shuffle(fillings)
+    filling = next(each for each in (*fillings, b"\xff" * len(page)) if each != page)
+    path.write_bytes(content[:start] + filling + content[start + len(page) :])
