@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -174,6 +175,7 @@ def _act_for_one_run(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an actor; returns 0 when the run is over, 1 when it could not go on, 2 for settings that cannot be used."""
+    gc.freeze()  # Of torch's modules nothing is ever garbage, and to look through them takes long.
     try:
         settings = load_actor_settings(sys.argv[1:] if arguments is None else arguments)
     except (ValidationError, SettingsError) as error:

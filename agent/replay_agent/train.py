@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -208,6 +209,7 @@ def _explained_by(embedded: EmbeddedServer | None) -> Iterator[None]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train; returns 0, 1 when it failed, 2 for settings that cannot be used, 128 + n when signal n stopped it."""
+    gc.freeze()  # Of torch's modules nothing is ever garbage, and to look through them takes long.
     try:
         settings = load_train_settings(sys.argv[1:] if arguments is None else arguments)
     except (ValidationError, SettingsError) as error:

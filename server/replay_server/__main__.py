@@ -1,5 +1,9 @@
-"""Makes `python -m replay_server` the command `replay-server`."""
+"""The command `replay-server`, which is also `python -m replay_server`."""
 
-from replay_server.main import main
+from replay_server.loading import loading
 
-main()
+with loading():
+    from replay_server.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The command `replay-server`: reads the settings, restores the tables, serves until it is told to stop."""
+"""What `replay-server` does: reads the settings, restores the tables, serves until it is told to stop."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from replay_server.checkpoint.manifest import DamagedCheckpointError
 from replay_server.checkpoint.reading import RestoreError, restore
 from replay_server.checkpoint.store import Checkpoints, CheckpointsInUseError
 from replay_server.errors import RequestError
+from replay_server.loading import loading
 from replay_server.server import BindError, ReplayServer
 from replay_server.service.frames.tcp_port import listen_on
 from replay_server.service.frames.unix_socket import SOCKET_NAME
@@ -119,6 +120,9 @@ async def serve(settings: ServerSettings) -> None:
     checkpoints: Checkpoints | None = None
     try:
         keep_private(root) if settings.group is None else share_with_group(root, settings.group)
+        # Before there are tables: they go again, and what is loaded here is never looked through for garbage.
+        with loading():
+            warm_up(root.path)
         if settings.restore is not None:
             restored = restore(settings.restore, root.tables, checked=checked)
             log.info("%s restored: %d tables", settings.restore, len(restored.tables))
@@ -127,7 +131,6 @@ async def serve(settings: ServerSettings) -> None:
         if checked or any(table.directory.is_checked for table in catalog):
             syncer = Syncer(catalog, settings.sync_every)
         await _make_tables(catalog, settings)
-        warm_up(root.path)
         checkpoints = _checkpoints(catalog, settings)
         frame_listeners = [] if settings.frame_port is None else listen_on(settings.host, settings.frame_port)
         server = ReplayServer(

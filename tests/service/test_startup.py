@@ -429,3 +429,13 @@ def test_a_server_that_watches_its_input_ends_in_order_when_it_is_told_to(start_
     server = start_server("--exit-with-parent", stdin=subprocess.PIPE)
     assert server.terminate() == 0
     assert "Fatal" not in server.log()
+
+
+def test_the_garbage_collector_never_looks_through_what_a_server_loads() -> None:
+    """Calls would wait for it: numba's modules alone take it 60 ms."""
+    seen = "import gc, replay_server.__main__; print(gc.isenabled(), gc.get_freeze_count(), len(gc.get_objects()))"
+    done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    is_enabled, frozen, left = done.stdout.split()
+    assert is_enabled == "True"
+    assert int(frozen) > 50_000
+    assert int(left) < 5_000
