@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_client import ReplayClient, Sampler, Table
 
-from replay_agent.experiments.cliffwalk import COLUMNS, Cliffwalk, Transition
+from replay_agent.experiments.cliffwalk import ACTIONS, COLUMNS, Cliffwalk, Transition
 from replay_agent.experiments.q_learning import QLearner
 
 PROPORTIONAL_ALPHA: Final = 0.6
@@ -167,8 +167,8 @@ class OracleReplay:
         """
         self._table = table
         self._kinds = walk.distinct_transitions()
-        codes = [columns["state"].astype(np.int64) * 2 + columns["action"].astype(np.int64)]
-        self._keys = keys[np.unique(codes[0], return_index=True)[1]]
+        codes = columns["state"].astype(np.int64) * ACTIONS + columns["action"].astype(np.int64)
+        self._keys = keys[np.unique(codes, return_index=True)[1]]
 
     def next(self, learner: QLearner) -> Transition:
         """The best transition, as the table has it."""
