@@ -336,8 +336,12 @@ class _LearnCall:
         return grpc.StatusCode.OK if self._failure is None else self._failure.code()
 
     def cancel(self) -> None:
-        """Leave without a word."""
-        self._is_cancelled = True
+        """Leave without a word, as soon as there is a connection."""
+        with self._changed:
+            self._is_cancelled = True
+            self._leave()
+
+    def _leave(self) -> None:
         if self._over_grpc is not None:
             self._over_grpc.cancel()
         if self._link is not None:
@@ -400,12 +404,17 @@ class _LearnCall:
         if self._link is not None:
             return True
         table = self._stub.described(first.table)
+        over_grpc, link = None, None
         if table is None:
-            self._over_grpc = self._stub.wire.Learn(itertools.chain([first], others), timeout=self._timeout)
-            return False
-        self._name, self._files = table.config.name, TableFiles(table) if table.directory else None
-        self._link = greeted(table, "Learn")
-        return True
+            over_grpc = self._stub.wire.Learn(itertools.chain([first], others), timeout=self._timeout)
+        else:
+            self._name, self._files = table.config.name, TableFiles(table) if table.directory else None
+            link = greeted(table, "Learn")
+        with self._changed:
+            self._over_grpc, self._link = over_grpc, link
+            if self._is_cancelled:  # while it was being opened
+                self._leave()
+        return link is not None
 
 
 def with_nonce(request: Any, nonce: bytes) -> Any:
