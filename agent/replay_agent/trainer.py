@@ -277,7 +277,7 @@ class Trainer:
         self.pacer.observe_inserted(batch.inserted)
         result = self.learner.update(transition_batch(batch, self._device))
         self.pacer.count_update()
-        link.write_back(batch.keys, result.td_errors)
+        link.write_back(batch.row_keys, result.td_errors)
         if self.learner.updates % self._settings.publish_interval == 0:
             self._weights.publish(self.learner.weights())
         shown = self._shown

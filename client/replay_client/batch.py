@@ -27,7 +27,7 @@ from replay_client.rows import SEPARATOR
 class _Rows:
     """Columns of some rows: ``rows["obs"]``; iterating gives the names of the columns; `len` counts the rows."""
 
-    keys: NDArray[np.int64]
+    row_keys: NDArray[np.int64]
     """int64[n]: key of each row."""
     columns: Mapping[str, NDArray[Any]]
     """By column, in the order of the schema: ``dtype[n, *shape]``."""
@@ -57,7 +57,7 @@ class _Rows:
 
     def __len__(self) -> int:
         """Number of rows."""
-        return len(self.keys)
+        return len(self.row_keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ def read_rows(schema: Schema, response: Framed[replay_pb2.ReadResponse]) -> Rows
     head = response.head
     keys = _own(head.keys, "<i8")
     return Rows(
-        keys=keys,
+        row_keys=keys,
         columns=_own_columns(schema, response.rows, len(keys)),
         priorities=_own(head.priorities, "<f8"),
         streams=_own(head.streams, "<u8"),
@@ -154,7 +154,7 @@ def _batch(schema: Schema, message: replay_pb2.Batch, rows: memoryview, mapped: 
     if columns is None:
         return None
     return Batch(
-        keys=keys,
+        row_keys=keys,
         columns=columns,
         probabilities=_own(message.probabilities, "<f8"),
         weights=_own(message.weights, "<f4"),

@@ -1,7 +1,7 @@
 """The exceptions that this library raises, one type for each thing a caller may want to handle.
 
     try:
-        sampler.update_priorities(batch.keys, priorities)
+        sampler.update_priorities(batch.row_keys, priorities)
     except TableReplacedError:
         table = client.create_table(...)      # somebody dropped it and made a new one
 

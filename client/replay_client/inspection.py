@@ -17,7 +17,7 @@ from replay_client.stats import TimesSampled
 class LargestRows:
     """The rows of ranks 1 to 10, exactly: of the largest priorities, of equal ones the newest first."""
 
-    keys: NDArray[np.int64]
+    row_keys: NDArray[np.int64]
     """int64[k]; k is less than ten in a smaller table."""
     priorities: NDArray[np.float64]
     """float64[k]."""
@@ -93,7 +93,7 @@ class Inspection:
             priorities=_array(message.by_rank.priorities, "<f8"),
             probabilities=_array(message.by_rank.probabilities, "<f8"),
             largest=LargestRows(
-                keys=_array(largest.keys, "<i8"),
+                row_keys=_array(largest.keys, "<i8"),
                 priorities=_array(largest.priorities, "<f8"),
                 probabilities=_array(largest.probabilities, "<f8"),
                 ages_s=_array(largest.ages_s, "<f8"),

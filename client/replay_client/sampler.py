@@ -3,7 +3,7 @@
     with table.sampler(256, beta=0.4, prefetch=3) as sampler:
         for batch in sampler:
             td_errors = learn(batch)
-            sampler.update_priorities(batch.keys, td_errors)
+            sampler.update_priorities(batch.row_keys, td_errors)
             sampler.beta = schedule(step)
 
 Each `next()` sends one request, which carries the updates handed over before it, and returns the oldest batch on its

@@ -3,7 +3,7 @@
     table = client.table("cartpole")
     keys = table.insert({"obs": obs, "action": action, ...})
     batch = table.sample(256, beta=0.4)
-    result = table.update_priorities(batch.keys, td_errors)
+    result = table.update_priorities(batch.row_keys, td_errors)
 
 These are single calls, each a round trip; `writer` and `sampler` do the same in streams, ahead of need. A table that
 was dropped and made anew under the same name is another one: calls raise `TableReplacedError`, and
@@ -207,7 +207,7 @@ class Table:
             keys: int64[n].
 
         Returns:
-            The live ones among them, in the order asked for; `Rows.keys` says which.
+            The live ones among them, in the order asked for; `Rows.row_keys` says which.
 
         Raises:
             InvalidArgumentError: for another dtype or shape.

@@ -5,14 +5,14 @@
     batch = next(sampler)
     tensors = to_torch(batch, device)
     loss = (tensors.weights * huber(network(tensors["obs"]), ...)).mean()
-    sampler.update_priorities(batch.keys, td_errors)
+    sampler.update_priorities(batch.row_keys, td_errors)
 
 On the CPU tensors share the memory of the batch's arrays: nothing is copied. For a CUDA device the columns go through
 pinned memory, so that the copy to the device runs beside whatever the device computes.
 
     with table.sampler(256, beta=0.4, device="cuda") as sampler:
         for tensors in sampler:                                   # on the device already
-            sampler.update_priorities(tensors.keys, td_errors)    # a tensor or an array
+            sampler.update_priorities(tensors.row_keys, td_errors)    # a tensor or an array
 
 does the same in a thread, one batch ahead of the learner.
 """
@@ -67,9 +67,9 @@ class TensorBatch:
         return len(self.batch)
 
     @property
-    def keys(self) -> NDArray[np.int64]:
+    def row_keys(self) -> NDArray[np.int64]:
         """int64[batch]: key of each row; they stay on this side, where updates are sent from."""
-        return self.batch.keys
+        return self.batch.row_keys
 
 
 def to_torch(batch: Batch, device: Device = "cpu") -> TensorBatch:

@@ -167,7 +167,7 @@ def test_a_client_sends_its_token(guarded: ServerProcess) -> None:
         table = client.create_table(f"{MINE}{new_name()}", COLUMNS, 100)
         table.insert(rows(range(10)))
         with table.sampler(4, beta=0.4) as sampler:
-            sampler.update_priorities(next(sampler).keys, [1.0] * 4)
+            sampler.update_priorities(next(sampler).row_keys, [1.0] * 4)
         assert table.stats().sampled == table.stats().sampled_in_frames > 0
         with ReplayClient(guarded.address, token=READ, same_host=False) as reader:
             assert len(reader.table(table.name).sample(3, beta=0.4)) == 3

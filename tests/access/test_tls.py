@@ -46,7 +46,7 @@ def test_rows_travel_in_all_ways_over_tls(start_server: StartServer, authority: 
                 writer.append(x=[number] * 10_000)
         with table.sampler(20, beta=0.4) as sampler:
             batch = next(sampler)
-        assert (batch["x"][:, 0] == batch.keys).all()
+        assert (batch["x"][:, 0] == batch.row_keys).all()
         assert table.sample(20, beta=0.4)["x"].shape == (20, 10_000)
 
 

@@ -77,7 +77,7 @@ def test_a_sample_is_refused_waits_or_gives_up(new_table: NewTable) -> None:
         table.sample(2, 0.4, timeout_s=0.05)
     waiting = threading.Timer(0.05, lambda: table.insert(rows([4])))
     waiting.start()
-    assert len(table.sample(2, 0.4, timeout_s=30).keys) == 2
+    assert len(table.sample(2, 0.4, timeout_s=30).row_keys) == 2
     waiting.join()
 
 
@@ -147,7 +147,7 @@ def test_a_sampler_that_waited_is_told_of_a_reset_and_goes_on(new_table: NewTabl
         drawing.join()
         assert len(errors) == 1
         table.insert(rows(range(10)))
-        assert len(next(sampler).keys) == 4
+        assert len(next(sampler).row_keys) == 4
 
 
 def test_what_a_sampler_prefetches_counts_as_drawn(new_table: NewTable) -> None:

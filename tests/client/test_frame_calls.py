@@ -195,7 +195,7 @@ def test_why_the_server_ended_it_is_known_to_who_could_not_send(pair: tuple[Fram
 def test_calls_go_over_the_socket_and_rows_are_copied(near: Table) -> None:
     batch = near.sample(16, beta=0.4)
     assert_whole(batch.columns)
-    assert near.update_priorities(batch.keys, np.ones(16)).stale == 0
+    assert near.update_priorities(batch.row_keys, np.ones(16)).stale == 0
     with near.sampler(16, beta=0.4) as sampler:
         assert_whole(next(sampler).columns)
     assert near.stats().sampled_same_host == near.stats().sampled > 16
@@ -235,8 +235,8 @@ def test_threads_share_a_table(near: Table) -> None:
             batch = near.sample(8 + number, beta=0.4)
             assert len(batch) == 8 + number
             assert_whole(batch.columns)
-            assert batch.keys.tolist() == batch["number"].tolist()
-            assert near.update_priorities(batch.keys, np.full(8 + number, 1.0 + step)).stale == 0
+            assert batch.row_keys.tolist() == batch["number"].tolist()
+            assert near.update_priorities(batch.row_keys, np.full(8 + number, 1.0 + step)).stale == 0
         return 50
 
     with ThreadPoolExecutor(8) as pool:

@@ -94,7 +94,7 @@ def test_the_host_is_that_of_a_target_that_names_one(target: str, host: str | No
 def test_calls_go_over_the_port_and_rows_with_them(far: Table) -> None:
     batch = far.sample(16, beta=0.4)
     assert_whole(batch.columns)
-    assert far.update_priorities(batch.keys, np.ones(16)).stale == 0
+    assert far.update_priorities(batch.row_keys, np.ones(16)).stale == 0
     with far.sampler(16, beta=0.4) as sampler:
         assert_whole(next(sampler).columns)
         assert isinstance(sampler._stream._stream, FrameStream)
@@ -147,10 +147,10 @@ def test_columns_of_a_long_answer_are_the_callers_and_its_memory_is_used_again_o
         kept = [next(sampler) for _ in range(10)]
         for batch in kept:
             assert batch["obs"].flags.writeable
-            assert (batch["obs"] == batch.keys[:, None]).all()
+            assert (batch["obs"] == batch.row_keys[:, None]).all()
         assert len(pool) >= 10
         part = kept[3]["obs"][2, 5:9]
-        key = kept[3].keys[2]
+        key = kept[3].row_keys[2]
         before = len(pool)
         kept.clear()
         for _ in range(30):
@@ -162,7 +162,7 @@ def test_columns_of_a_long_answer_are_the_callers_and_its_memory_is_used_again_o
 def test_single_calls_share_the_memory(pictures: Table) -> None:
     for _ in range(20):
         batch = pictures.sample(8, beta=0.4)
-        assert (batch["obs"] == batch.keys[:, None]).all()
+        assert (batch["obs"] == batch.row_keys[:, None]).all()
     assert len(frame_port_of(pictures)._buffers._buffers) <= 2
 
 

@@ -25,7 +25,7 @@ def test_weights_are_those_of_batches(new_table: NewTable) -> None:
     found = table.inspect()
     batch = table.sample(100, beta=0.7, weight_norm="table")
     weight_of = dict(zip(found.priorities.tolist(), found.weights(0.7).tolist(), strict=True))
-    stored = table.read(batch.keys)
+    stored = table.read(batch.row_keys)
     assert [weight_of[priority] for priority in stored.priorities.tolist()] == pytest.approx(batch.weights, rel=1e-6)
 
 

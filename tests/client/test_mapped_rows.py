@@ -120,7 +120,7 @@ def test_batches_are_whole_while_the_ring_is_overwritten_without_pause(
             for _ in range(300):
                 for batch in (next(sampler), table.sample(50, beta=0.4)):
                     assert_whole(batch.columns)
-                    assert batch["number"].tolist() == batch.keys.tolist()
+                    assert batch["number"].tolist() == batch.row_keys.tolist()
     finally:
         stop.set()
         inserting.join()
@@ -236,6 +236,6 @@ def test_on_a_machine_of_another_memory_order_rows_travel_and_calls_take_the_soc
         for _ in range(5):
             batch = next(sampler)
             assert_whole(batch.columns)
-            sampler.update_priorities(np.repeat(batch.keys, 5), np.ones(100_000))
+            sampler.update_priorities(np.repeat(batch.row_keys, 5), np.ones(100_000))
     assert near.stats().sampled_same_host == before
     found.calls.close()

@@ -98,7 +98,7 @@ def test_batches_are_whole_and_of_the_size_asked_for(table: Table) -> None:
         for batch in itertools.islice(sampler, 20):
             assert len(batch) == 37
             assert_whole(batch.columns)
-            assert batch.keys.tolist() == batch["number"].tolist()
+            assert batch.row_keys.tolist() == batch["number"].tolist()
 
 
 def test_several_updates_between_two_batches_are_all_sent_and_the_last_wins(telling: Table) -> None:
@@ -189,7 +189,7 @@ def test_a_dropped_table_and_a_new_one_are_told_apart(client: ReplayClient, tabl
     sampler = table.sampler(4, beta=0.4)
     batch = next(sampler)
     client.drop_table(table.name)
-    sampler.update_priorities(batch.keys, np.ones(4))
+    sampler.update_priorities(batch.row_keys, np.ones(4))
     with pytest.raises(TableNotFoundError):
         exhaust(sampler)
     anew = client.create_table(table.name, COLUMNS, 1000)

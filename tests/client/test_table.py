@@ -34,7 +34,7 @@ def test_keys_count_the_rows_inserted(table: Table) -> None:
 def test_rows_come_back_as_they_went(table: Table) -> None:
     keys = table.insert(rows([7, 8, 9]), priorities=[1.0, 2.0, 3.0])
     read = table.read(keys[::-1])
-    assert read.keys.tolist() == [2, 1, 0]
+    assert read.row_keys.tolist() == [2, 1, 0]
     assert read["number"].tolist() == [9, 8, 7]
     assert read.priorities.tolist() == [3.0, 2.0, 1.0]
     assert read.streams.tolist() == read.episodes.tolist() == [0, 0, 0]
@@ -43,7 +43,7 @@ def test_rows_come_back_as_they_went(table: Table) -> None:
 
 def test_only_live_keys_are_read(table: Table) -> None:
     table.insert(rows([1, 2]))
-    assert table.read([5, 1, -3]).keys.tolist() == [1]
+    assert table.read([5, 1, -3]).row_keys.tolist() == [1]
     nothing = table.read([99])
     assert len(nothing) == 0
     assert nothing["obs"].shape == (0, 3)
@@ -67,13 +67,13 @@ def test_a_batch_says_what_it_is(table: Table) -> None:
     assert list(batch) == ["number", "obs", "done"]
     assert "obs" in batch
     assert "keys" not in batch
-    dtypes = [array.dtype.name for array in (batch.keys, batch.probabilities, batch.weights)]
+    dtypes = [array.dtype.name for array in (batch.row_keys, batch.probabilities, batch.weights)]
     assert dtypes == ["int64", "float64", "float32"]
     assert (batch.beta, batch.size, batch.inserted) == (0.5, 10, 10)
     mass = (np.arange(1, 11) + 1e-6) ** 0.6
     assert batch.total_mass == pytest.approx(mass.sum())
     assert batch.smallest_probability == pytest.approx(mass[0] / mass.sum())
-    np.testing.assert_allclose(batch.probabilities, mass[batch.keys] / mass.sum())
+    np.testing.assert_allclose(batch.probabilities, mass[batch.row_keys] / mass.sum())
     weights = (10 * batch.probabilities) ** -0.5
     np.testing.assert_allclose(batch.weights, weights / weights.max(), rtol=1e-6)
     assert_whole(batch.columns)
@@ -96,7 +96,7 @@ def test_a_batch_is_the_callers_to_keep_and_to_change(table: Table) -> None:
     for name, array in first.columns.items():
         np.testing.assert_array_equal(array, kept[name])
         array[:] = 0
-    for array in (first.keys, first.probabilities, first.weights):
+    for array in (first.row_keys, first.probabilities, first.weights):
         array[:] = 0
     assert not first["obs"].any()
 
@@ -118,7 +118,7 @@ def test_columns_of_every_dtype(new_table: NewTable) -> None:
     }
     keys = table.insert(given)
     for got in (table.read(keys), table.sample(5, beta=0.0)):
-        order = got.keys
+        order = got.row_keys
         for name, column in table.schema.items():
             array = got[name]
             assert array.dtype == column.dtype
@@ -216,7 +216,7 @@ def test_a_seeded_table_repeats_its_draws(client: ReplayClient, new_table: NewTa
     for name in ("seeded-1", "seeded-2"):
         table = new_table(name=name, seed=11)
         table.insert(rows(range(50)))
-        drawn.append([table.sample(16, beta=0.4).keys.tolist() for _ in range(3)])
+        drawn.append([table.sample(16, beta=0.4).row_keys.tolist() for _ in range(3)])
     assert drawn[0] == drawn[1]
 
 

@@ -28,7 +28,7 @@ def test_tensors_hold_what_the_batch_holds(table: Table) -> None:
     assert tensors.weights.dtype == torch.float32
     for name in batch:
         np.testing.assert_array_equal(tensors[name].numpy(), batch[name])
-    np.testing.assert_array_equal(tensors.batch.keys, batch.keys)
+    np.testing.assert_array_equal(tensors.batch.row_keys, batch.row_keys)
 
 
 def test_on_the_cpu_nothing_is_copied(table: Table) -> None:
@@ -55,9 +55,9 @@ def test_a_sampler_with_a_device_gives_tensors(table: Table) -> None:
             tensors = next(sampler)
             assert isinstance(tensors["obs"], torch.Tensor)
             np.testing.assert_array_equal(tensors["obs"].numpy(), tensors.batch["obs"])
-            np.testing.assert_array_equal(tensors.keys, tensors.batch.keys)
+            np.testing.assert_array_equal(tensors.row_keys, tensors.batch.row_keys)
             sampler.beta = step / 10
-            sampler.update_priorities(tensors.keys, torch.full((8,), 0.5))
+            sampler.update_priorities(tensors.row_keys, torch.full((8,), 0.5))
         sampler.flush(10)
         assert sampler.updated >= 10
         assert sampler.stale == 0
@@ -70,8 +70,8 @@ def test_its_updates_are_in_force_for_the_draws_after_them(table: Table) -> None
         next(sampler)
         sampler.update_priorities(np.arange(20), np.r_[np.full(19, 0.0), 5.0])
         late = [next(sampler) for _ in range(3)][-1]
-    assert (late.batch.probabilities[late.keys == 19] > 0.99).all()
-    assert (late.keys == 19).sum() >= 7
+    assert (late.batch.probabilities[late.row_keys == 19] > 0.99).all()
+    assert (late.row_keys == 19).sum() >= 7
 
 
 def test_its_errors_come_with_the_next_batch(table: Table, client: ReplayClient) -> None:
@@ -104,4 +104,4 @@ def test_a_sampler_puts_batches_on_a_gpu(table: Table) -> None:
             tensors = next(sampler)
             assert tensors["obs"].device.type == "cuda"
             np.testing.assert_array_equal(tensors["obs"].cpu().numpy(), tensors.batch["obs"])
-            sampler.update_priorities(tensors.keys, tensors.weights)
+            sampler.update_priorities(tensors.row_keys, tensors.weights)

@@ -118,7 +118,7 @@ class Load:
         with self.table.sampler(_BATCH, beta=0.4, timeout_s=PATIENCE_S, reconnect_timeout_s=PATIENCE_S) as sampler:
             for batch in sampler:
                 assert_whole(batch.columns)
-                mine = batch.keys[batch.keys % _LEARNERS == learner]
+                mine = batch.row_keys[batch.row_keys % _LEARNERS == learner]
                 priorities = random.exponential(size=len(mine))
                 sampler.update_priorities(mine, priorities)
                 self.set_to[learner].update(zip(mine.tolist(), priorities.tolist(), strict=True))
@@ -148,7 +148,7 @@ class Load:
         for stop in range(live.stop, live.start, -_READ_AT_ONCE):
             keys = np.arange(max(live.start, stop - _READ_AT_ONCE), stop)
             found = self.table.read(keys)
-            np.testing.assert_array_equal(found.keys, keys)
+            np.testing.assert_array_equal(found.row_keys, keys)
             assert_whole(found.columns)
             for writer in seen:
                 own = found["number"][found["number"] // VALUES_PER_WRITER == writer] % VALUES_PER_WRITER

@@ -137,7 +137,7 @@ class PrioritizedReplay:
     def next(self, learner: QLearner) -> Transition:
         """A transition drawn by priority."""
         batch = next(self._sampler)
-        self.keys = batch.keys
+        self.keys = batch.row_keys
         self.probability = float(batch.probabilities[0])
         return _first_row(batch)
 

@@ -100,7 +100,7 @@ def inspect(
     with client_of(server) as client:
         handle = client.table(table)
         inspection = handle.inspect()
-        rows = handle.read(inspection.largest.keys)
+        rows = handle.read(inspection.largest.row_keys)
     found = Distributions.of(inspection, beta)
     if png is not None:
         _draw(found, png)

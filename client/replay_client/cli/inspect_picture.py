@@ -56,7 +56,7 @@ def _draw_by_rank(axes: Axes, found: Distributions) -> None:
         return
     axes.set(xscale="log", yscale="log")
     axes.plot(inspection.ranks, inspection.probabilities, color=_CURVE_COLOR, label="rows")
-    count = len(inspection.largest.keys)
+    count = len(inspection.largest.row_keys)
     axes.plot(
         np.arange(1, count + 1),
         inspection.largest.probabilities,

@@ -135,12 +135,12 @@ def _whole(count: float) -> str:
 
 def _largest(found: Distributions, rows: Rows) -> Table:
     largest = found.inspection.largest
-    place = {int(key): index for index, key in enumerate(rows.keys)}
+    place = {int(key): index for index, key in enumerate(rows.row_keys)}
     grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0), expand=True)
     for heading in ("#", "key", "priority", "probability", "age", "drawn"):
         grid.add_column(heading, justify="right", no_wrap=True)
     grid.add_column("row", ratio=1)
-    for rank, key in enumerate(largest.keys.tolist()):
+    for rank, key in enumerate(largest.row_keys.tolist()):
         grid.add_row(
             str(rank + 1),
             str(key),

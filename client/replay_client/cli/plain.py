@@ -51,7 +51,7 @@ def plain_stats(stats: Stats) -> dict[str, Any]:
 def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
     """What `replay inspect` found; ``rows`` are those of the largest priorities that are still live."""
     inspection = found.inspection
-    live = {int(key): place for place, key in enumerate(rows.keys)}
+    live = {int(key): place for place, key in enumerate(rows.row_keys)}
     largest = [
         {
             "key": key,
@@ -68,7 +68,7 @@ def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
             if key in live
             else None,
         }
-        for rank, key in enumerate(inspection.largest.keys.tolist())
+        for rank, key in enumerate(inspection.largest.row_keys.tolist())
     ]
     return {
         "table": plain_description(inspection.table),
