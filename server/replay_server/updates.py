@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,10 @@ from replay_server.backends.compile import as_kernel_input, kernel
 _EMPTY = -1
 _LOAD = 2
 """The hash table has at least this many places per key."""
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 over the golden ratio: spreads consecutive keys (Knuth, The Art of Computer Programming 3, section 6.4)."""
+_SECRET = secrets.randbits(63)
+"""Drawn anew by each process: a caller who does not know it cannot choose keys that share a place."""
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""Multipliers of SplitMix64's finalizer (Steele et al. 2014), after which every bit depends on every other."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,20 @@ class ResolvedUpdate:
 
 
 def resolve_update(
-    keys: NDArray[np.int64], priorities: NDArray[np.float64], oldest: int, inserted: int
+    keys: NDArray[np.int64], priorities: NDArray[np.float64], oldest: int, inserted: int, secret: int = _SECRET
 ) -> ResolvedUpdate:
     """Drop stale keys, and keep the last priority of a key that is given more than once.
+
+    The time it takes is proportional to the number of keys, whichever keys a caller chooses.
 
     Args:
         keys: int64[n], any numbers.
         priorities: float64[n].
         oldest: oldest live key.
         inserted: the key after the newest live one.
+        secret: decides on the keys' places in the hash table, 0 to 2^63 - 1.
     """
-    return ResolvedUpdate(*_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted))
+    return ResolvedUpdate(*_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted, secret))
 
 
 @kernel
@@ -69,7 +75,7 @@ def live_only(keys: NDArray[np.int64], oldest: int, inserted: int) -> NDArray[np
 
 @kernel
 def _resolve(
-    keys: NDArray[np.int64], priorities: NDArray[np.float64], oldest: int, inserted: int
+    keys: NDArray[np.int64], priorities: NDArray[np.float64], oldest: int, inserted: int, secret: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
     places = 16
     shift = 60
@@ -85,9 +91,12 @@ def _resolve(
         if key < oldest or key >= inserted:
             stale += 1
             continue
-        place = np.int64((np.uint64(key) * _MULTIPLIER) >> np.uint64(shift))
+        mixed = np.uint64(key ^ secret)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
+        place = np.int64(mixed >> np.uint64(shift))
         while found_at[place] != _EMPTY and live_keys[found_at[place]] != key:
-            place = (place + 1) % places
+            place = (place + 1) & (places - 1)
         if found_at[place] == _EMPTY:
             found_at[place] = count
             live_keys[count] = key
