@@ -9,10 +9,10 @@ from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
-from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.service import fields
 from replay_server.service.rpc import OpenStream
+from replay_server.service.writer_streams import WriterStreams
 from replay_server.table import NewRows, Table, WriterStamp
 
 InsertMessage = replay_pb2.InsertRequest | replay_pb2.WriteRequest
@@ -24,7 +24,7 @@ class InsertHandlers:
     def __init__(self, catalog: Catalog) -> None:
         """Serve these tables."""
         self._catalog = catalog
-        self._streams: dict[tuple[bytes, bytes], OpenStream] = {}
+        self._streams = WriterStreams()
 
     async def insert(self, request: Framed[replay_pb2.InsertRequest]) -> bytes:
         """Add rows."""
@@ -37,19 +37,21 @@ class InsertHandlers:
         self, opened: OpenStream
     ) -> Iterator[Callable[[Framed[replay_pb2.WriteRequest]], Awaitable[bytes]]]:
         """A writer's stream: each message adds rows."""
-        stream = _WriteStream(opened, self._streams)
+        stream = _WriteStream()
 
         async def write(request: Framed[replay_pb2.WriteRequest]) -> bytes:
             name, uid, writer_id = stream.identify(request.head)
             table = self._catalog.find(name, uid)
-            stream.claim(table, writer_id)
+            self._streams.claim(opened, table.uid, writer_id)
             keys = await self._insert(table, request, writer_id)
             return replay_pb2.WriteResponse(
                 keys=[_key_range(keys)], sequence=request.head.insertion.sequence, table_uid=table.uid
             ).SerializeToString()
 
-        with stream.alive():
+        try:
             yield write
+        finally:
+            self._streams.release(opened)
 
     async def _insert(
         self,
@@ -65,13 +67,10 @@ class InsertHandlers:
 
 
 class _WriteStream:
-    """What a writer's stream has said in its first message, and its claim to be the writer's only one."""
+    """What a writer's stream has said in its first message."""
 
-    def __init__(self, opened: OpenStream, streams: dict[tuple[bytes, bytes], OpenStream]) -> None:
-        self._opened = opened
-        self._streams = streams
+    def __init__(self) -> None:
         self._first: replay_pb2.WriteRequest | None = None
-        self._claim: tuple[bytes, bytes] | None = None
 
     def identify(self, message: replay_pb2.WriteRequest) -> tuple[str, bytes, bytes]:
         """Name of the table, its uid and the writer, of the first message or repeated from it."""
@@ -86,25 +85,6 @@ class _WriteStream:
             if now and now != first:
                 raise FieldError(name, f"what the stream's first message says ({first!r}), or nothing", repr(now))
         return self._first.table, self._first.table_uid, self._first.writer_id
-
-    def claim(self, table: Table, writer_id: bytes) -> None:
-        """Make this the writer's one live stream; an earlier one ends."""
-        if self._claim == (table.uid, writer_id):
-            return
-        self._claim = (table.uid, writer_id)
-        earlier = self._streams.get(self._claim)
-        self._streams[self._claim] = self._opened
-        if earlier is not None:
-            earlier.end(errors.writer_superseded())
-
-    @contextmanager
-    def alive(self) -> Iterator[None]:
-        """Hold the claim while the stream is open."""
-        try:
-            yield
-        finally:
-            if self._claim is not None and self._streams.get(self._claim) is self._opened:
-                del self._streams[self._claim]
 
 
 def _new_rows(table: Table, insertion: replay_pb2.Insertion, rows: memoryview) -> NewRows:
