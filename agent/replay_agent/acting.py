@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ from replay_agent.environments import Environment, describe_environment, make_en
 from replay_agent.evaluation import greedy_actions
 from replay_agent.n_step import NStepAccumulator, Transition
 from replay_agent.networks import QNetwork
+from replay_agent.seeds import ActorSeeds
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Actor:
     def __init__(
         self,
         env_id: str,
-        seed: int,
+        seeds: ActorSeeds,
         network: QNetwork,
         *,
         n_step: int,
@@ -80,7 +79,7 @@ class Actor:
 
         Args:
             env_id: Gymnasium's name of the environment.
-            seed: of the environment and of exploration.
+            seeds: of the environment and of exploration.
             network: whose values decide.
             n_step: steps that a transition spans.
             gamma: discount of one step.
@@ -89,13 +88,12 @@ class Actor:
         """
         self._env: Environment = make_environment(env_id)
         info = describe_environment(self._env, env_id)
-        self._rng = np.random.default_rng(seed)
-        self._policy = EpsilonGreedyPolicy(network, info.actions, self._rng, device or torch.device("cpu"))
+        self._policy = EpsilonGreedyPolicy(network, info.actions, seeds.exploration(), device or torch.device("cpu"))
         self._first_action = info.first_action
         self._accumulator = NStepAccumulator(n_step, gamma)
         self._actor_id = actor_id
         self._return, self._length = 0.0, 0
-        self._obs: NDArray[Any] = _kept(self._env.reset(seed=seed)[0])
+        self._obs: NDArray[Any] = _kept(self._env.reset(seed=seeds.environment)[0])
 
     def step(self, epsilon: float) -> ActorStep:
         """Take one environment step."""
@@ -108,19 +106,6 @@ class Actor:
             obs, action, float(reward), next_obs, terminated=terminated, truncated=truncated
         )
         return ActorStep(transitions, self._end_episode() if terminated or truncated else None)
-
-    def random_state(self) -> dict[str, Any]:
-        """State of the generators of exploration and of the environment, as JSON values."""
-        return {
-            "policy": _plain(self._rng.bit_generator.state),
-            "environment": _plain(self._env.np_random.bit_generator.state),
-        }
-
-    def restore_random_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the generators of an earlier actor, in a new episode."""
-        self._rng.bit_generator.state = state["policy"]
-        self._env.np_random.bit_generator.state = state["environment"]
-        self._obs = _kept(self._env.reset()[0])
 
     def close(self) -> None:
         """Close the environment."""
@@ -136,9 +121,3 @@ class Actor:
 def _kept(observation: NDArray[Any]) -> NDArray[Any]:
     """A copy: some environments write the next observation over the last one, which n-step rows still need."""
     return np.array(observation)
-
-
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A generator's state without NumPy's types."""
-    plain: dict[str, Any] = json.loads(json.dumps(state, default=lambda value: value.tolist()))
-    return plain

@@ -33,6 +33,7 @@ from replay_agent.learner_client import (
 )
 from replay_agent.networks import QNetwork, build_network
 from replay_agent.replay_link import CLOSE_TIMEOUT_S, TABLE_LOST, append_transition
+from replay_agent.seeds import ActorSeeds
 from replay_agent.task import Assignment
 
 log = logging.getLogger("replay_agent.actor")
@@ -54,7 +55,7 @@ class ActingRun:
         self._weights_version = 0
         self._actor = Actor(
             task.env_id,
-            assignment.seed,
+            ActorSeeds(assignment.seed),
             self._network,
             n_step=task.n_step,
             gamma=task.gamma,

@@ -6,9 +6,9 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -21,6 +21,8 @@ from pydantic_settings import (
 )
 
 GROUP, METAVAR = "group", "metavar"
+# The word for no value: TOML has no null, and a preset's value has to be switched off somehow.
+NONE = "none"
 MAX_PORT = 65535
 # What stands for a value in the help page, by the type's name; for others argparse's own choice is good.
 METAVARS: Mapping[str, str] = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "tuple[int,...]": "N,N"}
@@ -37,6 +39,7 @@ class CommandSettings(BaseSettings):
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        allow_inf_nan=False,
     )
 
     @classmethod
@@ -50,6 +53,17 @@ class CommandSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Environment, TOML file, and what a subclass adds; flags come first of all."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls), *cls.later_sources(settings_cls)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_none(cls, values: Any) -> Any:
+        """Where a setting may have no value, the word ``none`` says so."""
+        if not isinstance(values, Mapping):
+            return values
+        return {
+            name: None if _says_none(value) and _may_be_none(cls.model_fields.get(name)) else value
+            for name, value in values.items()
+        }
 
     @classmethod
     def later_sources(cls, settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
@@ -104,6 +118,16 @@ def split_list(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(part for item in value for part in (item.split(",") if isinstance(item, str) else (item,)))
     return value
+
+
+def _says_none(value: Any) -> bool:
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    return isinstance(value, str) and value.lower() == NONE
+
+
+def _may_be_none(field: FieldInfo | None) -> bool:
+    return field is not None and type(None) in get_args(field.annotation)
 
 
 def check_address(value: str | None) -> str | None:

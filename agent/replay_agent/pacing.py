@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 
@@ -10,8 +11,9 @@ class Pacer:
 
     Every environment step brings a credit of ``ratio`` gradient steps, from the one on that brings the table's row
     number ``learning_starts``, however seldom the table is looked at.
-    The learner takes a step for each whole credit; actors are held while unused credit is worth more than
+    The learner takes a step for each whole credit; actors are held while its unused whole credits are worth more than
     ``lead_steps`` environment steps. So a slow learner is not flooded, and a fast one does not overfit to few rows.
+    Actors are never held while the learner cannot take a step: then the run depends on their rows.
 
     The table's count is authoritative, for rows of actors that died unheard are in it. The trainer's own steps are
     counted as they are taken, because its rows travel for a while. Steps granted to actors count against the lead until
@@ -30,7 +32,9 @@ class Pacer:
         self._learning_starts = learning_starts
         self._lead_steps = lead_steps
         self._env_steps = 0
-        self._credit = 0.0
+        # Whole numbers, of which credit is computed anew each time: sums of fractions would drift.
+        self._credited_steps = self._updates = 0
+        self._credit_before = 0.0
         self._lock = threading.Lock()
         self.attach(inserted=0, size=0)
 
@@ -47,22 +51,24 @@ class Pacer:
     @property
     def owes_update(self) -> bool:
         """Whether a gradient step is due, and there are rows to take it with."""
-        return self._credit >= 1.0 and self.may_learn
+        return self.credit >= 1.0 and self.may_learn
 
     @property
     def credit(self) -> float:
         """Gradient steps that are due."""
-        return self._credit
+        return self._credit_before + self._credited_steps * self._ratio - self._updates
 
     def restart(self, env_steps: int, credit: float) -> None:
         """Go on with the counts of an earlier run; the table stays as it was attached."""
         self._env_steps = self._steps_before = env_steps
-        self._credit = credit
+        self._credit_before = credit
+        self._credited_steps = self._updates = 0
 
     def grant(self, steps: int) -> int:
         """How many of the ``steps`` that an actor asks for it may take: all, or none while actors are ahead."""
         with self._lock:
-            if self._credit / self._ratio + self._granted > self._lead_steps:
+            ahead = math.floor(self.credit) / self._ratio if self.owes_update else 0.0
+            if ahead + self._granted > self._lead_steps:
                 return 0
             self._granted += steps
             return steps
@@ -95,7 +101,7 @@ class Pacer:
 
     def count_update(self) -> None:
         """The learner took a gradient step."""
-        self._credit -= 1.0
+        self._updates += 1
 
     @property
     def _steps_since_start(self) -> int:
@@ -105,5 +111,5 @@ class Pacer:
         now = self._steps_before + self._steps_since_start
         # Several steps may be seen at once: those before the table had enough rows bring no credit.
         last_without_credit = self._steps_before + self._learning_starts - self._size_at_start - 1
-        self._credit += max(0, now - max(self._env_steps, last_without_credit)) * self._ratio
+        self._credited_steps += max(0, now - max(self._env_steps, last_without_credit))
         self._env_steps = now

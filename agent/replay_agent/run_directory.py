@@ -31,12 +31,21 @@ class RunDirectory:
         self.history = path / "history.json"
         self.result = path / "result.json"
         self.best = path / "best.safetensors"
+        self._starts = path / "starts"
         self.logs.mkdir(exist_ok=True)
 
     @property
     def name(self) -> str:
         """The run's name."""
         return self.path.resolve().name
+
+    def count_start(self) -> int:
+        """Note that the run is started once more; returns how often it was started before."""
+        earlier = int(self._starts.read_text()) if self._starts.is_file() else 0
+        written = self._starts.with_suffix(".new")
+        written.write_text(f"{earlier + 1}\n")
+        written.replace(self._starts)
+        return earlier
 
 
 def open_run_directory(settings: TrainSettings) -> RunDirectory:

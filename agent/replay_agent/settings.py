@@ -21,6 +21,8 @@ SETTINGS_FILE = "settings.json"
 # What belongs to one start of the command and not to the run that a later start resumes.
 NOT_RESUMED = frozenset({"resume", "config"})
 
+# Beyond it a run would hardly ever come to its next environment step.
+MAX_REPLAY_RATIO = 1e6
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 RUN = "run"
@@ -39,8 +41,9 @@ class TrainSettings(CommandSettings):
 
     Without --server it starts a replay server of its own. CartPole-v1, Acrobot-v1 and MountainCar-v0 bring tuned
     values in place of the defaults below. Every flag can also be given as an environment variable (--batch-size as
-    REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128). A token for the server stands in the variable
-    REPLAY_TOKEN, the files of TLS in REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY.
+    REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128). The word none unsets what a preset or a resumed run
+    has, as in --solved-return none. A token for the server stands in the variable REPLAY_TOKEN, the files of TLS in
+    REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, cli_prog_name="replay-train")
@@ -89,7 +92,7 @@ class TrainSettings(CommandSettings):
     )
     reconnect_timeout_s: float = option(120.0, REPLAY, "seconds to wait for a server that went away", gt=0)
 
-    replay_ratio: float = option(0.25, PACE, "gradient steps per environment step", gt=0)
+    replay_ratio: float = option(0.25, PACE, "gradient steps per environment step", gt=0, le=MAX_REPLAY_RATIO)
     learning_starts: int = option(2_000, PACE, "rows in the table before the first gradient step", ge=1)
     lead_steps: int = option(1_000, PACE, "environment steps that actors may be ahead of the replay ratio", ge=1)
 
@@ -199,6 +202,27 @@ class TrainSettings(CommandSettings):
         return self
 
     @model_validator(mode="after")
+    def _gets_to_learn(self) -> Self:
+        """Refuse what never takes a gradient step, or waits for rows that never come."""
+        if self.learning_starts > self.capacity:
+            raise ValueError(
+                f"expected learning_starts of at most capacity, or the table never has so many rows; "
+                f"got learning_starts {self.learning_starts}, capacity {self.capacity}"
+            )
+        if self.acts and self.n_step > self.learning_starts:
+            raise ValueError(
+                "expected n_step of at most learning_starts, or learning waits for a first row that is not complete; "
+                f"got n_step {self.n_step}, learning_starts {self.learning_starts}"
+            )
+        steps_with_credit = self.steps - self.learning_starts + 1
+        if steps_with_credit * self.replay_ratio < 1:
+            raise ValueError(
+                "expected (steps - learning_starts + 1) * replay_ratio of 1 or more, for one gradient step at least; "
+                f"got steps {self.steps}, learning_starts {self.learning_starts}, replay_ratio {self.replay_ratio:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
         if (self.learner_tls_cert is None) != (self.learner_tls_key is None):
             raise ValueError("expected learner_tls_cert and learner_tls_key together, got one of them")
@@ -252,7 +276,8 @@ class _ResumedRun(_LaterSource):
         if not path.is_file():
             raise ValueError(f"resume: expected the directory of a run, but {path} is not there")
         values: dict[str, Any] = json.loads(path.read_text())
-        return {name: value for name, value in values.items() if value is not None}
+        # Those that are None, too: they were chosen, and a preset does not come back.
+        return values
 
 
 class _Preset(_LaterSource):

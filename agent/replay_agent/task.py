@@ -36,7 +36,7 @@ class Assignment:
         task: the task.
         run_id: the learner's run.
         actor_id: number in this run, from 1.
-        seed: of environment and exploration.
+        seed: that the actor's random streams are spawned from.
     """
 
     task: Task

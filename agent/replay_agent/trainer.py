@@ -26,7 +26,7 @@ from replay_agent.replay_link import TABLE_LOST, DrawSettings, ReplayLink, Table
 from replay_agent.run_directory import RunDirectory
 from replay_agent.run_table import RunTable
 from replay_agent.schedules import LinearSchedule
-from replay_agent.seeds import SeedPurpose, episode_seeds, training_seed
+from replay_agent.seeds import ActorSeeds, RunSeeds
 from replay_agent.selection import NetworkSelector
 from replay_agent.settings import TrainSettings
 from replay_agent.signals import StopRequest
@@ -104,7 +104,8 @@ class Trainer:
         self._stop = stop
         self._metrics = metrics
         self._device = device
-        torch.manual_seed(settings.seed)
+        self._seeds = RunSeeds(settings.seed, run.count_start())
+        torch.manual_seed(self._seeds.network)
         spec = network_spec(settings, env)
         self.learner = Learner(spec, _learner_config(settings), device)
         self.pacer = Pacer(settings.replay_ratio, settings.learning_starts, settings.lead_steps)
@@ -120,7 +121,7 @@ class Trainer:
         self.table = RunTable(
             client,
             env,
-            _table_spec(settings, run),
+            _table_spec(settings, run, self._seeds),
             _draw_settings(settings, reconnect_timeout_s),
             self.pacer,
             lockstep=settings.lockstep,
@@ -128,7 +129,7 @@ class Trainer:
         self.table.link()
         self._weights = PublishedWeights(self.learner.weights())
         task = Task(env.env_id, self.table.spec.name, settings.n_step, settings.gamma, spec)
-        self.service = LearnerService(task, settings.seed, self._weights, self._guide)
+        self.service = LearnerService(task, self._seeds, self._weights, self._guide)
         self._shown = _Shown()
         self._due = _Due(settings)
 
@@ -145,8 +146,6 @@ class Trainer:
         self.selector.best_mean, self.selector.best_weights = state["best_mean"], checkpoint.best_weights
         self.training_s = state["training_s"]
         self._next_validation = state["next_validation"]
-        if self._actor is not None and state["actor_random_state"] is not None:
-            self._actor.restore_random_state(state["actor_random_state"])
         self._weights.publish(self.learner.weights())
         log.info("resumed at environment step %d", self.pacer.env_steps)
         if state.get("replay_checkpoint") is not None:
@@ -191,7 +190,6 @@ class Trainer:
             "history": self.history.to_json(),
             "training_s": self.training_s,
             "next_validation": self._next_validation,
-            "actor_random_state": None if self._actor is None else self._actor.random_state(),
         }
         save_checkpoint(
             self._run.checkpoints,
@@ -212,7 +210,7 @@ class Trainer:
         if self.selector.best_weights is not None:
             network.load_state_dict(self.selector.best_weights)
         count = self._settings.evaluation_episodes
-        return self._evaluate(network, episode_seeds(SeedPurpose.EVALUATION, self._settings.seed, count))
+        return self._evaluate(network, self._seeds.evaluation(count))
 
     def close(self) -> None:
         """Tell actors that it is over, send what is left, and close the environment."""
@@ -353,14 +351,14 @@ class Trainer:
     def _make_selector(self) -> NetworkSelector:
         settings = self._settings
         episodes = max(settings.confirm_episodes, settings.validation_episodes)
-        seeds = episode_seeds(SeedPurpose.VALIDATION, settings.seed, episodes)
+        seeds = self._seeds.validation(0, episodes)
         return NetworkSelector(self._evaluate, seeds, settings.validation_episodes, settings.solved_return)
 
     def _make_actor(self) -> Actor:
         settings = self._settings
         return Actor(
             self._env.env_id,
-            training_seed(settings.seed, actor_id=0),
+            ActorSeeds(self._seeds.actor(0)),
             self.learner.online,
             n_step=settings.n_step,
             gamma=settings.gamma,
@@ -414,13 +412,13 @@ def _learner_config(settings: TrainSettings) -> LearnerConfig:
     )
 
 
-def _table_spec(settings: TrainSettings, run: RunDirectory) -> TableSpec:
+def _table_spec(settings: TrainSettings, run: RunDirectory, seeds: RunSeeds) -> TableSpec:
     return TableSpec(
         name=settings.table or run.name,
         capacity=settings.capacity,
         backend=settings.backend,
         alpha=settings.alpha,
-        seed=settings.seed,
+        seed=seeds.draws,
     )
 
 

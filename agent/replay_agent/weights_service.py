@@ -18,7 +18,7 @@ from torch import Tensor
 
 from replay_agent.acting import FinishedEpisode
 from replay_agent.learner_access import LearnerAccess
-from replay_agent.seeds import training_seed
+from replay_agent.seeds import RunSeeds
 from replay_agent.task import Assignment, Task
 
 log = logging.getLogger(__name__)
@@ -94,19 +94,19 @@ class Reports:
 class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
     """The calls of the contract."""
 
-    def __init__(self, task: Task, seed: int, weights: PublishedWeights, guide: Callable[[], Guidance]) -> None:
+    def __init__(self, task: Task, seeds: RunSeeds, weights: PublishedWeights, guide: Callable[[], Guidance]) -> None:
         """Serve one run.
 
         Args:
             task: what actors have to know.
-            seed: of the run; every actor gets another one made of it.
+            seeds: of the run; every actor gets one of its own.
             weights: the weights to serve.
             guide: tells actors how to go on; called from several threads.
         """
         self.reports = Reports()
         self.run_id = str(uuid.uuid4())
         self._task = task
-        self._seed = seed
+        self._seeds = seeds
         self._weights = weights
         self._guide = guide
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
             self._actors += 1
             actor_id = self._actors
         log.info("actor %d joined: %s", actor_id, request.name[:MAX_NAME_LENGTH])
-        return Assignment(self._task, self.run_id, actor_id, training_seed(self._seed, actor_id)).to_proto()
+        return Assignment(self._task, self.run_id, actor_id, self._seeds.actor(actor_id)).to_proto()
 
     def Report(  # noqa: N802
         self, request: learner_pb2.ReportRequest, context: grpc.ServicerContext

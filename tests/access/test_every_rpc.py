@@ -14,6 +14,7 @@ import torch
 from google.protobuf.message import Message
 from replay_agent.learner_access import LearnerAccess
 from replay_agent.networks import NetworkSpec
+from replay_agent.seeds import RunSeeds
 from replay_agent.task import Task
 from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
 from replay_client import Tls
@@ -155,7 +156,7 @@ class Services:
         stack.callback(self.server.terminate)
         task = Task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
         weights = PublishedWeights({"weight": torch.zeros(1)})
-        self.learner = LearnerService(task, 0, weights, lambda: Guidance(granted_steps=1, epsilon=0.5))
+        self.learner = LearnerService(task, RunSeeds(0), weights, lambda: Guidance(granted_steps=1, epsilon=0.5))
         access = LearnerAccess(served.cert, served.key, authority.ca, tokens)
         learner_server = LearnerServer(self.learner, "127.0.0.1", 0, access)
         stack.callback(learner_server.close)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
+from replay_agent import acting
 from replay_agent.acting import Actor
 from replay_agent.environments import UnsupportedEnvironmentError, inspect_environment, make_environment
 from replay_agent.evaluation import EvaluationStoppedError, evaluate
 from replay_agent.networks import NetworkSpec, QNetwork, build_network
+from replay_agent.seeds import ActorSeeds
 from torch import nn
 
 from tests.agent.corridor import (
@@ -76,7 +79,7 @@ def test_evaluation_breaks_off_when_told() -> None:
 
 
 def test_a_truncated_episode_goes_into_the_table_with_its_true_last_observation() -> None:
-    actor = Actor(CORRIDOR_ID, 0, always(0), n_step=1, gamma=0.9)
+    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(0), n_step=1, gamma=0.9)
     steps = [actor.step(epsilon=0.0) for _ in range(TIME_LIMIT)]
     last = steps[-1]
     assert last.episode is not None
@@ -87,7 +90,7 @@ def test_a_truncated_episode_goes_into_the_table_with_its_true_last_observation(
 
 
 def test_a_terminated_episode_ends_without_bootstrap_and_the_next_one_begins_anew() -> None:
-    actor = Actor(CORRIDOR_ID, 0, always(1), n_step=1, gamma=0.9)
+    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(1), n_step=1, gamma=0.9)
     steps = [actor.step(epsilon=0.0) for _ in range(PLACES)]
     reached, first_of_next = steps[-2].transitions[0], steps[-1].transitions[0]
     assert reached.discount == 0.0
@@ -97,23 +100,41 @@ def test_a_terminated_episode_ends_without_bootstrap_and_the_next_one_begins_ane
 
 
 def test_epsilon_decides_how_often_an_action_is_random() -> None:
-    actor = Actor(CORRIDOR_ID, 0, always(1), n_step=1, gamma=0.9)
+    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(1), n_step=1, gamma=0.9)
     rows = [row for _ in range(3000) for row in actor.step(epsilon=0.5).transitions]
     # Half of the actions are random, and half of those would have been chosen anyway.
     assert np.mean([row.action for row in rows]) == pytest.approx(0.75, abs=0.04)
     actor.close()
 
 
-def test_an_actor_with_restored_generators_explores_as_the_first_one_did() -> None:
-    first = Actor("CartPole-v1", 3, build_network(NetworkSpec((4,), "float32", 2, (8,), False)), n_step=1, gamma=0.9)
-    for _ in range(50):
-        first.step(1.0)
-    state = first.random_state()
+def test_an_actor_of_the_same_seed_plays_the_same_episodes() -> None:
+    network = build_network(NetworkSpec((4,), "float32", 2, (8,), False))
     played = []
-    for seed in (5, 6):
-        other = Actor("CartPole-v1", seed, first._policy._network, n_step=1, gamma=0.9)
-        other.restore_random_state(state)
-        played.append([row.obs.tolist() for _ in range(60) for row in other.step(1.0).transitions])
-        other.close()
+    for seed in (5, 5, 6):
+        actor = Actor("CartPole-v1", ActorSeeds(seed), network, n_step=1, gamma=0.9)
+        played.append([(row.obs.tolist(), row.action) for _ in range(60) for row in actor.step(1.0).transitions])
+        actor.close()
     assert played[0] == played[1]
-    first.close()
+    assert played[0] != played[2]
+
+
+def test_exploration_does_not_know_the_observation_after_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = build_network(NetworkSpec((4,), "float32", 2, (8,), False))
+    first_uniforms: list[list[float]] = []
+
+    class Spy(acting.EpsilonGreedyPolicy):
+        def __init__(self, network: QNetwork, actions: int, rng: np.random.Generator, device: torch.device) -> None:
+            super().__init__(network, actions, rng, device)
+            first_uniforms.append(deepcopy(rng).random(4).tolist())
+
+    monkeypatch.setattr(acting, "EpsilonGreedyPolicy", Spy)
+    observations = []
+    for seed in range(200):
+        actor = Actor("CartPole-v1", ActorSeeds(seed), network, n_step=1, gamma=0.9)
+        observations.append(actor.step(1.0).transitions[0].obs)
+        actor.close()
+    drawn, seen = np.array(first_uniforms), np.array(observations)
+    # CartPole begins in a uniform point of [-0.05, 0.05]^4: with a shared stream these would be equal.
+    assert not np.isclose(drawn * 0.1 - 0.05, seen, atol=1e-6).all(axis=1).any()
+    correlations = np.corrcoef(drawn.T, seen.T)[:4, 4:]
+    assert np.abs(correlations).max() < 0.3  # four standard errors of 200 pairs that are independent

@@ -16,6 +16,7 @@ from replay_agent import train
 from replay_agent.learner_access import LearnerAccess
 from replay_agent.learner_client import LearnerClient, LearnerRefusesError, LearnerUnavailableError
 from replay_agent.networks import NetworkSpec
+from replay_agent.seeds import RunSeeds
 from replay_agent.settings import load_train_settings
 from replay_agent.task import Task
 from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
@@ -50,7 +51,7 @@ def serve() -> Iterator[Serve]:
     def start(access: LearnerAccess) -> str:
         task = Task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
         weights = PublishedWeights({"weight": torch.zeros(1)})
-        service = LearnerService(task, 0, weights, lambda: Guidance(granted_steps=1, epsilon=0.5))
+        service = LearnerService(task, RunSeeds(0), weights, lambda: Guidance(granted_steps=1, epsilon=0.5))
         started.append(LearnerServer(service, "127.0.0.1", 0, access))
         return started[-1].address
 

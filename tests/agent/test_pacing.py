@@ -68,6 +68,34 @@ def test_steps_granted_but_not_seen_in_the_table_count_against_the_lead() -> Non
     assert pacer.grant(40) == 40
 
 
+def test_actors_are_not_held_for_a_part_of_a_credit_that_the_learner_cannot_use() -> None:
+    pacer = Pacer(ratio=0.25, learning_starts=1, lead_steps=1)
+    pacer.observe_inserted(3)
+    assert not pacer.owes_update
+    assert pacer.grant(1) == 1
+    pacer.observe_inserted(4)
+    assert pacer.owes_update
+    assert pacer.grant(1) == 0
+
+
+def test_actors_are_not_held_while_a_new_table_has_too_few_rows_to_use_old_credit() -> None:
+    pacer = Pacer(ratio=1.0, learning_starts=10, lead_steps=5)
+    pacer.observe_inserted(40)
+    assert pacer.grant(1) == 0
+    pacer.attach(inserted=0, size=0)
+    assert not pacer.owes_update
+    assert pacer.grant(1) == 1
+
+
+def test_credit_does_not_drift_over_many_steps() -> None:
+    pacer = Pacer(ratio=0.1, learning_starts=1, lead_steps=10)
+    taken = 0
+    for _ in range(100_000):
+        pacer.count_own_step()
+        taken += learn_all(pacer)
+    assert taken == 10_000
+
+
 def test_a_new_table_goes_on_where_the_old_one_ended_and_is_filled_before_learning() -> None:
     pacer = Pacer(ratio=1.0, learning_starts=50, lead_steps=10)
     pacer.observe_inserted(80)  # and nobody learns from them before the table is gone

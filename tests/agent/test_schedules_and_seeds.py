@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from replay_agent.schedules import LinearSchedule
-from replay_agent.seeds import BLOCK, SeedPurpose, episode_seeds, training_seed
+from replay_agent.seeds import ActorSeeds, RunSeeds
 
 
 def test_a_schedule_goes_in_a_line_and_stays_at_its_end() -> None:
@@ -19,21 +19,40 @@ def test_a_schedule_of_no_steps_is_at_its_end_at_once() -> None:
 
 
 def test_seeds_of_training_validation_and_evaluation_never_meet() -> None:
+    runs = [RunSeeds(seed) for seed in range(20)]
     seen = [
-        {seed for run in range(20) for seed in episode_seeds(purpose, run, 200)}
-        for purpose in (SeedPurpose.VALIDATION, SeedPurpose.EVALUATION)
+        {seed for run in runs for number in range(3) for seed in run.validation(number, 100)},
+        {seed for run in runs for seed in run.evaluation(200)},
+        {ActorSeeds(run.actor(actor)).environment for run in runs for actor in range(50)},
     ]
-    seen.append({training_seed(run, actor) for run in range(20) for actor in range(50)})
-    assert [len(seeds) for seeds in seen] == [4000, 4000, 1000]
-    assert len(set.union(*seen)) == 9000
+    assert [len(seeds) for seeds in seen] == [6000, 4000, 1000]
+    assert len(set.union(*seen)) == 11_000
+
+
+def test_no_integer_seeds_two_generators() -> None:
+    runs = [RunSeeds(seed, start) for seed in range(5) for start in range(3)]
+    actors = [run.actor(actor) for run in runs for actor in range(20)]
+    used = [
+        *range(5),
+        *{run.network for run in runs},
+        *{run.draws for run in runs},
+        *actors,
+        *(ActorSeeds(actor).environment for actor in actors),
+    ]
+    assert len(set(used)) == len(used)
+
+
+def test_a_resumed_run_acts_with_new_random_numbers_and_keeps_its_other_seeds() -> None:
+    first, resumed = RunSeeds(7), RunSeeds(7, start=1)
+    uniforms = [ActorSeeds(run.actor(1)).exploration().random(4).tolist() for run in (first, RunSeeds(7), resumed)]
+    assert uniforms[0] == uniforms[1]
+    assert uniforms[0] != uniforms[2]
+    assert (first.network, first.draws) == (resumed.network, resumed.draws)
+    assert first.evaluation(10) == resumed.evaluation(10)
 
 
 def test_seeds_stay_in_the_range_that_gymnasium_takes() -> None:
-    seeds = episode_seeds(SeedPurpose.EVALUATION, 2**62 + 5, 100)
+    seeds = RunSeeds(2**62 + 5).evaluation(5_000)
+    assert len(set(seeds)) == 5_000
     assert min(seeds) >= 0
     assert max(seeds) < 2**32
-
-
-def test_more_episodes_than_a_run_has_seeds_are_refused() -> None:
-    with pytest.raises(ValueError, match="at most"):
-        episode_seeds(SeedPurpose.EVALUATION, 0, BLOCK + 1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
@@ -10,7 +11,7 @@ from replay_agent.actor_settings import load_actor_settings
 from replay_agent.command_line import explain
 from replay_agent.environments import inspect_environment
 from replay_agent.presets import PRESETS
-from replay_agent.settings import SETTINGS_FILE, TrainSettings, load_train_settings
+from replay_agent.settings import NOT_RESUMED, SETTINGS_FILE, TrainSettings, load_train_settings
 from replay_agent.trainer import network_spec
 
 
@@ -54,6 +55,32 @@ def test_a_resumed_run_keeps_its_settings_unless_they_are_given_anew(tmp_path: P
     assert settings.resume == tmp_path
 
 
+def test_early_stopping_that_was_switched_off_stays_off_when_the_run_is_resumed(tmp_path: Path) -> None:
+    flags = ["--env", "CartPole-v1", "--solved-return", "none", "--hidden-sizes", "none"]
+    first = load_train_settings(flags)
+    assert PRESETS["CartPole-v1"]["solved_return"] is not None
+    assert (first.solved_return, first.hidden_sizes) == (None, None)
+    first.save(tmp_path / SETTINGS_FILE)
+    resumed = load_train_settings(["--resume", str(tmp_path)])
+    assert resumed.model_dump(exclude={"resume"}) == first.model_dump(exclude={"resume"})
+
+
+def test_every_setting_that_may_have_no_value_takes_none_back_on_resume(tmp_path: Path) -> None:
+    optional = [name for name, field in TrainSettings.model_fields.items() if type(None) in get_args(field.annotation)]
+    assert {"solved_return", "hidden_sizes", "threads", "beta_steps", "act"} <= set(optional)
+    config = tmp_path / "none.toml"
+    config.write_text("".join(f'{name} = "none"\n' for name in optional if name not in NOT_RESUMED))
+    load_train_settings([]).save(tmp_path / SETTINGS_FILE)
+    resumed = load_train_settings(["--resume", str(tmp_path), "--config", str(config)])
+    assert {getattr(resumed, name) for name in optional if name not in NOT_RESUMED} == {None}
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NONE"])
+def test_none_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setenv("REPLAY_TRAIN_SOLVED_RETURN", word)
+    assert load_train_settings([]).solved_return is None
+
+
 def test_the_trainer_acts_unless_actors_are_started_or_it_is_told() -> None:
     assert load_train_settings([]).acts
     assert not load_train_settings(["--actors", "2"]).acts
@@ -81,6 +108,13 @@ def test_sizes_are_read_from_flags_and_from_the_environment(monkeypatch: pytest.
         (["--batch-size", "0"], "--batch-size: Input should be greater than or equal to 1 (got '0')"),
         (["--hidden-sizes", "0"], "--hidden-sizes: expected one or more positive numbers"),
         (["--lockstep", "--actors", "2"], "lockstep needs the trainer to act alone"),
+        (["--replay-ratio", "inf"], "--replay-ratio: Input should be a finite number"),
+        (["--replay-ratio", "1e300"], "--replay-ratio: Input should be less than or equal to 1000000"),
+        (["--learning-rate", "nan"], "--learning-rate: Input should be a finite number"),
+        (["--learning-starts", "300", "--capacity", "200"], "learning_starts 300, capacity 200"),
+        (["--n-step", "5", "--learning-starts", "4"], "n_step 5, learning_starts 4"),
+        (["--steps", "99", "--learning-starts", "100"], "steps 99, learning_starts 100, replay_ratio 1"),
+        (["--steps", "1100", "--replay-ratio", "0.009"], "steps 1100, learning_starts 1000, replay_ratio 0.009"),
         (["--table", "no good"], "--table: String should match pattern"),
     ],
 )

@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 import torch
 from replay_agent.evaluation import EvaluationStoppedError
+from replay_agent.learner_client import LearnerClient
 from replay_agent.progress import NoProgress
 from replay_agent.run_directory import RunDirectoryError
+from replay_agent.seeds import RunSeeds
 from replay_agent.settings import TrainSettings
 from replay_agent.signals import StopRequest
 from replay_agent.train import train
 from replay_agent.trainer import Ending, Trainer
+from replay_agent.weights_service import LearnerServer
 from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundError
 from rich.console import Console
 
 from tests.agent.corridor import BEST_RETURN, CORRIDOR_ID, PICTURED_ID
-from tests.agent.short_runs import Watcher
+from tests.agent.short_runs import RECONNECT_TIMEOUT_S, Watcher
 from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
@@ -114,7 +117,9 @@ def test_a_run_whose_table_was_replaced_by_an_equal_one_goes_on(
         def replace() -> None:
             old = client.table("replaced")
             client.drop_table("replaced")
-            client.create_table("replaced", old.schema, old.capacity, old.backend, seed=0, **old.parameters)
+            client.create_table(
+                "replaced", old.schema, old.capacity, old.backend, seed=RunSeeds(0).draws, **old.parameters
+            )
 
         assert trainer.train(Watcher(800, replace), None) is Ending.STEPS_DONE
 
@@ -166,6 +171,23 @@ def test_a_stopped_run_is_resumed_where_it_was(
         assert torch.equal(tensor, second.learner.online.state_dict()[name])
     assert second.train(NoProgress(), None) is Ending.STEPS_DONE
     assert second.pacer.env_steps == stopped_at + 300
+
+
+def test_actors_of_a_resumed_run_get_other_seeds_than_before(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    def seeds_of_actors(trainer: Trainer) -> set[int]:
+        learner = LearnerServer(trainer.service, "127.0.0.1", 0)
+        with LearnerClient(learner.address, timeout_s=RECONNECT_TIMEOUT_S) as client:
+            seeds = {client.join(f"host:{number}").seed for number in range(3)}
+        learner.close()
+        return seeds
+
+    first = make_trainer(name="joined")
+    first.save()
+    second = make_trainer(resume=tmp_path / "runs" / "joined")
+    second.resume()
+    assert len(seeds_of_actors(first) | seeds_of_actors(second)) == 6
 
 
 def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Trainer]) -> None:

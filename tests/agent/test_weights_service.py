@@ -14,6 +14,7 @@ import torch
 from replay_agent.acting import FinishedEpisode
 from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, RunChangedError, ToldToStopError
 from replay_agent.networks import Bounds, NetworkSpec, build_network
+from replay_agent.seeds import RunSeeds
 from replay_agent.task import Assignment, Task
 from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
 from replay_proto.v1 import learner_pb2
@@ -30,7 +31,7 @@ class Served:
     guidance: Guidance = field(default_factory=lambda: Guidance(granted_steps=25, epsilon=0.125))
 
     def __post_init__(self) -> None:
-        self.service = LearnerService(TASK, seed=4, weights=self.weights, guide=lambda: self.guidance)
+        self.service = LearnerService(TASK, RunSeeds(4), weights=self.weights, guide=lambda: self.guidance)
         self.server = LearnerServer(self.service, "127.0.0.1", 0)
 
 
@@ -141,7 +142,9 @@ class _CutOffService(LearnerService):
     """Cuts off the first calls, as a learner does that stops, but each time in the same way."""
 
     def __init__(self, cut_off: int) -> None:
-        super().__init__(TASK, 4, PublishedWeights(build_network(SPEC).state_dict()), lambda: Guidance(25, 0.125))
+        super().__init__(
+            TASK, RunSeeds(4), PublishedWeights(build_network(SPEC).state_dict()), lambda: Guidance(25, 0.125)
+        )
         self.left = cut_off
 
     def Join(  # noqa: N802 (the contract's name)

@@ -55,7 +55,9 @@ class JoinResponse(google.protobuf.message.Message):
     actor_id: builtins.int
     """The actor's number in this run, from 1; the learner's own environment is 0. Never given twice in a run."""
     seed: builtins.int
-    """Seed of the actor's environment and of its exploration, 0 to 2^30 - 1; another for every actor."""
+    """Seed that the actor spawns its random streams from, 0 to 2^63 - 1. Every actor has its own, and gets another when
+    the run is resumed.
+    """
     env_id: builtins.str
     """Gymnasium's name of the environment."""
     table: builtins.str

@@ -1,0 +1,129 @@
+"""Whatever settings are accepted get a run to its end: the trainer's loop and its actors, without networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import event, example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from replay_agent.pacing import Pacer
+from replay_agent.settings import TrainSettings
+
+MAX_STEPS = 60
+
+
+@dataclass
+class Steps:
+    """The steps of one environment whose episodes never end: the last ``n_step - 1`` are never rows."""
+
+    n_step: int
+    taken: int = 0
+    granted: int = 0
+
+    def take(self) -> int:
+        """Take one, and return how many rows it completes."""
+        self.taken += 1
+        return int(self.taken >= self.n_step)
+
+
+@dataclass
+class SimulatedRun:
+    """The turns of `Trainer.train`, with a table that only counts rows."""
+
+    settings: TrainSettings
+    rows: int = 0
+    updates: int = 0
+    actors: list[Steps] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.pacer = Pacer(settings.replay_ratio, settings.learning_starts, settings.lead_steps)
+        self.own = Steps(settings.n_step) if settings.acts else None
+        self.actors = [Steps(settings.n_step) for _ in range(settings.actors)]
+
+    def turn(self) -> None:
+        for actor in self.actors:
+            actor.granted = actor.granted or self.pacer.grant(self.settings.grant_steps)
+            if actor.granted:
+                actor.granted -= 1
+                self.rows += actor.take()
+        if self.own is not None and not self.pacer.owes_update:
+            self.rows += self.own.take()
+            self.pacer.count_own_step()
+        if self.pacer.owes_update:
+            assert self.rows > 0, "a batch is drawn from an empty table, which waits for rows that nobody brings"
+            self.pacer.observe_inserted(self.rows)
+            self.pacer.count_update()
+            self.updates += 1
+        elif self.own is None:
+            self.pacer.observe_inserted(self.rows)
+
+    def play(self) -> None:
+        """Go on to the end.
+
+        Raises:
+            AssertionError: it does not come.
+        """
+        turns = 0
+        while self.pacer.env_steps < self.settings.steps:
+            self.turn()
+            turns += 1
+            # In each turn an environment step is taken or a gradient step, or n-step rows are not complete yet.
+            most = (MAX_STEPS + self.settings.n_step) * (2 + self.settings.replay_ratio)
+            assert turns <= most, f"stuck at step {self.pacer.env_steps} with credit {self.pacer.credit}"
+
+
+SMALL = st.integers(1, 12)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "steps": st.integers(1, MAX_STEPS),
+        "capacity": SMALL,
+        "learning_starts": SMALL,
+        "lead_steps": SMALL,
+        "grant_steps": SMALL,
+        "n_step": st.integers(1, 6),
+        "batch_size": SMALL,
+        "prefetch": st.integers(1, 4),
+        "actors": st.integers(0, 2),
+        "act": st.booleans(),
+        "replay_ratio": st.sampled_from([0.01, 0.1, 0.25, 0.3, 0.5, 0.9, 1.0, 2.0, 7.5]),
+    }
+).filter(lambda values: values["actors"] or values["act"])  # else actors of other machines are waited for
+STUCK_ONCE = {
+    "steps": 60,
+    "capacity": 12,
+    "learning_starts": 1,
+    "lead_steps": 1,
+    "grant_steps": 1,
+    "n_step": 1,
+    "batch_size": 1,
+    "prefetch": 1,
+    "actors": 1,
+    "act": False,
+    "replay_ratio": 0.25,
+}
+
+
+def names_fields(refusal: ValidationError, values: dict[str, Any]) -> None:
+    assert any(f"{name} {value}" in str(refusal) for name, value in values.items())
+
+
+@given(SETTINGS)
+@example(STUCK_ONCE)
+@example({**STUCK_ONCE, "actors": 0, "act": True, "n_step": 3})
+def test_settings_are_refused_or_get_a_run_to_its_end(values: dict[str, Any]) -> None:
+    try:
+        settings = TrainSettings(**values)
+    except ValidationError as refusal:
+        event("refused")
+        names_fields(refusal, values)
+        return
+    event("played")
+    run = SimulatedRun(settings)
+    run.play()
+    credited = max(0, run.pacer.env_steps - settings.learning_starts + 1)
+    assert run.updates == pytest.approx(credited * settings.replay_ratio - run.pacer.credit)
+    assert run.updates >= 1 or run.pacer.credit >= 1
