@@ -1,11 +1,13 @@
 """Checkpoints: directories with tensors in safetensors format and everything else as JSON. Nothing is pickled.
 
-A checkpoint is written beside the others under another name and then renamed, so one that can be seen is whole.
+A checkpoint is written beside the others under another name and then renamed, so one that can be seen is whole. None
+holds a number that is not finite: that is checked before it is written, and again when it is read.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -14,15 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
+from replay_agent.divergence import all_finite, require_finite
 from replay_agent.learner import Learner
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 PREFIX = "step-"
 PARTIAL_SUFFIX = ".partial"
+# Kept for whoever wants to know what went wrong; it does not count as a checkpoint any more.
+UNUSABLE_SUFFIX = ".unusable"
 STATE_FILE = "state.json"
 ONLINE_FILE, TARGET_FILE = "online.safetensors", "target.safetensors"
 OPTIMIZER_FILE, RANDOM_FILE, BEST_FILE = "optimizer.safetensors", "random.safetensors", "best.safetensors"
@@ -62,7 +70,11 @@ def save_checkpoint(
         state: JSON values to save along.
         best_weights: tensors of the best network so far.
         keep: checkpoints that stay, this one included.
+
+    Raises:
+        DivergedError: a number of the learner is not finite; nothing was written or removed.
     """
+    require_finite(learner)
     final = directory / f"{PREFIX}{step:012d}"
     partial = final.with_suffix(PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
@@ -85,11 +97,13 @@ def save_checkpoint(
 def checkpoints(directory: Path) -> list[Path]:
     """All whole checkpoints, oldest first."""
     found = directory.glob(f"{PREFIX}*") if directory.is_dir() else []
-    return sorted(path for path in found if path.suffix != PARTIAL_SUFFIX)
+    return sorted(path for path in found if path.suffix not in (PARTIAL_SUFFIX, UNUSABLE_SUFFIX))
 
 
 def load_latest(directory: Path, learner: Learner) -> Checkpoint:
-    """Put the learner and torch's generators into the state of the newest checkpoint.
+    """Put the learner and torch's generators into the state of the newest checkpoint that can be used.
+
+    Newer ones that are damaged, or hold numbers that are not finite, are logged and set aside.
 
     Raises:
         CheckpointError: there is none, or it does not fit this learner.
@@ -97,26 +111,67 @@ def load_latest(directory: Path, learner: Learner) -> Checkpoint:
     found = checkpoints(directory)
     if not found:
         raise CheckpointError(f"no checkpoint in {directory}: the run ended before its first one, start it anew")
-    return _load(found[-1], learner)
+    unusable: dict[Path, str] = {}
+    for path in reversed(found):
+        try:
+            content = _read(path)
+        except _UnusableError as error:
+            unusable[path] = str(error)
+            continue
+        checkpoint = _apply(content, path, learner)
+        for other, reason in unusable.items():
+            log.warning("%s cannot be used (%s): it is set aside, and %s is loaded", other, reason, path.name)
+            other.rename(other.with_suffix(UNUSABLE_SUFFIX))
+        return checkpoint
+    reasons = "; ".join(f"{path.name}: {reason}" for path, reason in unusable.items())
+    raise CheckpointError(f"no checkpoint in {directory} can be used, start the run anew: {reasons}")
 
 
-def _load(path: Path, learner: Learner) -> Checkpoint:
-    document = json.loads((path / STATE_FILE).read_text())
-    if document.get("format") != FORMAT_VERSION:
-        raise CheckpointError(f"{path} has format {document.get('format')}, expected {FORMAT_VERSION}")
+class _UnusableError(Exception):
+    """A checkpoint is damaged, or holds what is not finite."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    """All files of a checkpoint."""
+
+    document: dict[str, Any]
+    tensors: dict[str, dict[str, Tensor]]
+
+
+def _read(path: Path) -> _Content:
+    """Read a checkpoint whole before anything of it is used."""
     try:
-        learner.online.load_state_dict(load_file(path / ONLINE_FILE))
-        learner.target.load_state_dict(load_file(path / TARGET_FILE))
+        document = json.loads((path / STATE_FILE).read_text())
+        version = document["format"]
+        files = [ONLINE_FILE, TARGET_FILE, OPTIMIZER_FILE, RANDOM_FILE]
+        if (path / BEST_FILE).is_file():
+            files.append(BEST_FILE)
+        tensors = {name: load_file(path / name) for name in files} if version == FORMAT_VERSION else {}
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise _UnusableError(f"damaged: {type(error).__name__}: {error}") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path} has format {version}, expected {FORMAT_VERSION}")
+    wrong = [name for name, content in tensors.items() if not all_finite(content.values())]
+    if wrong:
+        raise _UnusableError(f"not finite: {', '.join(wrong)}")
+    return _Content(document, tensors)
+
+
+def _apply(content: _Content, path: Path, learner: Learner) -> Checkpoint:
+    document, tensors = content.document, content.tensors
+    try:
+        learner.online.load_state_dict(tensors[ONLINE_FILE])
+        learner.target.load_state_dict(tensors[TARGET_FILE])
     except RuntimeError as error:
         raise CheckpointError(
             f"{path} holds another network than the settings describe; resume with the same "
             f"--env, --hidden-sizes and --dueling: {error}"
         ) from error
-    _restore_optimizer(learner.optimizer, load_file(path / OPTIMIZER_FILE))
+    _restore_optimizer(learner.optimizer, tensors[OPTIMIZER_FILE])
     learner.updates = document["updates"]
-    _restore_random_state(load_file(path / RANDOM_FILE))
-    best = path / BEST_FILE
-    return Checkpoint(document["run"], load_file(best) if best.is_file() else None)
+    _restore_random_state(tensors[RANDOM_FILE])
+    return Checkpoint(document["run"], tensors.get(BEST_FILE))
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from replay_agent import losses
+from replay_agent.figures import FiguresMeter
 from replay_agent.networks import NetworkSpec, QNetwork, build_network
 
 
@@ -51,19 +49,19 @@ class TransitionBatch:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one gradient step found.
+    """What one gradient step found, on the learner's device: to look at it waits for the step.
 
     Attributes:
         td_errors: float32[batch], absolute and unweighted: the new priorities.
-        loss: weighted Huber loss.
-        grad_norm: length of the gradient before clipping.
-        mean_value: mean value of the actions taken.
+        loss: float32[], weighted Huber loss.
+        grad_norm: float32[], length of the gradient before clipping.
+        mean_value: float32[], mean value of the actions taken.
     """
 
-    td_errors: NDArray[np.float32]
-    loss: float
-    grad_norm: float
-    mean_value: float
+    td_errors: Tensor
+    loss: Tensor
+    grad_norm: Tensor
+    mean_value: Tensor
 
 
 class Learner:
@@ -74,6 +72,9 @@ class Learner:
         self.spec = spec
         self.device = device
         self.updates = 0
+        self.figures = FiguresMeter(device)
+        """Of the gradient steps that this learner took itself."""
+        self._latest_obs: Tensor | None = None
         self._config = config
         self.online: QNetwork = build_network(spec).to(device)
         self.target: QNetwork = copy.deepcopy(self.online).requires_grad_(False)
@@ -82,7 +83,7 @@ class Learner:
         )
 
     def update(self, batch: TransitionBatch) -> UpdateResult:
-        """Take one gradient step and let the target network follow when it is due."""
+        """Take one gradient step and let the target network follow when it is due; does not wait for the device."""
         targets = self._targets(batch)
         values = losses.values_of(self.online(batch.obs), batch.action)
         td_errors = targets - values
@@ -92,13 +93,11 @@ class Learner:
         grad_norm = nn.utils.clip_grad_norm_(self.online.parameters(), self._config.max_grad_norm)
         self.optimizer.step()
         self.updates += 1
+        self._latest_obs = batch.obs
         self._follow()
-        return UpdateResult(
-            td_errors=td_errors.detach().abs().cpu().numpy(),
-            loss=float(loss.detach()),
-            grad_norm=float(grad_norm),
-            mean_value=float(values.detach().mean()),
-        )
+        result = UpdateResult(td_errors.detach().abs(), loss.detach(), grad_norm, values.detach().mean())
+        self.figures.add(result.loss, result.grad_norm, result.mean_value)
+        return result
 
     @torch.no_grad()
     def _targets(self, batch: TransitionBatch) -> Tensor:
@@ -114,10 +113,13 @@ class Learner:
         for target, online in zip(self.target.parameters(), self.online.parameters(), strict=True):
             target.lerp_(online, self._config.target_tau)
 
+    @torch.no_grad()
+    def latest_values(self) -> list[Tensor]:
+        """What both networks make of the last batch now, each float32[batch, actions]; empty before the first step."""
+        if self._latest_obs is None:
+            return []
+        return [network(self._latest_obs) for network in (self.online, self.target)]
+
     def weights(self) -> dict[str, Tensor]:
         """The online network's tensors, still on the learner's device."""
         return self.online.state_dict()
-
-    def load_weights(self, weights: dict[str, Any]) -> None:
-        """Take over another network's tensors, for the online network alone."""
-        self.online.load_state_dict(weights)

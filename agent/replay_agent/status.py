@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 RATE_WINDOW_S = 5.0
-LOSS_SMOOTHING = 0.99
 
 
 @dataclass(frozen=True)
@@ -42,26 +41,6 @@ class Status:
     steps_per_s: float
     updates_per_s: float
     note: str = ""
-
-
-class Smoothed:
-    """An exponential mean that is right from the first value on."""
-
-    def __init__(self, decay: float = LOSS_SMOOTHING) -> None:
-        """Forget by ``decay`` per value."""
-        self._decay = decay
-        self._sum = 0.0
-        self._weight = 0.0
-
-    def add(self, value: float) -> None:
-        """Take in a value."""
-        self._sum = self._decay * self._sum + (1 - self._decay) * value
-        self._weight = self._decay * self._weight + (1 - self._decay)
-
-    @property
-    def value(self) -> float | None:
-        """The mean, None before the first value."""
-        return self._sum / self._weight if self._weight else None
 
 
 class RateMeter:

@@ -25,13 +25,14 @@ from replay_agent.checkpoint import CheckpointError
 from replay_agent.command_line import explain
 from replay_agent.curve import draw_curve
 from replay_agent.devices import choose_device, limit_threads
+from replay_agent.divergence import DivergedError
 from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.environments import UnsupportedEnvironmentError, inspect_environment
 from replay_agent.evaluation import EvaluationStoppedError
 from replay_agent.learner_client import LEARNER_TLS_PREFIX
 from replay_agent.metrics import MetricsLog, NoLog, TensorBoardLog
 from replay_agent.networks import network_kind
-from replay_agent.progress import make_progress
+from replay_agent.progress import ProgressView, make_progress
 from replay_agent.replay_link import TABLE_LOST
 from replay_agent.report import EvaluationSummary, TrainingReport
 from replay_agent.run_directory import RunDirectory, RunDirectoryError, open_run_directory
@@ -47,9 +48,12 @@ EMBEDDED_TIMEOUT_S = 15.0
 EXIT_FAILED, EXIT_USAGE = 1, 2
 # By convention a program that a signal ended reports this plus the signal's number.
 EXIT_SIGNAL_BASE = 128
+# What a diverged run is advised to divide its step size by.
+SMALLER_STEP = 10
 FAILURES = (
     ActorsFailError,
     CheckpointError,
+    DivergedError,
     EmbeddedServerError,
     ExposedError,
     OSError,
@@ -76,6 +80,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         RunDirectoryError: the run's directory cannot be used.
         EmbeddedServerError: no server of its own could be started, or it is gone.
         CheckpointError: there is nothing to resume.
+        DivergedError: numbers of the learner are not finite; the checkpoints from before are kept.
         ActorsFailError: actors cannot be kept alive.
         ReplayError: the server refuses or is gone.
     """
@@ -116,7 +121,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
 def _train(
     settings: TrainSettings, trainer: Trainer, run: RunDirectory, server: str, learner: str, console: Console
 ) -> Ending:
-    """Train with actors and progress bar; what was learned is saved whatever happens."""
+    """Train with actors and progress bar; what was learned is saved whatever happens, unless it is not finite."""
     with ExitStack() as stack:
         pool = None
         if settings.actors:
@@ -131,13 +136,37 @@ def _train(
             stack.callback(pool.close)
         progress = stack.enter_context(make_progress(console, settings.env, settings.steps, shown=settings.progress))
         try:
-            return trainer.train(progress, pool)
-        except Exception:
-            log.info("what was learned so far is kept; go on: replay-train --resume %s", run.path)
+            return _train_and_save(trainer, run, progress, pool)
+        except DivergedError as error:
+            error.add_note(_advice(settings, trainer, run))
             raise
         finally:
             trainer.service.finish()
-            trainer.save()
+
+
+def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView, pool: ActorPool | None) -> Ending:
+    try:
+        ending = trainer.train(progress, pool)
+    except DivergedError:
+        raise
+    except BaseException:
+        trainer.save()
+        log.info("what was learned so far is kept; go on: replay-train --resume %s", run.path)
+        raise
+    trainer.save()
+    return ending
+
+
+def _advice(settings: TrainSettings, trainer: Trainer, run: RunDirectory) -> str:
+    """What to do about a run that diverged."""
+    return (
+        f"It was noticed at environment step {trainer.pacer.env_steps}, and nothing of it is saved. Lower "
+        f"--learning-rate (now {settings.learning_rate:g}) or --max-grad-norm (now {settings.max_grad_norm:g}), or "
+        "have the environment scale its rewards down. If that does not help, look for observations or rewards that "
+        "are not finite.\n"
+        f"Go on from the last finite checkpoint: replay-train --resume {run.path} "
+        f"--learning-rate {settings.learning_rate / SMALLER_STEP:g}"
+    )
 
 
 def _actor_environment(settings: TrainSettings) -> dict[str, str]:

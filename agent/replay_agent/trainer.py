@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import torch
-from replay_client import Batch, ReplayClient
+from replay_client import Batch, InvalidArgumentError, ReplayClient
 from replay_client.torch import to_torch
 
 from replay_agent.acting import Actor, FinishedEpisode
 from replay_agent.actor_pool import ActorPool
-from replay_agent.checkpoint import load_latest, save_checkpoint
+from replay_agent.checkpoint import checkpoints, load_latest, save_checkpoint
+from replay_agent.divergence import require_finite, require_finite_figures
 from replay_agent.environments import EnvironmentInfo, make_environment
 from replay_agent.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
 from replay_agent.history import History
@@ -30,7 +31,7 @@ from replay_agent.seeds import ActorSeeds, RunSeeds
 from replay_agent.selection import NetworkSelector
 from replay_agent.settings import TrainSettings
 from replay_agent.signals import StopRequest
-from replay_agent.status import RateMeter, Smoothed, Status
+from replay_agent.status import RateMeter, Status
 from replay_agent.task import Task
 from replay_agent.timing import Interval
 from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
@@ -159,9 +160,12 @@ class Trainer:
             pool: actor processes to watch.
 
         Raises:
+            DivergedError: a number of the learner is not finite.
             ReplayError: the server is gone, or refuses.
             ActorsFailError: actors cannot be kept alive.
         """
+        if not checkpoints(self._run.checkpoints):
+            self.save()  # There is always one to go back to.
         start, before_s = time.monotonic(), self.training_s
         try:
             while (ending := self._ending()) is None:
@@ -176,10 +180,15 @@ class Trainer:
         return ending
 
     def save(self) -> None:
-        """Write a checkpoint; it names the replay checkpoint that belongs to it, if there is one."""
+        """Write a checkpoint; it names the replay checkpoint that belongs to it, if there is one.
+
+        Raises:
+            DivergedError: a number of the learner is not finite; the checkpoints there are stay as they are.
+        """
+        require_finite(self.learner)
         keep = self._settings.keep_checkpoints
         replay_checkpoint = None
-        if self._settings.replay_checkpoints:
+        if self._settings.replay_checkpoints and self.pacer.env_steps:
             # One more than the trainer keeps: should it end before its own is written, the last one has its table.
             replay_checkpoint = self.table.checkpoint(keep + 1, self._settings.reconnect_timeout_s)
         state = {
@@ -220,16 +229,21 @@ class Trainer:
             self._actor.close()
 
     def status(self) -> Status:
-        """How the run stands."""
-        step, shown = self.pacer.env_steps, self._shown
+        """How the run stands; waits for the device.
+
+        Raises:
+            DivergedError: figures of a gradient step are not finite.
+        """
+        step, shown, figures = self.pacer.env_steps, self._shown, self.learner.figures.fetch()
+        require_finite_figures(self.learner, figures)
         return Status(
             env_steps=step,
             updates=self.learner.updates,
             recent_return=self.history.recent_return,
             best_mean=self.selector.best_mean,
-            loss=shown.loss.value,
-            grad_norm=shown.grad_norm.value,
-            mean_value=shown.mean_value.value,
+            loss=figures.loss if figures else None,
+            grad_norm=figures.grad_norm if figures else None,
+            mean_value=figures.mean_value if figures else None,
             epsilon=self._epsilon(step),
             beta=self._beta(step),
             steps_per_s=shown.step_rate.per_second(step),
@@ -256,6 +270,10 @@ class Trainer:
                 self._wait_for_rows(link)
         except TABLE_LOST as error:
             self.table.lose(error)
+        except InvalidArgumentError:
+            # Priorities that are not finite are refused before anybody has looked at the figures.
+            require_finite(self.learner)
+            raise
         self._take_reports()
         self._do_what_is_due(progress, pool)
 
@@ -275,14 +293,10 @@ class Trainer:
         self.pacer.observe_inserted(batch.inserted)
         result = self.learner.update(transition_batch(batch, self._device))
         self.pacer.count_update()
-        link.write_back(batch.row_keys, result.td_errors)
+        link.write_back(batch.row_keys, result.td_errors.cpu().numpy())
         if self.learner.updates % self._settings.publish_interval == 0:
             self._weights.publish(self.learner.weights())
-        shown = self._shown
-        shown.loss.add(result.loss)
-        shown.grad_norm.add(result.grad_norm)
-        shown.mean_value.add(result.mean_value)
-        shown.batch = batch
+        self._shown.batch = batch
 
     def _wait_for_rows(self, link: ReplayLink) -> None:
         """Learn from the table how far the actors are; sleep for a moment if there is nothing to do."""
@@ -309,10 +323,13 @@ class Trainer:
     def _do_what_is_due(self, progress: ProgressView, pool: ActorPool | None) -> None:
         if self.pacer.env_steps >= self._next_validation and self.learner.updates:
             self._validate()
-        if self._due.show.is_due():
-            progress.show(self.status())
-        if self._due.log.is_due():
-            self._metrics.status(self.status(), self._shown.batch)
+        shows, logs = self._due.show.is_due(), self._due.log.is_due()
+        if shows or logs:
+            status = self.status()
+        if shows:
+            progress.show(status)
+        if logs:
+            self._metrics.status(status, self._shown.batch)
         if self._due.checkpoint.is_due():
             self.save()
         if pool is not None and self._due.supervision.is_due():
@@ -320,6 +337,7 @@ class Trainer:
 
     def _validate(self) -> None:
         """Judge the network as it is now."""
+        require_finite(self.learner)
         step = self.pacer.env_steps
         found = self.selector.validate(self.learner.online)
         self.history.add_validation(step, found.mean)
@@ -381,7 +399,6 @@ class _Shown:
     """What is only shown."""
 
     def __init__(self) -> None:
-        self.loss, self.grad_norm, self.mean_value = Smoothed(), Smoothed(), Smoothed()
         self.step_rate, self.update_rate = RateMeter(), RateMeter()
         self.batch: Batch | None = None
         self.note = ""

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from replay_agent.checkpoint import CheckpointError, checkpoints, load_latest, save_checkpoint
+from replay_agent.divergence import DivergedError
 from replay_agent.learner import Learner, LearnerConfig, TransitionBatch
 from replay_agent.networks import NetworkSpec
 from replay_agent.selection import copy_weights
+from safetensors.torch import load_file, save_file
 
 SPEC = NetworkSpec((3,), "float32", actions=2, hidden_sizes=(8,), dueling=True)
 STATE = {"env_steps": 40, "history": {"episode_returns": [1.5, 2.0]}, "rng": {"state": 2**100 + 1}}
@@ -46,7 +48,7 @@ def test_a_restored_learner_goes_on_exactly_as_the_first_one(tmp_path: Path) -> 
     found = [second.update(random_batch()) for _ in range(10)]
 
     assert second.updates == first.updates == 17
-    assert [result.loss for result in found] == [result.loss for result in expected]
+    assert [float(result.loss) for result in found] == [float(result.loss) for result in expected]
     for name, tensor in first.online.state_dict().items():
         assert torch.equal(tensor, second.online.state_dict()[name])
         assert torch.equal(first.target.state_dict()[name], second.target.state_dict()[name])
@@ -105,3 +107,75 @@ def test_another_network_is_refused_with_advice(tmp_path: Path) -> None:
     other = NetworkSpec((3,), "float32", actions=2, hidden_sizes=(16,), dueling=True)
     with pytest.raises(CheckpointError, match="resume with the same"):
         load_latest(tmp_path, make_learner(seed=1, spec=other))
+
+
+def spoil(learner: Learner, part: str) -> None:
+    """Make one number of the learner infinite or NaN."""
+    with torch.no_grad():
+        if part == "the online network":
+            next(iter(learner.online.parameters())).view(-1)[0] = torch.nan
+        elif part == "the target network":
+            next(iter(learner.target.parameters())).view(-1)[-1] = -torch.inf
+        else:
+            next(iter(learner.optimizer.state.values()))["exp_avg_sq"].view(-1)[0] = torch.inf
+
+
+@pytest.mark.parametrize("part", ["the online network", "the target network", "the optimizer's state"])
+def test_numbers_that_are_not_finite_are_not_saved_and_push_no_checkpoint_out(tmp_path: Path, part: str) -> None:
+    learner = make_learner(seed=1)
+    learner.update(random_batch())
+    save(tmp_path, 1, learner, keep=1)
+    spoil(learner, part)
+    with pytest.raises(DivergedError, match=f"gradient step 1 on, not finite: {part}"):
+        save(tmp_path, 2, learner, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001"]
+
+
+@pytest.mark.parametrize("file", ["online", "target", "optimizer", "best"])
+def test_a_checkpoint_that_is_not_finite_is_set_aside_for_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str
+) -> None:
+    learner = make_learner(seed=1)
+    for step in (1, 2):
+        learner.update(random_batch())
+        save(tmp_path, step, learner)
+    path = tmp_path / "step-000000000002" / f"{file}.safetensors"
+    tensors = load_file(path)
+    largest = max(tensors, key=lambda name: tensors[name].numel())
+    tensors[largest].view(-1)[0] = torch.nan
+    save_file(tensors, path)
+
+    found = make_learner(seed=2)
+    load_latest(tmp_path, found)
+    assert found.updates == 1
+    assert f"step-000000000002 cannot be used (not finite: {file}.safetensors)" in caplog.text
+    assert "step-000000000001 is loaded" in caplog.text
+    save(tmp_path, 1, found, keep=1)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000001"]
+
+
+@pytest.mark.parametrize("file", ["online.safetensors", "random.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["cut off", "gone"])
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tmp_path: Path, file: str, damage: str) -> None:
+    learner = make_learner(seed=1)
+    for step in (1, 2):
+        learner.update(random_batch())
+        save(tmp_path, step, learner)
+    path = tmp_path / "step-000000000002" / file
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:20])
+    found = make_learner(seed=2)
+    load_latest(tmp_path, found)
+    assert found.updates == 1
+
+
+def test_where_no_checkpoint_can_be_used_each_is_named_and_left_alone(tmp_path: Path) -> None:
+    learner = make_learner(seed=1)
+    for step in (1, 2):
+        save(tmp_path, step, learner)
+        (tmp_path / f"step-{step:012d}" / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"step-000000000002: damaged.*step-000000000001: damaged"):
+        load_latest(tmp_path, learner)
+    assert len(checkpoints(tmp_path)) == 2

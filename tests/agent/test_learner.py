@@ -98,5 +98,5 @@ def test_gradients_are_clipped_to_their_largest_length() -> None:
 
 def test_repeated_steps_on_one_batch_reduce_its_loss() -> None:
     learner, batch = make_learner(target_interval=10_000), make_batch()
-    losses = [learner.update(batch).loss for _ in range(200)]
+    losses = [float(learner.update(batch).loss) for _ in range(200)]
     assert losses[-1] < losses[0] / 5

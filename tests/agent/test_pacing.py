@@ -71,11 +71,9 @@ def test_steps_granted_but_not_seen_in_the_table_count_against_the_lead() -> Non
 def test_actors_are_not_held_for_a_part_of_a_credit_that_the_learner_cannot_use() -> None:
     pacer = Pacer(ratio=0.25, learning_starts=1, lead_steps=1)
     pacer.observe_inserted(3)
-    assert not pacer.owes_update
-    assert pacer.grant(1) == 1
+    assert (pacer.credit, pacer.grant(1)) == (0.75, 1)
     pacer.observe_inserted(4)
-    assert pacer.owes_update
-    assert pacer.grant(1) == 0
+    assert (pacer.credit, pacer.grant(1)) == (1.0, 0)
 
 
 def test_actors_are_not_held_while_a_new_table_has_too_few_rows_to_use_old_credit() -> None:

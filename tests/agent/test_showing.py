@@ -13,7 +13,7 @@ from replay_agent.curve import draw_curve, running_mean
 from replay_agent.history import RECENT_EPISODES, History
 from replay_agent.progress import ProgressLines, make_progress
 from replay_agent.report import EvaluationSummary, TrainingReport
-from replay_agent.status import RateMeter, Smoothed, Status
+from replay_agent.status import RateMeter, Status
 from replay_agent.timing import Interval
 from rich.console import Console
 
@@ -110,15 +110,6 @@ def test_a_report_shows_and_saves_what_a_run_came_to(tmp_path: Path) -> None:
     for part in ("rank", "seed 3", "solved", "9,000", "31.4 s", "499.2", "470.0", "x/c.png"):
         assert part in console.file.getvalue()
     assert json.loads((tmp_path / "result.json").read_text())["evaluation"]["mean"] == 499.25
-
-
-def test_a_smoothed_value_is_right_from_the_first_on() -> None:
-    smoothed = Smoothed(decay=0.9)
-    assert smoothed.value is None
-    smoothed.add(4.0)
-    assert smoothed.value == pytest.approx(4.0)
-    smoothed.add(8.0)
-    assert smoothed.value == pytest.approx((0.9 * 4 + 8) / 1.9)
 
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:

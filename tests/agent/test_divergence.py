@@ -1,0 +1,123 @@
+"""Runs that diverge: they stop, say why, and leave checkpoints that they can be resumed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from replay_agent.checkpoint import checkpoints
+from replay_agent.divergence import DivergedError, require_finite_figures
+from replay_agent.figures import DECAY, FiguresMeter
+from replay_agent.learner import Learner, LearnerConfig
+from replay_agent.metrics import NoLog
+from replay_agent.networks import NetworkSpec
+from replay_agent.progress import NoProgress
+from replay_agent.settings import TrainSettings
+from replay_agent.signals import StopRequest
+from replay_agent.train import train
+from replay_agent.trainer import Ending, Trainer
+from rich.console import Console
+from safetensors.torch import load_file
+
+from tests.agent.test_learner import make_batch
+from tests.support.server_process import ServerProcess
+
+CPU = torch.device("cpu")
+EXPLODING = {"learning_rate": 1e30}
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("solved_return", [None, 1.0])
+def test_a_run_that_diverges_stops_with_advice_and_is_resumed_from_a_finite_checkpoint(
+    server: ServerProcess,
+    settings_of: Callable[..., TrainSettings],
+    make_trainer: Callable[..., Trainer],
+    tmp_path: Path,
+    lockstep: bool,
+    solved_return: float | None,
+) -> None:
+    name = f"exploded-{lockstep}-{solved_return}"
+    settings = settings_of(
+        server=server.address,
+        name=name,
+        lockstep=lockstep,
+        solved_return=solved_return,
+        validate_interval=101,
+        checkpoint_interval_s=0.01,
+        **EXPLODING,
+    )
+    with pytest.raises(DivergedError, match=r"from gradient step \d+ on, not finite: ") as diverged:
+        train(settings, StopRequest(), Console(quiet=True))
+    run = tmp_path / "runs" / name
+    advice = "".join(diverged.value.__notes__)
+    assert "--learning-rate (now 1e+30)" in advice
+    assert "--max-grad-norm (now 10)" in advice
+    assert f"replay-train --resume {run} --learning-rate 1e+29" in advice
+
+    kept = checkpoints(run / "checkpoints")
+    assert kept
+    for path in kept:
+        for file in ("online", "target", "optimizer"):
+            assert all(tensor.isfinite().all() for tensor in load_file(path / f"{file}.safetensors").values())
+
+    again = make_trainer(resume=run, learning_rate=1e-3)
+    again.resume()
+    assert again.train(NoProgress(), None) is Ending.STEPS_DONE
+
+
+class SpoilAfterValidation(NoLog):
+    """Makes a network's values NaN as soon as it was judged."""
+
+    def __init__(self) -> None:
+        self.trainer: Trainer | None = None
+        self.validated_at: list[int] = []
+
+    def validation(self, step: int, mean: float) -> None:
+        self.validated_at.append(step)
+        assert self.trainer is not None
+        with torch.no_grad():
+            for parameter in self.trainer.learner.online.parameters():
+                parameter.fill_(torch.nan)
+
+
+def test_a_network_that_is_not_finite_is_not_judged_let_alone_chosen(make_trainer: Callable[..., Trainer]) -> None:
+    metrics = SpoilAfterValidation()
+    # A gradient step every 50 steps, two validations between them.
+    metrics.trainer = trainer = make_trainer(metrics=metrics, replay_ratio=0.02, validate_interval=20)
+    with pytest.raises(DivergedError, match="gradient step 1 on, not finite: the online network, action values"):
+        trainer.train(NoProgress(), None)
+    assert metrics.validated_at == [149]
+    assert trainer.pacer.env_steps == 169
+    assert trainer.selector.best_weights is not None
+    assert all(tensor.isfinite().all() for tensor in trainer.selector.best_weights.values())
+
+
+def test_the_first_gradient_step_that_was_not_finite_is_named_however_late_it_is_noticed() -> None:
+    learner = Learner(NetworkSpec((2,), "float32", 2, (4,), dueling=False), LearnerConfig(1e-2), CPU)
+    learner.updates = 100  # of an earlier start
+    for _ in range(5):
+        learner.update(make_batch())
+    require_finite_figures(learner, learner.figures.fetch())
+    spoiled = make_batch()
+    spoiled.reward[2] = torch.nan
+    learner.update(spoiled)
+    for _ in range(3):
+        learner.update(make_batch())
+    with pytest.raises(DivergedError, match="from gradient step 106 on, not finite: the loss, the gradient"):
+        require_finite_figures(learner, learner.figures.fetch())
+
+
+def test_figures_are_smoothed_and_right_from_the_first_on() -> None:
+    meter = FiguresMeter(CPU)
+    assert meter.fetch() is None
+    meter.add(torch.tensor(4.0), torch.tensor(1.0), torch.tensor(-2.0))
+    found = meter.fetch()
+    assert found is not None
+    assert (found.loss, found.grad_norm, found.mean_value) == pytest.approx((4.0, 1.0, -2.0))
+    meter.add(torch.tensor(8.0), torch.tensor(1.0), torch.tensor(-2.0))
+    found = meter.fetch()
+    assert found is not None
+    assert found.loss == pytest.approx((DECAY * 4 + 8) / (1 + DECAY))
+    assert (found.steps, found.finite_steps) == (2, 2)
