@@ -48,7 +48,7 @@ def sampler_steps(table: Table, workload: Workload, prefetch: int) -> Window:
     rng = np.random.default_rng(1)
 
     def window(window_s: float) -> float:
-        with table.sampler(workload.batch_size, BETA, prefetch=prefetch) as sampler:
+        with table.sampler(workload.batch_size, beta=BETA, prefetch=prefetch) as sampler:
 
             def step() -> None:
                 batch = next(sampler)
@@ -65,7 +65,7 @@ def single_call_steps(table: Table, workload: Workload) -> Window:
     rng = np.random.default_rng(1)
 
     def step() -> None:
-        batch = table.sample(workload.batch_size, BETA)
+        batch = table.sample(workload.batch_size, beta=BETA)
         touch(batch)
         table.update_priorities(batch.row_keys, rng.random(workload.batch_size) + 0.1)
 

@@ -87,7 +87,7 @@ def median_step_us(client: ReplayClient, window_s: float) -> float:
     """Median time of a learner's step in a window of so many seconds."""
     rng = np.random.default_rng(1)
     times, end = [], time.perf_counter() + window_s
-    with client.table(CARTPOLE.name).sampler(CARTPOLE.batch_size, BETA) as sampler:
+    with client.table(CARTPOLE.name).sampler(CARTPOLE.batch_size, beta=BETA) as sampler:
         while (began := time.perf_counter()) < end:
             batch = next(sampler)
             touch(batch)

@@ -41,7 +41,7 @@ def measure_backend(backend: str, steps: int) -> list[str]:
         empty = resident_bytes(process)
         table = full_table(client, workload, backend)
         steady = full = resident_bytes(process)
-        with table.sampler(workload.batch_size, BETA, prefetch=16) as sampler:
+        with table.sampler(workload.batch_size, beta=BETA, prefetch=16) as sampler:
             for step in range(steps):
                 batch = next(sampler)
                 sampler.update_priorities(batch.row_keys, rng.random(workload.batch_size) + 0.1)

@@ -36,9 +36,9 @@ def running_server(*flags: str) -> Iterator[tuple[str, int]]:
 def full_table(client: ReplayClient, workload: Workload, backend: str = "sum_tree") -> Table:
     """A table of the workload, filled until its ring has wrapped, with priorities that differ."""
     rng = np.random.default_rng(0)
-    table = client.create_table(workload.name, workload.columns, workload.capacity, backend=backend)
+    table = client.create_table(workload.name, columns=workload.columns, capacity=workload.capacity, backend=backend)
     step = min(_FILL_ROWS, table.slots - table.capacity)
     rows = workload.rows(step, rng)
     for _ in range(0, table.slots + step, step):
-        table.insert(rows, rng.random(step) + 0.1)
+        table.insert(rows, priorities=rng.random(step) + 0.1)
     return table

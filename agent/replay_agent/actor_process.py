@@ -210,7 +210,7 @@ def _stop_for_good(stop: threading.Event) -> None:
 def _close_quietly(writer: Writer) -> None:
     """Send what the writer holds, as far as that is possible."""
     try:
-        writer.close(CLOSE_TIMEOUT_S)
+        writer.close(timeout_s=CLOSE_TIMEOUT_S)
     except ReplayError as error:
         log.warning("some rows were not sent: %s", error)
 

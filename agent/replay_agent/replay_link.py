@@ -67,7 +67,12 @@ class TableSpec:
         parameters = {} if self.backend == "uniform" else {"alpha": self.alpha}
         try:
             return client.create_table(
-                self.name, transition_columns(env), self.capacity, self.backend, self.seed, **parameters
+                self.name,
+                columns=transition_columns(env),
+                capacity=self.capacity,
+                backend=self.backend,
+                seed=self.seed,
+                **parameters,
             )
         except TableExistsError as error:
             error.add_note(f"Choose another --table, or remove this one: replay drop {self.name}")
@@ -177,14 +182,14 @@ class PipelinedReplay:
         for stream in (self._writer, self._sampler):
             if stream is not None:
                 with suppress(ReplayError):
-                    stream.close(CLOSE_TIMEOUT_S)
+                    stream.close(timeout_s=CLOSE_TIMEOUT_S)
         self._writer = self._sampler = None
 
     def _open_sampler(self, beta: float) -> Sampler:
         draws = self._draws
         return self._table.sampler(
             draws.batch_size,
-            beta,
+            beta=beta,
             weight_norm=draws.weight_norm,
             draw_mode=draws.draw_mode,
             prefetch=draws.prefetch,
@@ -218,7 +223,7 @@ class LockstepReplay:
         draws = self._draws
         return self._table.sample(
             draws.batch_size,
-            beta,
+            beta=beta,
             weight_norm=draws.weight_norm,
             draw_mode=draws.draw_mode,
             timeout_s=draws.timeout_s,

@@ -28,6 +28,7 @@ from replay_client.frame_calls import FrameCalls
 from replay_client.security import Tls
 from replay_client.stats import Stats
 from replay_client.table import Table, drop_table
+from replay_client.time_limits import time_limit
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 _LOOK_UP_S: Final = 0.5
@@ -53,7 +54,8 @@ class ReplayClient:
             address: ``host:port``.
             token: says who calls, where the server wants to know; it travels in plain text unless there is `tls`.
             tls: how to encrypt, and what makes sure of the server; None: neither.
-            timeout_s: how long a call may take, in seconds, a wait for the server included.
+            timeout_s: how long a call may take, in seconds, a wait for the server included; `math.inf`: for ever.
+                It is the limit wherever a method's `timeout_s` is None.
             same_host: where the server is on this host, copy rows of batches out of its files instead of having them
                 sent, and make a learner's calls over a unix-domain socket; `TableStats.sampled_same_host` tells
                 whether rows are copied.
@@ -66,7 +68,7 @@ class ReplayClient:
         """
         if not isinstance(address, str) or not address:
             raise InvalidArgumentError.of_field("address", "host:port", repr(address))
-        if not timeout_s > 0:
+        if timeout_s is None or not time_limit("timeout_s", timeout_s, DEFAULT_TIMEOUT_S):
             raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
         self._connection = Connection(address, timeout_s=timeout_s, token=token, tls=tls)
         self._same_host = same_host
@@ -81,11 +83,11 @@ class ReplayClient:
     def create_table(
         self,
         name: str,
+        *,
         columns: Mapping[str, Column],
         capacity: int,
         backend: str = "sum_tree",
         seed: int | None = None,
-        *,
         min_size: float | None = None,
         samples_per_insert: float | None = None,
         error_buffer: float | tuple[float, float] | None = None,
@@ -179,7 +181,8 @@ class ReplayClient:
             tables: names of the tables; none: all.
             series: what it is one of: its name is the series and a number.
             keep: how many of the series stay, this one included; None: as the server is set.
-            timeout_s: how long it may take, in seconds; None: the client's own. The server goes on even so.
+            timeout_s: how long it may take, in seconds; None: the client's own limit, `math.inf`: for ever. The
+                server goes on even so.
 
         Raises:
             CheckpointsOffError: the server has no directory for checkpoints.
@@ -213,7 +216,7 @@ class ReplayClient:
 
         Args:
             name: of the checkpoint.
-            timeout_s: how long it may take, in seconds; None: the client's own.
+            timeout_s: how long it may take, in seconds; None: the client's own limit, `math.inf`: for ever.
 
         Raises:
             CheckpointDamagedError: names the file that is damaged.

@@ -36,6 +36,7 @@ from replay_client.errors import (
     from_rpc_error,
 )
 from replay_client.security import Tls, open_channel, token_metadata
+from replay_client.time_limits import left_s, time_limit
 
 M = TypeVar("M", bound=Message)
 
@@ -232,23 +233,28 @@ class Connection:
         """`call` for messages without rows."""
         return response.FromString(self.call(method, request.SerializeToString(), timeout_s=timeout_s, repeat=repeat))
 
-    def call(self, method: Method, request: bytes, *, timeout_s: float | None = None, repeat: bool) -> bytes:
+    def call(
+        self, method: Method, request: bytes, *, timeout_s: float | None = None, margin_s: float = 0.0, repeat: bool
+    ) -> bytes:
         """Send a request and wait for its answer.
 
         Args:
             method: name of the RPC.
             request: its wire form.
-            timeout_s: how long it may take in all, in seconds; None: the connection's own.
+            timeout_s: how long it may take, in seconds, a wait for a server that is away included; see
+                `replay_client.time_limits`.
+            margin_s: how much longer to wait for the answer of a server that is there, in seconds.
             repeat: whether to send it again when the server could not be reached or went away meanwhile.
 
         Raises:
+            InvalidArgumentError: for a time limit that is none.
             ReplayError: of the type that fits.
         """
         self.check_usable()
-        deadline = self.clock() + (self.timeout_s if timeout_s is None else timeout_s)
+        deadline = self.clock() + time_limit("timeout_s", timeout_s, self.timeout_s)
         if not repeat:
-            return self._attempt(method, request, deadline, wait_for_ready=True)
-        return self._repeated(method, request, deadline)
+            return self._attempt(method, request, deadline + margin_s, wait_for_ready=True)
+        return self._repeated(method, request, deadline, margin_s)
 
     def open_stream(self, method: StreamMethod, requests: Iterator[bytes]) -> MessageStream:
         """Open a bidirectional stream; see `MessageStream`.
@@ -266,12 +272,12 @@ class Connection:
             self._channel.close()
         self._closed = True
 
-    def _repeated(self, method: Method, request: bytes, deadline: float) -> bytes:
+    def _repeated(self, method: Method, request: bytes, deadline: float, margin_s: float) -> bytes:
         """Try until it works, is refused, or the deadline has come."""
         away: ServerUnavailableError | None = None
         for attempts, pause_s in enumerate(self.backoff.pauses_s(self.rng), start=1):
             try:
-                return self._attempt(method, request, deadline, wait_for_ready=False)
+                return self._attempt(method, request, deadline + margin_s, wait_for_ready=False)
             except ServerUnavailableError as error:
                 away = error
             except DeadlineExceededError as error:
@@ -293,7 +299,7 @@ class Connection:
         try:
             return unary(
                 request,
-                timeout=max(0.0, deadline - self.clock()),
+                timeout=left_s(deadline, self.clock()),
                 metadata=self._metadata,
                 wait_for_ready=wait_for_ready,
             )

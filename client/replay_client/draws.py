@@ -27,6 +27,9 @@ _DRAW_MODES: Final[Mapping[str, replay_pb2.DrawMode.ValueType]] = {
     "independent": replay_pb2.DRAW_MODE_INDEPENDENT,
 }
 
+_UNWEIGHTED: Final = ("uniform", "fifo")
+"""Backends that draw every row with the same probability: all weights are 1."""
+
 
 @dataclass(frozen=True)
 class DrawOptions:
@@ -40,8 +43,8 @@ class DrawOptions:
     """What the weights are divided by."""
     draw_mode: DrawMode = "stratified"
     """How the points are chosen."""
-    timeout_s: float | None = None
-    """How long to wait while there is no row to draw, in seconds; None: not at all."""
+    wait_s: float = 0.0
+    """How long to wait while the table allows no draw, in seconds; 0: not at all, `math.inf`: for ever."""
 
     def __post_init__(self) -> None:
         """Check what the server cannot be asked.
@@ -55,9 +58,7 @@ class DrawOptions:
             operator.index(self.batch_size)
         except TypeError:
             raise InvalidArgumentError.of_field("batch_size", "a whole number", repr(self.batch_size)) from None
-        _check_number("beta", self.beta)
-        if self.timeout_s is not None:
-            _check_number("timeout_s", self.timeout_s)
+        _check_beta(self.beta)
 
     def with_beta(self, beta: float) -> DrawOptions:
         """The same with another beta."""
@@ -74,7 +75,7 @@ class DrawOptions:
             beta=self.beta,
             weight_norm=_WEIGHT_NORMS[self.weight_norm],
             draw_mode=_DRAW_MODES[self.draw_mode],
-            wait_s=self.timeout_s or 0.0,
+            wait_s=self.wait_s,
         )
 
 
@@ -83,10 +84,23 @@ def _check_name(field: str, name: str, known: Mapping[str, object]) -> None:
         raise InvalidArgumentError.of_field(field, " or ".join(map(repr, known)), repr(name))
 
 
-def _check_number(field: str, number: float) -> None:
+def beta_for(backend: str, beta: float | None) -> float:
+    """The exponent of the weights: a caller may leave it out where all weights are 1 whatever it is.
+
+    Raises:
+        InvalidArgumentError: it was left out where it matters.
+    """
+    if beta is not None:
+        return beta
+    if backend in _UNWEIGHTED:
+        return 0.0
+    raise InvalidArgumentError.of_field("beta", f"a number of at least 0, which draws of {backend!r} need", "none")
+
+
+def _check_beta(beta: float) -> None:
     try:
-        if math.isfinite(number) and number >= 0:
+        if math.isfinite(beta) and beta >= 0:
             return
     except TypeError:
         pass
-    raise InvalidArgumentError.of_field(field, "a finite number of at least 0", repr(number))
+    raise InvalidArgumentError.of_field("beta", "a finite number of at least 0", repr(beta))

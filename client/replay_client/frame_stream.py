@@ -10,6 +10,7 @@ batch are views of it.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import time
@@ -21,6 +22,7 @@ from replay_proto.frames import FrameError, FrameKind, FrameParser, frame_head
 
 from replay_client.buffers import Buffers
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError, from_status
+from replay_client.time_limits import left_s
 
 Answer = bytes | memoryview
 """The wire form of an answer; the view of a long one is its receiver's alone, to write to as well."""
@@ -69,14 +71,14 @@ class FrameStream:
         """Wait for the next answer.
 
         Args:
-            timeout_s: how long to wait, in seconds; None: for as long as the connection lasts.
+            timeout_s: how long to wait, in seconds; None or `math.inf`: for as long as the connection lasts.
 
         Raises:
             ServerUnavailableError: the connection has ended.
             DeadlineExceededError: there was no answer in time; the connection is of no use any more.
             ReplayError: the request was refused.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         try:
             kind, content = self._frame(deadline)
         except TimeoutError:
@@ -99,7 +101,7 @@ class FrameStream:
         self.cancel()
         self._link.close()
 
-    def _frame(self, deadline: float | None) -> tuple[FrameKind, Answer]:
+    def _frame(self, deadline: float) -> tuple[FrameKind, Answer]:
         while (taken := self._parser.take()) is None:
             head = self._parser.next_head()
             if head is not None and head[1] > _LONG_BYTES:
@@ -109,7 +111,7 @@ class FrameStream:
             self._parser.feed(self._chunk[:size])
         return taken
 
-    def _long_content(self, size: int, deadline: float | None) -> memoryview:
+    def _long_content(self, size: int, deadline: float) -> memoryview:
         content = self._buffers.take(size).data[:size]
         got = self._parser.take_beginning(content)
         while got < size:
@@ -129,7 +131,7 @@ class FrameStream:
             raise ConnectionResetError("the server ended it")
         return size
 
-    def _wait_to_receive(self, deadline: float | None) -> None:
+    def _wait_to_receive(self, deadline: float) -> None:
         """Wait until something came, or something more could be sent."""
         if not self._wait(select.POLLIN | (select.POLLOUT if self._send_some() else 0), deadline):
             raise TimeoutError
@@ -146,9 +148,9 @@ class FrameStream:
             self._unsent = memoryview(b"")
         return False
 
-    def _wait(self, events: int, deadline: float | None) -> bool:
+    def _wait(self, events: int, deadline: float) -> bool:
         """Wait for the socket; False if the deadline comes first."""
         poll = select.poll()
         poll.register(self._link, events)
-        left_ms = None if deadline is None else min(max(0.0, deadline - time.monotonic()) * 1000, _LONGEST_WAIT_MS)
-        return bool(poll.poll(left_ms))
+        wait_s = left_s(deadline, time.monotonic())
+        return bool(poll.poll(None if wait_s is None else min(wait_s * 1000, _LONGEST_WAIT_MS)))

@@ -19,6 +19,7 @@ priorities once more, batches are drawn anew.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +39,7 @@ from replay_client.draws import DrawOptions
 from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, InvalidArgumentError
 from replay_client.rows import checked_keys, checked_priorities
 from replay_client.streams import AnsweredStream, Request
+from replay_client.time_limits import time_limit
 
 _MESSAGES_IN_FLIGHT: Final = 4
 """A sampler that prefetches more batches than this asks for several in one message."""
@@ -66,7 +68,7 @@ class Sampler:
         draw_over_wire: Callable[[DrawOptions], Batch],
         *,
         prefetch: int = 3,
-        reconnect_timeout_s: float = 60.0,
+        reconnect_timeout_s: float | None = 60.0,
     ) -> None:
         """Get ready to draw; the first `next()` opens the stream.
 
@@ -77,10 +79,11 @@ class Sampler:
             data_path: the short ways to the table.
             draw_over_wire: draws a batch in place of one whose rows were overwritten before they were copied.
             prefetch: how many batches are on their way while `next()` waits, at least 1.
-            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
+            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; see
+                `replay_client.time_limits`.
 
         Raises:
-            InvalidArgumentError: for a prefetch below 1.
+            InvalidArgumentError: for a prefetch below 1, or a time limit that is none.
         """
         if prefetch < 1:
             raise InvalidArgumentError.of_field("prefetch", "at least 1", str(prefetch))
@@ -146,7 +149,7 @@ class Sampler:
         if self._keys and together == 1:  # left over only where an error kept earlier batches on their way
             self._send(0)
         while not self._batches:
-            self._receive(None)
+            self._receive(math.inf)
         return self._batches.popleft()
 
     def update_priorities(self, keys: ArrayLike, priorities: ArrayLike) -> None:
@@ -167,27 +170,30 @@ class Sampler:
         if self._keys_kept >= UPDATES_KEPT:
             self._send(0)
 
-    def flush(self, timeout_s: float | None = None) -> None:
+    def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until every update handed over so far is acknowledged. Batches that arrive meanwhile are kept.
 
         Args:
-            timeout_s: how long to wait, in seconds; None: as long as the server can be reached.
+            timeout_s: how long to wait, in seconds. None: the client's own limit; 0: not at all; `math.inf`: as long
+                as the server can be reached.
 
         Raises:
             DeadlineExceededError: it took too long. The updates are kept, and sent again later.
             ReplayError: as for `next()`.
         """
         self._check_usable()
-        deadline = None if timeout_s is None else self._connection.clock() + timeout_s
+        limit_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
+        deadline = self._connection.clock() + limit_s
         if self._keys:
             self._send(0)
-        while any(exchange.has_update for exchange in self._stream.pending):
-            left_s = None if deadline is None else deadline - self._connection.clock()
-            if left_s is not None and left_s <= 0:
-                raise DeadlineExceededError("not every update was acknowledged in time")
-            self._receive(left_s)
+        while waiting := sum(exchange.has_update for exchange in self._stream.pending):
+            if self._connection.clock() >= deadline:
+                raise DeadlineExceededError(
+                    f"{waiting} updates of table {self._table.name!r} were not acknowledged within {limit_s:g} s"
+                )
+            self._receive(deadline)
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and end. Does nothing in a forked child, or the second time.
 
         Args:
@@ -199,7 +205,7 @@ class Sampler:
         if os.getpid() != self._process or self._is_closed:
             return
         try:
-            self.flush(timeout_s)
+            self.flush(timeout_s=timeout_s)
         finally:
             self._is_closed = True
             self._stream.close(is_received=False)
@@ -238,9 +244,9 @@ class Sampler:
             _Exchange(request.SerializeToString(), options=self._options, has_update=has_update, batches=batches)
         )
 
-    def _receive(self, timeout_s: float | None) -> None:
+    def _receive(self, deadline: float) -> None:
         """Take in the next answer."""
-        exchange, answer = self._stream.receive(timeout_s)
+        exchange, answer = self._stream.receive(deadline)
         response = split_message(replay_pb2.LearnResponse, answer)
         self.updated += response.head.update.updated
         self.stale += response.head.update.stale

@@ -13,6 +13,7 @@ Sending happens in a thread of gRPC's (over a `FrameStream`, in the caller's), r
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ from typing import Generic, TypeVar
 from replay_client.connection import Connection, MessageStream, StreamMethod
 from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
 from replay_client.frame_stream import Answer, FrameStream
+from replay_client.time_limits import left_s, time_limit
 
 
 @dataclass
@@ -45,7 +47,7 @@ class AnsweredStream(Generic[R]):
         connection: Connection,
         method: StreamMethod,
         *,
-        reconnect_timeout_s: float,
+        reconnect_timeout_s: float | None,
         keep_refused: bool,
         before_waiting: Callable[[], float | None] = lambda: None,
         open_around: Callable[[], FrameStream | None] = lambda: None,
@@ -55,7 +57,8 @@ class AnsweredStream(Generic[R]):
         Args:
             connection: to the server.
             method: the RPC.
-            reconnect_timeout_s: for how long to try to reach a server that is away before `receive` raises.
+            reconnect_timeout_s: for how long to try to reach a server that is away before `receive` raises, in
+                seconds; see `replay_client.time_limits`.
             keep_refused: whether a request that is refused stays pending, and is sent again by the next `receive`.
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
                 call `send`, and returns after how many seconds it wants to be called again, or None.
@@ -67,7 +70,7 @@ class AnsweredStream(Generic[R]):
         """Requests without an answer yet, oldest first."""
         self._connection = connection
         self._method = method
-        self._reconnect_timeout_s = reconnect_timeout_s
+        self._reconnect_timeout_s = time_limit("reconnect_timeout_s", reconnect_timeout_s, connection.timeout_s)
         self._keep_refused = keep_refused
         self._before_waiting = before_waiting
         self._open_around = open_around
@@ -86,11 +89,11 @@ class AnsweredStream(Generic[R]):
                 self._send_now(self._stream, request)
             self.changed.notify_all()
 
-    def receive(self, timeout_s: float | None = None) -> tuple[R, Answer]:
+    def receive(self, deadline: float = math.inf) -> tuple[R, Answer]:
         """Wait for the answer to the oldest request; while there is none, for one to be sent.
 
         Args:
-            timeout_s: how long to wait, in seconds; None: as long as it takes a server that is there.
+            deadline: when to give up, by the clock of the connection; `math.inf`: never.
 
         Raises:
             ServerUnavailableError: the server was away for `reconnect_timeout_s`. Calling again tries again.
@@ -98,7 +101,6 @@ class AnsweredStream(Generic[R]):
             ClosedError: it was closed.
             ReplayError: the oldest request was refused.
         """
-        deadline = None if timeout_s is None else self._connection.clock() + timeout_s
         while True:
             stream = self._opened(deadline)
             try:
@@ -140,7 +142,7 @@ class AnsweredStream(Generic[R]):
         if isinstance(stream, FrameStream) and not is_received:
             stream.close()
 
-    def _opened(self, deadline: float | None) -> MessageStream | FrameStream:
+    def _opened(self, deadline: float) -> MessageStream | FrameStream:
         """The stream, opened once there is something to send."""
         with self.changed:
             while not self._closed and self._stream is None and not self.pending:
@@ -183,11 +185,12 @@ class AnsweredStream(Generic[R]):
                 request.attempts += 1
             yield request.data
 
-    def _answer(self, stream: MessageStream | FrameStream, deadline: float | None) -> Answer:
-        if deadline is None:
+    def _answer(self, stream: MessageStream | FrameStream, deadline: float) -> Answer:
+        left = left_s(deadline, self._connection.clock())
+        if left is None:
             return stream.receive()
         # gRPC has no deadline for one message of a stream: end the stream, what is pending is sent again later.
-        timer = threading.Timer(max(0.0, deadline - self._connection.clock()), stream.cancel)
+        timer = threading.Timer(left, stream.cancel)
         timer.daemon = True
         timer.start()
         try:
@@ -205,12 +208,12 @@ class AnsweredStream(Generic[R]):
             self._sent = 0
             self.changed.notify_all()
 
-    def _raise_unless_passing(self, error: Exception, deadline: float | None) -> None:
+    def _raise_unless_passing(self, error: Exception, deadline: float) -> None:
         """Pause and return if the stream is worth opening again; raise if not."""
         if self._closed:
             raise ClosedError("this stream is closed") from None
         now = self._connection.clock()
-        if deadline is not None and now >= deadline:
+        if now >= deadline:
             raise DeadlineExceededError("there was no answer in time") from None
         if not isinstance(error, ServerUnavailableError):
             self._refused(error)
@@ -218,7 +221,7 @@ class AnsweredStream(Generic[R]):
         if self._failing_since is None:
             self._failing_since = now
             self._pauses_s = self._connection.backoff.pauses_s(self._connection.rng)
-        elif now - self._failing_since >= self._reconnect_timeout_s:
+        if now - self._failing_since >= self._reconnect_timeout_s:
             self._failing_since = None
             raise error
         with self.changed:
@@ -234,10 +237,8 @@ class AnsweredStream(Generic[R]):
         while not self._closed and (left_s := moment - self._connection.clock()) > 0:
             self.changed.wait(left_s)
 
-    def _wait(self, wait_s: float | None, deadline: float | None) -> None:
-        if deadline is not None:
-            left_s = deadline - self._connection.clock()
-            if left_s <= 0:
-                raise DeadlineExceededError("there was no answer in time")
-            wait_s = left_s if wait_s is None else min(wait_s, left_s)
-        self.changed.wait(wait_s)
+    def _wait(self, wait_s: float | None, deadline: float) -> None:
+        left = left_s(deadline, self._connection.clock())
+        if left == 0:
+            raise DeadlineExceededError("there was no answer in time")
+        self.changed.wait(min((seconds for seconds in (wait_s, left) if seconds is not None), default=None))

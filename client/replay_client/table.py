@@ -27,7 +27,7 @@ from replay_client.batch import Batch, Rows, UpdateResult, read_rows, sampled_ba
 from replay_client.connection import Connection
 from replay_client.data_path import DataPath
 from replay_client.description import TableDescription
-from replay_client.draws import DrawMode, DrawOptions, WeightNorm
+from replay_client.draws import DrawMode, DrawOptions, WeightNorm, beta_for
 from replay_client.errors import ReplayError, WriterUnknownError
 from replay_client.frame_stream import Answer
 from replay_client.inspection import Inspection
@@ -35,6 +35,7 @@ from replay_client.mapped_rows import MappedRows
 from replay_client.rows import checked_keys, checked_priorities, checked_rows, packed_rows
 from replay_client.sampler import Sampler
 from replay_client.stats import Stats, TableStats
+from replay_client.time_limits import time_limit
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, WRITER_ID_BYTES, Writer
 
 if TYPE_CHECKING:
@@ -44,10 +45,8 @@ INSERT_BYTES: Final = 64 << 20
 """Rows of one request: more are inserted in several."""
 INSERT_ROWS: Final = 1 << 17
 """Rows of one request in number: a server takes what its settings say at once."""
-_ANSWER_MARGIN_S: Final = 1.0
-"""How much of the time for an insert is left for its answer, when the server may wait before it inserts."""
 _WAIT_MARGIN_S: Final = 5.0
-"""How much longer than the server may wait for rows we wait for the server."""
+"""How much longer we wait for an answer than the server waits for the table: the server gives up first and says why."""
 
 
 class Table:
@@ -103,7 +102,7 @@ class Table:
         return f"<Table {self.name!r} at {self._connection.address}: {self.backend}, {self.capacity} rows of {columns}>"
 
     def insert(
-        self, rows: Mapping[str, Any], priorities: ArrayLike | None = None, *, timeout_s: float | None = None
+        self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
     ) -> NDArray[np.int64]:
         """Add rows, each exactly once, also when the server goes away in the middle.
 
@@ -113,14 +112,16 @@ class Table:
         Args:
             rows: by column, ``[n, *shape]``; a nested observation as a mapping or a tuple.
             priorities: float64[n], the absolute TD errors; None: the largest live priority.
-            timeout_s: how long each request may take, in seconds, a wait for the table's rate limiter or for room in
-                a queue included; None: the client's own.
+            timeout_s: how long each request waits for the table's rate limiter or for room in a queue, and for a
+                server that is away, in seconds. None: the client's own limit; `math.inf`: for ever; 0: not for the
+                table, and the client's own limit for the server.
 
         Returns:
             int64[n]: the keys of the rows.
 
         Raises:
-            InvalidArgumentError: they are not rows of this table.
+            InvalidArgumentError: they are not rows of this table, or the time limit is none.
+            LimitedError: the rate limiter or a full queue does not allow it, and `timeout_s` is 0.
             TableReplacedError: the table was dropped and another has its name.
             ResourceExhaustedError: a bound was passed, or the server's disk is full.
             DeadlineExceededError: the rate limiter, or a full queue, did not allow it in time (``metadata`` has
@@ -132,13 +133,14 @@ class Table:
         self._connection.check_usable()
         columns, row_count = checked_rows(self.schema, rows)
         checked = None if priorities is None else checked_priorities(priorities, row_count)
+        wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
         keys: list[NDArray[np.int64]] = []
         step = self._rows_per_insert()
         with self._insert_lock:
             for start in range(0, row_count, step):
                 part = slice(start, min(start + step, row_count))
                 try:
-                    keys += self._insert_part(columns, checked, part, timeout_s)
+                    keys += self._insert_part(columns, checked, part, wait_s)
                 except ReplayError as error:
                     if start:
                         error.add_note(f"{start} of {row_count} rows were inserted before")
@@ -148,31 +150,33 @@ class Table:
     def sample(
         self,
         batch_size: int,
-        beta: float,
+        *,
+        beta: float | None = None,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
-        timeout_s: float | None = None,
+        timeout_s: float | None = 0.0,
     ) -> Batch:
         """Draw rows by priority, with replacement; of a queue the oldest, which are gone then.
 
         Args:
             batch_size: how many, at least 1; it may exceed the table's size.
-            beta: exponent of the importance-sampling weights, at least 0: 0 corrects nothing, 1 wholly.
+            beta: exponent of the importance-sampling weights, at least 0: 0 corrects nothing, 1 wholly. Only the
+                backends ``uniform`` and ``fifo``, whose weights are always 1, do without.
             weight_norm: what weights are divided by: the largest in the batch, or in the table.
             draw_mode: one draw in each of `batch_size` equal segments of the mass, or each over the whole.
             timeout_s: how long to wait while the table is empty, or its rate limiter or queue does not allow the
-                draw, in seconds; None: not at all.
+                draw, in seconds. 0: not at all; None: the client's own limit; `math.inf`: for ever.
 
         Raises:
-            InvalidArgumentError: for a number out of range or an unknown name.
-            TableEmptyError: there is no row, and no `timeout_s`.
-            LimitedError: the draw is not allowed now, and there is no `timeout_s`.
+            InvalidArgumentError: for a number out of range, an unknown name, or a `beta` that is missing.
+            TableEmptyError: there is no row, and `timeout_s` is 0.
+            LimitedError: the draw is not allowed now, and `timeout_s` is 0.
             DeadlineExceededError: what was waited for did not come for `timeout_s` seconds.
             TableResetError: the table was reset meanwhile.
             TableReplacedError: the table was dropped and another has its name.
             ReplayError: another failure.
         """
-        options = DrawOptions(batch_size, beta, weight_norm, draw_mode, timeout_s)
+        options = self._draw_options(batch_size, beta, weight_norm, draw_mode, timeout_s)
         mapped = self._data_path.rows
         batch = self._drawn(options, mapped, None if mapped is None else mapped.request)
         return batch or self._drawn_over_wire(options)
@@ -197,7 +201,7 @@ class Table:
             keys=checked.tobytes(), priorities=checked_priorities(priorities, len(checked)).tobytes()
         )
         request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
-        answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s)
+        answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s, 0.0)
         return UpdateResult.from_proto(replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result)
 
     def read(self, keys: ArrayLike) -> Rows:
@@ -224,7 +228,7 @@ class Table:
         block_rows: int | None = None,
         max_blocks_in_flight: int = MAX_BLOCKS_IN_FLIGHT,
         max_delay_s: float = 0.1,
-        reconnect_timeout_s: float = 60.0,
+        reconnect_timeout_s: float | None = 60.0,
     ) -> Writer:
         """A writer, for actors: rows one by one, sent in the background.
 
@@ -232,7 +236,8 @@ class Table:
             block_rows: rows that are sent together; None: up to 1024 rows or 1 MiB.
             max_blocks_in_flight: how many blocks may wait for acknowledgement before `append` does, 1 to 16.
             max_delay_s: for how long a row may wait for its block to fill, in seconds.
-            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
+            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds. None: the client's
+                own limit; 0: not at all; `math.inf`: for ever.
 
         Raises:
             InvalidArgumentError: for a number out of range.
@@ -252,13 +257,13 @@ class Table:
     def sampler(
         self,
         batch_size: int,
-        beta: float,
+        *,
+        beta: float | None = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
         prefetch: int = ...,
         timeout_s: float | None = ...,
-        *,
-        reconnect_timeout_s: float = ...,
+        reconnect_timeout_s: float | None = ...,
         device: None = ...,
     ) -> Sampler: ...
 
@@ -266,49 +271,50 @@ class Table:
     def sampler(
         self,
         batch_size: int,
-        beta: float,
+        *,
+        beta: float | None = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
         prefetch: int = ...,
         timeout_s: float | None = ...,
-        *,
-        reconnect_timeout_s: float = ...,
+        reconnect_timeout_s: float | None = ...,
         device: Device,
     ) -> TensorSampler: ...
 
     def sampler(
         self,
         batch_size: int,
-        beta: float,
+        *,
+        beta: float | None = None,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
         prefetch: int = 3,
-        timeout_s: float | None = None,
-        *,
-        reconnect_timeout_s: float = 60.0,
+        timeout_s: float | None = 0.0,
+        reconnect_timeout_s: float | None = 60.0,
         device: Device | None = None,
     ) -> Sampler | TensorSampler:
         """A sampler, for learners: batches arrive ahead of need, updates ride on the same stream.
 
         Args:
             batch_size: rows in a batch, at least 1.
-            beta: exponent of the weights, at least 0; may be set later.
+            beta: exponent of the weights, as for `sample`; may be set later.
             weight_norm: as for `sample`.
             draw_mode: as for `sample`.
             prefetch: how many batches are on their way while one is waited for; 1: none is asked for ahead. A draw
                 does not know of the last ``prefetch - 1`` updates.
             timeout_s: how long a batch waits while the table is empty, or its rate limiter or queue does not allow
-                it, in seconds; None: not at all. What is prefetched uses up what the limiter allows.
-            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
+                it, in seconds. 0: not at all; None: the client's own limit; `math.inf`: for ever. What is prefetched
+                uses up what the limiter allows.
+            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; as for `writer`.
             device: where batches are to be, as tensors (needs torch); they are copied there ahead of need, and a draw
                 does not know of the last ``prefetch`` updates. None: batches are NumPy arrays.
 
         Raises:
-            InvalidArgumentError: for a number out of range or an unknown name.
+            InvalidArgumentError: for a number out of range, an unknown name, or a `beta` that is missing.
             ClosedError: the client is closed.
         """
         self._connection.check_usable()
-        options = DrawOptions(batch_size, beta, weight_norm, draw_mode, timeout_s)
+        options = self._draw_options(batch_size, beta, weight_norm, draw_mode, timeout_s)
         sampler = Sampler(
             self._connection,
             self._description,
@@ -391,6 +397,17 @@ class Table:
         """
         drop_table(self._connection, self.name, self.uid)
 
+    def _draw_options(
+        self,
+        batch_size: int,
+        beta: float | None,
+        weight_norm: WeightNorm,
+        draw_mode: DrawMode,
+        timeout_s: float | None,
+    ) -> DrawOptions:
+        wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
+        return DrawOptions(batch_size, beta_for(self.backend, beta), weight_norm, draw_mode, wait_s)
+
     def _drawn_over_wire(self, options: DrawOptions) -> Batch:
         """A batch in place of one whose rows were overwritten before we had copied them."""
         batch = self._drawn(options, None, replay_pb2.SameHost(overtaken=True))
@@ -404,19 +421,25 @@ class Table:
         request = replay_pb2.SampleRequest(
             table=self.name, table_uid=self.uid, draw=options.to_proto(), same_host=same_host
         )
-        deadline_s = self._connection.timeout_s if options.timeout_s is None else options.timeout_s + _WAIT_MARGIN_S
-        answer = self._call("Sample", request.SerializeToString(), deadline_s)
+        answer = self._call("Sample", request.SerializeToString(), *self._call_limits(options.wait_s))
         return sampled_batch(self.schema, split_message(replay_pb2.SampleResponse, answer), mapped)
 
-    def _call(self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float) -> Answer:
+    def _call_limits(self, wait_s: float) -> tuple[float, float]:
+        """How long a call may take that waits at the table for so long, and how much longer its answer, in seconds."""
+        return (wait_s, _WAIT_MARGIN_S) if wait_s else (self._connection.timeout_s, 0.0)
+
+    def _call(
+        self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float, margin_s: float
+    ) -> Answer:
         """A call that may be repeated, the short way if there is one."""
         self._connection.check_usable()
         deadline = self._connection.clock() + timeout_s
         if self._data_path.calls is not None:
-            answer = self._data_path.calls.call(method, request, timeout_s)
+            answer = self._data_path.calls.call(method, request, timeout_s + margin_s)
             if answer is not None:
                 return answer
-        return self._connection.call(method, request, timeout_s=deadline - self._connection.clock(), repeat=True)
+        left = max(0.0, deadline - self._connection.clock())
+        return self._connection.call(method, request, timeout_s=left, margin_s=margin_s, repeat=True)
 
     def _rows_per_insert(self) -> int:
         return max(1, min(INSERT_BYTES // self.schema.row_bytes, INSERT_ROWS, self._description.rows_per_insert))
@@ -426,24 +449,22 @@ class Table:
         columns: Mapping[str, Array],
         priorities: NDArray[np.float64] | None,
         part: slice,
-        timeout_s: float | None,
+        wait_s: float,
     ) -> list[NDArray[np.int64]]:
         """Insert some of the rows in one request; their keys, as ranges."""
         values = {name: array[part] for name, array in columns.items()}
-        deadline_s = self._connection.timeout_s if timeout_s is None else timeout_s
-        # The server gives up first, and says what it waited for.
-        wait_s = max(0.0, deadline_s - min(_ANSWER_MARGIN_S, deadline_s / 4))
         message = self._insert_message(
             values, None if priorities is None else priorities[part], part.stop - part.start, wait_s
         )
         try:
-            answer = self._connection.call("Insert", message, timeout_s=deadline_s, repeat=True)
+            timeout_s, margin_s = self._call_limits(wait_s)
+            answer = self._connection.call("Insert", message, timeout_s=timeout_s, margin_s=margin_s, repeat=True)
         except BaseException as error:
             # Whether this sequence was used may not be known: the next insert comes from a new writer.
             self._writer_id = b""
             # A server forgets writers that were silent for long; what it then refuses at once was never applied.
             if isinstance(error, WriterUnknownError) and error.attempts == 1:
-                return self._insert_part(columns, priorities, part, timeout_s)
+                return self._insert_part(columns, priorities, part, wait_s)
             raise
         self._sequence += 1
         ranges = replay_pb2.InsertResponse.FromString(answer).keys

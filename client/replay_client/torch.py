@@ -190,13 +190,13 @@ class TensorSampler:
             self._check()
             self._updates.append(update)
 
-    def flush(self, timeout_s: float | None = None) -> None:
+    def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until every update handed over so far is acknowledged; see `Sampler.flush`."""
         self._pause()
         self._hand_over()
-        self._sampler.flush(timeout_s)
+        self._sampler.flush(timeout_s=timeout_s)
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and end; see `Sampler.close`."""
         if self._is_closed:
             return
@@ -205,7 +205,7 @@ class TensorSampler:
         try:
             self._hand_over()
         finally:
-            self._sampler.close(timeout_s)
+            self._sampler.close(timeout_s=timeout_s)
 
     def __enter__(self) -> TensorSampler:
         """Use it in a ``with`` block."""

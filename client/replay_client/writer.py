@@ -20,6 +20,7 @@ error the writer is at its end. Either way `unacknowledged_rows` has the rows th
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
@@ -48,6 +49,7 @@ from replay_client.errors import (
     WriterUnknownError,
 )
 from replay_client.streams import AnsweredStream, Request
+from replay_client.time_limits import left_s, time_limit
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ class Writer:
         block_rows: int | None = None,
         max_blocks_in_flight: int = MAX_BLOCKS_IN_FLIGHT,
         max_delay_s: float = 0.1,
-        reconnect_timeout_s: float = 60.0,
+        reconnect_timeout_s: float | None = 60.0,
     ) -> None:
         """Get ready to write; the stream is opened with the first block.
 
@@ -91,8 +93,9 @@ class Writer:
                 more than the table's ring has to spare, or its rate limiter allows, which is what the server takes at
                 once.
             max_blocks_in_flight: how many blocks may wait for acknowledgement, 1 to `MAX_BLOCKS_IN_FLIGHT`.
-            max_delay_s: for how long a row may wait for its block to fill, in seconds.
-            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds.
+            max_delay_s: for how long a row may wait for its block to fill, in seconds; `math.inf`: until it is full.
+            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; see
+                `replay_client.time_limits`.
 
         Raises:
             InvalidArgumentError: for a number out of range.
@@ -111,7 +114,7 @@ class Writer:
         self._block = RowBlock(table.schema, _block_rows(table, block_rows))
         self._block_began_s = 0.0
         self._max_blocks_in_flight = max_blocks_in_flight
-        self._max_delay_s = max_delay_s
+        self._max_delay_s = time_limit("max_delay_s", max_delay_s, connection.timeout_s)
         self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
         self._sequence = 0
         self._acknowledged = 0
@@ -159,12 +162,12 @@ class Writer:
                 self._check()
             block = self._block
             while block.count == block.capacity or not block.accepts(priority):
-                self._send_block(None)
+                self._send_block(math.inf)
             block.add(values, priority)
             if block.count == 1:
                 self._begin_block()
             if block.count == block.capacity and len(self._stream.pending) < self._max_blocks_in_flight:
-                self._send_block(None)
+                self._send_block(math.inf)
 
     def end_episode(self) -> None:
         """What is appended from now on belongs to the next episode.
@@ -175,21 +178,22 @@ class Writer:
         self._check_process()
         with self._changed:
             self._check()
-            self._send_block(None)
+            self._send_block(math.inf)
             self.episode += 1
 
-    def flush(self, timeout_s: float | None = None) -> None:
+    def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until everything appended so far is acknowledged.
 
         Args:
-            timeout_s: how long to wait, in seconds; None: as long as the server can be reached.
+            timeout_s: how long to wait, in seconds. None: the client's own limit; 0: not at all; `math.inf`: as long
+                as the server can be reached.
 
         Raises:
             DeadlineExceededError: it took too long. The rows are kept and go on being sent.
             ReplayError: rows could not be sent.
         """
         self._check_process()
-        deadline = None if timeout_s is None else self._connection.clock() + timeout_s
+        deadline = self._connection.clock() + time_limit("timeout_s", timeout_s, self._connection.timeout_s)
         with self._changed:
             self._check()
             self._send_block(deadline)
@@ -197,7 +201,7 @@ class Writer:
             while self._stream.pending and self._stream.pending[0].sequence <= last:
                 self._wait(deadline)
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and end. Does nothing in a forked child, or the second time.
 
         Args:
@@ -209,7 +213,7 @@ class Writer:
         if os.getpid() != self._process or self._is_closed:
             return
         try:
-            self.flush(timeout_s)
+            self.flush(timeout_s=timeout_s)
         finally:
             with self._changed:
                 self._is_closed = True
@@ -257,15 +261,15 @@ class Writer:
         """Send the block if its first row has waited long enough; the seconds until then, None if it is empty."""
         if not self._block.count:
             return None
-        left_s = self._block_began_s + self._max_delay_s - self._connection.clock()
-        if left_s > 0:
-            return left_s
+        left = left_s(self._block_began_s + self._max_delay_s, self._connection.clock())
+        if left != 0:
+            return left
         if len(self._stream.pending) >= self._max_blocks_in_flight:
             return None  # An acknowledgement wakes us.
         self._hand_over()
         return None
 
-    def _send_block(self, deadline: float | None) -> None:
+    def _send_block(self, deadline: float) -> None:
         """Send what is in the block, once there is room for it on the way."""
         while self._block.count and len(self._stream.pending) >= self._max_blocks_in_flight:
             self._wait(deadline)
@@ -283,12 +287,15 @@ class Writer:
         )
         self._stream.send(_Block(self._block.take(head), sequence=self._sequence, row_count=count))
 
-    def _wait(self, deadline: float | None) -> None:
+    def _wait(self, deadline: float) -> None:
         """Wait for any change; raise if there is trouble, or no time left."""
-        left_s = None if deadline is None else deadline - self._connection.clock()
-        if left_s is not None and left_s <= 0:
-            raise DeadlineExceededError("not everything was acknowledged in time; it goes on being sent")
-        self._changed.wait(left_s)
+        left = left_s(deadline, self._connection.clock())
+        if left == 0:
+            raise DeadlineExceededError(
+                f"{self.in_flight:,} rows of table {self._table.name!r} were not acknowledged in time; they go on being"
+                " sent while the writer is open"
+            )
+        self._changed.wait(left)
         self._check()
 
     def _check_process(self) -> None:

@@ -9,6 +9,7 @@ somebody on.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class Waiters:
         Args:
             table: the table; look it up again afterwards.
             rows: how many.
-            wait_s: how long to wait, in seconds.
+            wait_s: how long to wait, in seconds; infinity: as long as the call lasts.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN or
@@ -142,7 +143,7 @@ class Waiters:
             table: the table.
             rows: what to add.
             stamp: whose insert it is; a repeat is answered at once.
-            wait_s: how long to wait, in seconds; None: as long as the call lasts.
+            wait_s: how long to wait, in seconds; None or infinity: as long as the call lasts.
 
         Raises:
             RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN
@@ -225,7 +226,9 @@ class Waiters:
             if not admitted.done():
                 admitted.set_exception(errors.waited_too_long(table.name, allowed_s, lacks()))
 
-        timer = None if wait_s is None else asyncio.get_running_loop().call_later(wait_s, expire, wait_s)
+        timer = None
+        if wait_s is not None and wait_s < math.inf:
+            timer = asyncio.get_running_loop().call_later(wait_s, expire, wait_s)
         table.waiting += 1
         self._waiting += 1
         try:

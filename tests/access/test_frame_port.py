@@ -150,7 +150,7 @@ def test_a_request_about_another_table_than_the_hellos_is_judged_by_its_own(
     guarded: ServerProcess, target: Target
 ) -> None:
     with ReplayClient(guarded.address, token=OTHER, same_host=False) as client:
-        other = client.create_table(f"other-{new_name()}", COLUMNS, 10)
+        other = client.create_table(f"other-{new_name()}", columns=COLUMNS, capacity=10)
         link = FrameLink(target.port)
         link.send(hello_of("Sample", Target(other.name, other.uid, target.port), OTHER))
         assert link.answer() == b""
@@ -164,7 +164,7 @@ def test_a_request_about_another_table_than_the_hellos_is_judged_by_its_own(
 
 def test_a_client_sends_its_token(guarded: ServerProcess) -> None:
     with ReplayClient(guarded.address, token=ALL, same_host=False) as client:
-        table = client.create_table(f"{MINE}{new_name()}", COLUMNS, 100)
+        table = client.create_table(f"{MINE}{new_name()}", columns=COLUMNS, capacity=100)
         table.insert(rows(range(10)))
         with table.sampler(4, beta=0.4) as sampler:
             sampler.update_priorities(next(sampler).row_keys, [1.0] * 4)
@@ -201,6 +201,6 @@ def test_a_frame_port_that_is_taken_is_said_at_the_start(tmp_path: Path) -> None
 def test_without_the_setting_there_is_no_port(tmp_path: Path) -> None:
     process = ServerProcess(tmp_path / "log", "--memory-dir", str(tmp_path))
     with ReplayClient(process.address) as client:
-        assert client.create_table("t", COLUMNS, 10).describe().frame_port == 0
+        assert client.create_table("t", columns=COLUMNS, capacity=10).describe().frame_port == 0
     assert process.terminate() == 0
     assert "frames on port" not in process.log()

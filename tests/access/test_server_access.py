@@ -88,7 +88,7 @@ def test_callers_are_told_by_types_what_is_wrong(client_of: ClientOf) -> None:
     with pytest.raises(
         PermissionDeniedError, match="'reader' does not give the right admin on table 'mine-table'"
     ) as no:
-        client_of(READ).create_table(NAME, COLUMNS, capacity=10)
+        client_of(READ).create_table(NAME, columns=COLUMNS, capacity=10)
     assert no.value.metadata == {"right": "admin", "table": NAME}
     with pytest.raises(PermissionDeniedError) as no:
         client_of(WRITE).tables()
@@ -96,7 +96,7 @@ def test_callers_are_told_by_types_what_is_wrong(client_of: ClientOf) -> None:
 
 
 def test_actors_and_learners_work_with_the_rights_they_need(client_of: ClientOf) -> None:
-    client_of(ADMIN).create_table(NAME, COLUMNS, capacity=100)
+    client_of(ADMIN).create_table(NAME, columns=COLUMNS, capacity=100)
     with client_of(WRITE).table(NAME).writer() as writer:
         for number in range(20):
             writer.append(x=number)
@@ -114,22 +114,22 @@ def test_actors_and_learners_work_with_the_rights_they_need(client_of: ClientOf)
 
 
 def test_only_tables_that_a_caller_may_read_are_shown(client_of: ClientOf) -> None:
-    client_of(ALL).create_table(NAME, COLUMNS, capacity=10)
-    client_of(OTHER).create_table("other-table", COLUMNS, capacity=10)
+    client_of(ALL).create_table(NAME, columns=COLUMNS, capacity=10)
+    client_of(OTHER).create_table("other-table", columns=COLUMNS, capacity=10)
     for token, names in ((READ, [NAME]), (ALL, [NAME]), (OTHER, ["other-table"])):
         assert [table.name for table in client_of(token).tables()] == names
         assert list(client_of(token).stats().tables) == names
 
 
 def test_only_who_may_read_learns_where_the_files_are(client_of: ClientOf) -> None:
-    assert client_of(ADMIN).create_table(NAME, COLUMNS, capacity=10).describe().directory == ""
+    assert client_of(ADMIN).create_table(NAME, columns=COLUMNS, capacity=10).describe().directory == ""
     assert client_of(WRITE).table(NAME).describe().directory == ""
     assert client_of(READ).table(NAME).describe().directory.endswith(f"/{NAME}")
-    assert client_of(ALL).create_table(NAME, COLUMNS, capacity=10).describe().directory.endswith(f"/{NAME}")
+    assert client_of(ALL).create_table(NAME, columns=COLUMNS, capacity=10).describe().directory.endswith(f"/{NAME}")
 
 
 def test_a_token_that_is_taken_away_ends_what_it_began(client_of: ClientOf, tokens: Path) -> None:
-    client_of(ALL).create_table(NAME, COLUMNS, capacity=10)
+    client_of(ALL).create_table(NAME, columns=COLUMNS, capacity=10)
     client = client_of(WRITE)
     writer = client.table(NAME).writer()
     writer.append(x=1)
@@ -171,8 +171,8 @@ def test_a_token_that_is_added_is_known_soon(client_of: ClientOf, tokens: Path, 
 
 
 def test_a_stream_keeps_to_the_table_it_may_touch(server: ServerProcess, client_of: ClientOf) -> None:
-    client_of(ALL).create_table(NAME, COLUMNS, capacity=10).insert({"x": [1]})
-    client_of(OTHER).create_table("other-table", COLUMNS, capacity=10).insert({"x": [2]})
+    client_of(ALL).create_table(NAME, columns=COLUMNS, capacity=10).insert({"x": [1]})
+    client_of(OTHER).create_table("other-table", columns=COLUMNS, capacity=10).insert({"x": [2]})
     first = replay_pb2.LearnRequest(table=NAME, draw=replay_pb2.Draw(batch_size=1))
     second = replay_pb2.LearnRequest(table="other-table", draw=replay_pb2.Draw(batch_size=1))
     with grpc.insecure_channel(server.address) as channel:
@@ -339,7 +339,7 @@ def modes_below(folder: Path) -> dict[str, int]:
 
 def make_a_table(server: ServerProcess) -> None:
     with ReplayClient(server.address) as client:
-        client.create_table(NAME, COLUMNS, capacity=10).insert({"x": [1]})
+        client.create_table(NAME, columns=COLUMNS, capacity=10).insert({"x": [1]})
 
 
 @pytest.mark.parametrize("place", ["--data-dir", "--memory-dir"])
@@ -373,7 +373,7 @@ def test_a_group_may_read_the_files_until_it_may_not(start_server: StartServer, 
     server.terminate()
     server = start_server("--data-dir", str(data), "--group", name)
     with ReplayClient(server.address) as client:
-        client.create_table(f"{NAME}-2", COLUMNS, capacity=10)
+        client.create_table(f"{NAME}-2", columns=COLUMNS, capacity=10)
     for path in [data, *data.rglob("*")]:
         mode = path.stat().st_mode & 0o777
         expected = 0o750 if path.is_dir() else SHARED_MODES.get(path.name, 0o640)

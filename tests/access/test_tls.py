@@ -40,7 +40,7 @@ def test_a_client_that_trusts_the_authority_gets_in(start_server: StartServer, a
 def test_rows_travel_in_all_ways_over_tls(start_server: StartServer, authority: Authority) -> None:
     server = start_server(*tls_flags(authority.certify("server")))
     with ReplayClient(server.address, tls=authority.tls(), same_host=False) as client:
-        table = client.create_table("table", {"x": Column("int64", (10_000,))}, capacity=100)
+        table = client.create_table("table", columns={"x": Column("int64", (10_000,))}, capacity=100)
         with table.writer() as writer:
             for number in range(50):
                 writer.append(x=[number] * 10_000)

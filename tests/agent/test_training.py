@@ -118,7 +118,12 @@ def test_a_run_whose_table_was_replaced_by_an_equal_one_goes_on(
             old = client.table("replaced")
             client.drop_table("replaced")
             client.create_table(
-                "replaced", old.schema, old.capacity, old.backend, seed=RunSeeds(0).draws, **old.parameters
+                "replaced",
+                columns=old.schema,
+                capacity=old.capacity,
+                backend=old.backend,
+                seed=RunSeeds(0).draws,
+                **old.parameters,
             )
 
         assert trainer.train(Watcher(800, replace), None) is Ending.STEPS_DONE
@@ -143,7 +148,7 @@ def test_a_table_of_another_kind_under_the_same_name_is_refused_with_advice(
     make_trainer: Callable[..., Trainer], server: ServerProcess
 ) -> None:
     with ReplayClient(server.address) as client:
-        other = client.create_table("taken", {"x": Column("int64")}, 10)
+        other = client.create_table("taken", columns={"x": Column("int64")}, capacity=10)
         with pytest.raises(TableExistsError) as refusal:
             make_trainer(table="taken")
         other.drop()

@@ -34,7 +34,7 @@ def keeping(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Serve
 @pytest.fixture
 def table(keeping: ServerProcess, connect: Connect) -> Table:
     """A table there, with rows."""
-    made = connect(keeping).create_table("t", COLUMNS, 100)
+    made = connect(keeping).create_table("t", columns=COLUMNS, capacity=100)
     made.insert(rows(range(120)))
     return made
 

@@ -132,7 +132,7 @@ def test_the_rows_of_a_table_are_seen(server: ServerProcess, new_table: NewTable
     columns = {"obs/camera": Column("uint8", (84, 84)), "obs/pose": Column("float32", (2,)), "done": Column("bool")}
     table = new_table(name=f"cli-inspect-{backend}-{width}", columns=columns, backend=backend)
     camera, pose = np.full((30, 84, 84), 7, np.uint8), np.full((30, 2), 0.5, np.float32)
-    table.insert({"obs": {"camera": camera, "pose": pose}, "done": np.zeros(30, bool)}, np.arange(30))
+    table.insert({"obs": {"camera": camera, "pose": pose}, "done": np.zeros(30, bool)}, priorities=np.arange(30))
     done = run("inspect", table.name, "--server", server.address, COLUMNS=str(width))
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= width
@@ -155,7 +155,7 @@ def test_a_picture_is_drawn_of_any_table(
 ) -> None:
     table = new_table(name=f"cli-picture-{rows_inserted}", capacity=3000)
     if rows_inserted:
-        table.insert(rows(range(rows_inserted)), np.arange(rows_inserted))
+        table.insert(rows(range(rows_inserted)), priorities=np.arange(rows_inserted))
     picture = tmp_path / "table.png"
     done = run("inspect", table.name, "--png", str(picture), REPLAY_SERVER=server.address, PYTHONWARNINGS="error")
     assert (done.returncode, done.stderr) == (0, "")

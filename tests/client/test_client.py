@@ -53,14 +53,14 @@ def test_a_parameter_left_out_or_none_takes_its_default(new_table: NewTable) -> 
 
 
 def test_the_same_config_finds_the_same_table(client: ReplayClient, table: Table) -> None:
-    again = client.create_table(table.name, COLUMNS, table.capacity)
+    again = client.create_table(table.name, columns=COLUMNS, capacity=table.capacity)
     assert again.uid == table.uid
     assert client.table(table.name).uid == table.uid
 
 
 def test_another_config_is_refused_and_the_difference_is_named(client: ReplayClient, table: Table) -> None:
     with pytest.raises(TableExistsError) as refusal:
-        client.create_table(table.name, COLUMNS, table.capacity + 1)
+        client.create_table(table.name, columns=COLUMNS, capacity=table.capacity + 1)
     assert refusal.value.metadata["field"] == "capacity"
 
 
@@ -109,7 +109,7 @@ def test_a_dropped_table_is_gone(client: ReplayClient, table: Table) -> None:
 
 def test_a_table_made_anew_is_another_one(client: ReplayClient, table: Table) -> None:
     client.drop_table(table.name)
-    anew = client.create_table(table.name, COLUMNS, 1000)
+    anew = client.create_table(table.name, columns=COLUMNS, capacity=1000)
     assert anew.uid != table.uid
     for call in (
         lambda: table.insert(rows([1])),
@@ -137,7 +137,7 @@ def test_figures_of_the_server_and_its_tables(client: ReplayClient, table: Table
 
 def test_a_closed_client_says_so(server: ServerProcess) -> None:
     with ReplayClient(server.address) as client:
-        table = client.create_table("closed", COLUMNS, 10)
+        table = client.create_table("closed", columns=COLUMNS, capacity=10)
         table.drop()
     for call in (client.tables, table.describe, table.writer, lambda: table.sampler(1, beta=0.0)):
         with pytest.raises(ClosedError):

@@ -68,7 +68,7 @@ FORKING = textwrap.dedent(
     from replay_client import Column, ForkedError, ReplayClient
 
     client = ReplayClient(sys.argv[1])
-    table = client.create_table("forked", {"x": Column("int64")}, 100)
+    table = client.create_table("forked", columns={"x": Column("int64")}, capacity=100)
     writer, sampler = table.writer(), table.sampler(1, beta=0.0)
     writer.append(x=1)
     writer.flush()
@@ -84,7 +84,7 @@ FORKING = textwrap.dedent(
     child = os.fork()
     if child == 0:
         calls = [
-            client.tables, table.describe, lambda: table.insert({"x": [1]}), lambda: table.sample(1, 0.0),
+            client.tables, table.describe, lambda: table.insert({"x": [1]}), lambda: table.sample(1, beta=0.0),
             table.writer, lambda: writer.append(x=2), writer.flush, writer.end_episode,
             lambda: next(sampler), sampler.flush, lambda: sampler.update_priorities([0], [1.0]),
         ]

@@ -42,7 +42,7 @@ def test_a_table_says_what_its_limit_is(client: ReplayClient, new_table: NewTabl
     assert limit is not None
     assert (limit.min_size, limit.samples_per_insert, limit.min_diff, limit.max_diff) == (100, 4.0, 350.0, 450.0)
     table.insert(rows(range(100)))
-    table.sample(10, 0.4)
+    table.sample(10, beta=0.4)
     stands = table.stats().rate_limiter
     assert stands is not None
     assert (stands.inserted, stands.sampled, stands.difference) == (100, 10, 390.0)
@@ -71,13 +71,13 @@ def test_a_sample_is_refused_waits_or_gives_up(new_table: NewTable) -> None:
     table = new_table(min_size=5)
     table.insert(rows(range(4)))
     with pytest.raises(LimitedError) as limited:
-        table.sample(2, 0.4)
+        table.sample(2, beta=0.4)
     assert limited.value.metadata["waited_for"] == "rows"
     with pytest.raises(DeadlineExceededError, match="not enough rows"):
-        table.sample(2, 0.4, timeout_s=0.05)
+        table.sample(2, beta=0.4, timeout_s=0.05)
     waiting = threading.Timer(0.05, lambda: table.insert(rows([4])))
     waiting.start()
-    assert len(table.sample(2, 0.4, timeout_s=30).row_keys) == 2
+    assert len(table.sample(2, beta=0.4, timeout_s=30).row_keys) == 2
     waiting.join()
 
 
@@ -86,7 +86,7 @@ def test_a_large_insert_goes_in_as_the_limiter_allows(new_table: NewTable) -> No
     inserting = threading.Thread(target=lambda: table.insert(rows(range(200)), timeout_s=30))
     inserting.start()
     for _ in range(48):
-        table.sample(8, 0.4, timeout_s=30)
+        table.sample(8, beta=0.4, timeout_s=30)
     inserting.join()
     assert table.describe().inserted == 200
     with pytest.raises(DeadlineExceededError) as late:
@@ -110,7 +110,7 @@ def test_a_writer_waits_in_append_and_flush_and_loses_nothing(new_table: NewTabl
     assert not appended.is_set()
     inserted = 0
     while writing.is_alive() and inserted < 1000:
-        table.sample(10, 0.4, timeout_s=30)
+        table.sample(10, beta=0.4, timeout_s=30)
         inserted = table.describe().inserted
     writing.join()
     read = table.read(np.arange(1000))
@@ -125,13 +125,13 @@ def test_a_writer_goes_on_after_a_reset(new_table: NewTable) -> None:
         wait_until(lambda: table.stats().waiting_inserts == 1, "the writer waits")
         table.reset()
         writer.flush(timeout_s=30)
-        drawn = table.sample(table.describe().size, 0.0)["number"].tolist()
+        drawn = table.sample(table.describe().size, beta=0.0)["number"].tolist()
     assert drawn == list(range(15 - len(drawn), 15))
 
 
 def test_a_sampler_that_waited_is_told_of_a_reset_and_goes_on(new_table: NewTable) -> None:
     table = new_table(min_size=10)
-    with table.sampler(4, 0.4, prefetch=2, timeout_s=60.0) as sampler:
+    with table.sampler(4, beta=0.4, prefetch=2, timeout_s=60.0) as sampler:
         errors: list[Exception] = []
 
         def draw() -> None:
@@ -153,7 +153,7 @@ def test_a_sampler_that_waited_is_told_of_a_reset_and_goes_on(new_table: NewTabl
 def test_what_a_sampler_prefetches_counts_as_drawn(new_table: NewTable) -> None:
     table = new_table(min_size=10, samples_per_insert=1.0, error_buffer=10.0)
     table.insert(rows(range(10)))
-    with table.sampler(2, 0.4, prefetch=4, timeout_s=30.0) as sampler:
+    with table.sampler(2, beta=0.4, prefetch=4, timeout_s=30.0) as sampler:
         next(sampler)
         wait_until(lambda: table.stats().sampled == 8, "four batches are drawn")
     stands = table.stats().rate_limiter
@@ -170,7 +170,7 @@ def test_a_queue_hands_out_rows_in_order_and_once(new_table: NewTable) -> None:
     inserting = threading.Thread(target=lambda: table.insert({**rows(range(200)), **images}, timeout_s=30))
     inserting.start()
     drawn = []
-    with table.sampler(20, 0.0, prefetch=2, timeout_s=30.0) as sampler:
+    with table.sampler(20, beta=0.0, prefetch=2, timeout_s=30.0) as sampler:
         for _ in range(9):
             batch = next(sampler)
             drawn += batch["number"].tolist()
@@ -183,9 +183,9 @@ def test_a_queue_hands_out_rows_in_order_and_once(new_table: NewTable) -> None:
 
 def test_bounds_name_their_setting(start_server: StartServer, connect: Connect) -> None:
     client = connect(start_server("--max-tables", "1", "--max-message-mb", "2"))
-    table = client.create_table("one", COLUMNS, 10)
+    table = client.create_table("one", columns=COLUMNS, capacity=10)
     with pytest.raises(ResourceExhaustedError, match="max_tables"):
-        client.create_table("two", COLUMNS, 10)
+        client.create_table("two", columns=COLUMNS, capacity=10)
     with pytest.raises(ResourceExhaustedError, match="max_message_mb"):
         table.read(np.zeros(300_000, np.int64))
 
@@ -195,10 +195,10 @@ def test_messages_that_grpc_cuts_off_are_refused_like_those_that_the_server_refu
     start_server: StartServer, connect: Connect, mib: int
 ) -> None:
     client = connect(start_server("--max-message-mb", "2"))
-    table = client.create_table("one", COLUMNS, 100)
+    table = client.create_table("one", columns=COLUMNS, capacity=100)
     table.insert(rows([1]))
     keys = np.zeros(mib << 17, np.int64)
-    sampler = table.sampler(1, 0.0, prefetch=1)
+    sampler = table.sampler(1, beta=0.0, prefetch=1)
     next(sampler)
 
     def update_on_the_stream() -> None:
@@ -221,7 +221,7 @@ def test_messages_that_grpc_cuts_off_are_refused_like_those_that_the_server_refu
 def test_the_command_shows_how_the_limiter_stands(new_table: NewTable) -> None:
     table = new_table(min_size=10, samples_per_insert=2.0, error_buffer=8.0)
     table.insert(rows(range(12)))
-    table.sample(5, 0.4)
+    table.sample(5, beta=0.4)
     console = Console(width=200, record=True, file=io.StringIO())
     stats = Stats(server=ANY_SERVER, tables={table.name: table.stats()})
     console.print(render.stats_view(stats, "server", table.name, 200))

@@ -52,7 +52,7 @@ def data_path() -> str:
 def near(server: ServerProcess) -> Iterator[Table]:
     """A table of 100 rows on the shared server, called over the socket."""
     with ReplayClient(server.address) as client:
-        table = client.create_table(f"near-{time.monotonic_ns()}", COLUMNS, 1000)
+        table = client.create_table(f"near-{time.monotonic_ns()}", columns=COLUMNS, capacity=1000)
         table.insert(rows(range(100)))
         yield table
         client.drop_table(table.name)
@@ -249,7 +249,7 @@ def test_threads_share_a_table(near: Table) -> None:
 @pytest.mark.timed
 def test_a_call_that_takes_too_long_says_so_and_the_next_one_works(server: ServerProcess) -> None:
     with ReplayClient(server.address, timeout_s=0.3) as client:
-        table = client.create_table(f"slow-{time.monotonic_ns()}", COLUMNS, 1000)
+        table = client.create_table(f"slow-{time.monotonic_ns()}", columns=COLUMNS, capacity=1000)
         table.insert(rows([1]))
         table.sample(1, beta=0.4)
         table.update_priorities([0], [1.0])
@@ -286,7 +286,7 @@ def test_nothing_of_a_closed_client_is_left(server: ServerProcess) -> None:
     gc.collect()
     before = sockets_here()
     client = ReplayClient(server.address)
-    table = client.create_table(f"left-{time.monotonic_ns()}", COLUMNS, 1000)
+    table = client.create_table(f"left-{time.monotonic_ns()}", columns=COLUMNS, capacity=1000)
     table.insert(rows(range(10)))
     table.sample(1, beta=0.4)
     table.update_priorities([0], [1.0])
@@ -302,7 +302,7 @@ def test_nothing_of_a_closed_client_is_left(server: ServerProcess) -> None:
 
 def test_a_call_that_ends_after_its_client_was_closed_leaves_nothing(server: ServerProcess) -> None:
     client = ReplayClient(server.address)
-    table = client.create_table(f"late-{time.monotonic_ns()}", COLUMNS, 1000)
+    table = client.create_table(f"late-{time.monotonic_ns()}", columns=COLUMNS, capacity=1000)
     found = local_calls(client, table)
     table.insert(rows([1]))
     request = replay_pb2.SampleRequest(table=table.name, draw=replay_pb2.Draw(batch_size=1)).SerializeToString()
@@ -420,7 +420,7 @@ def test_without_the_right_nonce_everything_goes_over_grpc(near: Table) -> None:
 def test_calls_ride_through_a_restart_and_find_the_socket_again(
     durable: ServerProcess, connect: Connect, end: str
 ) -> None:
-    table = connect(durable).create_table("t", COLUMNS, 1000)
+    table = connect(durable).create_table("t", columns=COLUMNS, capacity=1000)
     table.insert(rows(range(50)))
     for _ in range(2):
         table.sample(1, beta=0.4)
@@ -436,7 +436,7 @@ def test_calls_ride_through_a_restart_and_find_the_socket_again(
 
 
 def test_a_call_that_waits_for_rows_rides_through_a_restart(durable: ServerProcess, connect: Connect) -> None:
-    table = connect(durable).create_table("t", COLUMNS, 1000)
+    table = connect(durable).create_table("t", columns=COLUMNS, capacity=1000)
     batches: list[object] = []
     waiting = threading.Thread(target=lambda: batches.append(table.sample(3, beta=0.4, timeout_s=60.0)))
     waiting.start()
@@ -451,7 +451,7 @@ def test_a_call_that_waits_for_rows_rides_through_a_restart(durable: ServerProce
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
 def test_a_sampler_is_on_the_socket_again_after_a_restart(durable: ServerProcess, connect: Connect, end: str) -> None:
-    table = connect(durable).create_table("t", COLUMNS, 1000)
+    table = connect(durable).create_table("t", columns=COLUMNS, capacity=1000)
     table.insert(rows(range(50)))
     with table.sampler(4, beta=0.4) as sampler:
         next(sampler)
@@ -466,7 +466,7 @@ def test_a_sampler_is_on_the_socket_again_after_a_restart(durable: ServerProcess
 @pytest.mark.timed
 def test_a_call_of_a_server_that_is_gone_fails_as_over_grpc(start_server: StartServer, connect: Connect) -> None:
     server = start_server()
-    table = connect(server, timeout_s=0.5).create_table("t", COLUMNS, 1000)
+    table = connect(server, timeout_s=0.5).create_table("t", columns=COLUMNS, capacity=1000)
     table.insert(rows([1]))
     table.sample(1, beta=0.4)
     server.kill()
@@ -480,7 +480,7 @@ def test_a_call_of_a_server_that_is_gone_fails_as_over_grpc(start_server: StartS
 @pytest.mark.timed
 def test_a_flush_of_a_large_update_gives_up_in_time(start_server: StartServer, connect: Connect) -> None:
     server = start_server()
-    table = connect(server).create_table("t", COLUMNS, 100)
+    table = connect(server).create_table("t", columns=COLUMNS, capacity=100)
     table.insert(rows([0]))
     with table.sampler(4, beta=0.4) as sampler:
         next(sampler)

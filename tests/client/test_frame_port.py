@@ -38,7 +38,7 @@ def data_path() -> str:
 def far(server: ServerProcess) -> Iterator[Table]:
     """A table of 100 rows on the shared server, called over its frame port."""
     with ReplayClient(server.address, same_host=False) as client:
-        table = client.create_table(f"far-{time.monotonic_ns()}", COLUMNS, 1000)
+        table = client.create_table(f"far-{time.monotonic_ns()}", columns=COLUMNS, capacity=1000)
         table.insert(rows(range(100)))
         yield table
         client.drop_table(table.name)
@@ -121,7 +121,7 @@ def test_on_the_servers_host_rows_are_copied_all_the_same(server: ServerProcess,
 
 def test_a_queue_is_emptied_over_the_port(connect: Connect, server: ServerProcess) -> None:
     client = connect(server)
-    queue = client.create_table(f"queue-{time.monotonic_ns()}", COLUMNS, 100, backend="fifo")
+    queue = client.create_table(f"queue-{time.monotonic_ns()}", columns=COLUMNS, capacity=100, backend="fifo")
     queue.insert(rows(range(10)))
     assert queue.sample(4, beta=0.0)["number"].tolist() == [0, 1, 2, 3]
     assert queue.sample(6, beta=0.0)["number"].tolist() == [4, 5, 6, 7, 8, 9]
@@ -135,7 +135,9 @@ def test_a_queue_is_emptied_over_the_port(connect: Connect, server: ServerProces
 @pytest.fixture
 def pictures(connect: Connect, server: ServerProcess) -> Iterator[Table]:
     """A table whose batches of 8 are received straight into buffers."""
-    table = connect(server).create_table(f"pictures-{time.monotonic_ns()}", {"obs": Column("uint8", (40_000,))}, 300)
+    table = connect(server).create_table(
+        f"pictures-{time.monotonic_ns()}", columns={"obs": Column("uint8", (40_000,))}, capacity=300
+    )
     table.insert({"obs": np.repeat(np.arange(200, dtype=np.uint8), 40_000).reshape(200, 40_000)})
     yield table
     table.drop()
@@ -241,7 +243,7 @@ def test_who_speaks_something_else_is_left(far: Table, said: bytes) -> None:
 def test_another_server_with_a_table_of_the_same_name_is_told_by_the_uid(
     far: Table, start_server: StartServer, connect: Connect
 ) -> None:
-    other = connect(start_server()).create_table(far.name, COLUMNS, 1000)
+    other = connect(start_server()).create_table(far.name, columns=COLUMNS, capacity=1000)
     other.insert(rows(range(500, 600)))
     assert other.uid != far.uid
     table = elsewhere(far, other.describe().frame_port)
@@ -260,7 +262,7 @@ def test_a_sampler_finds_the_port_again_after_a_restart(
 ) -> None:
     port = str(free_port()) if keeps_port else "0"
     server = start_server("--data-dir", str(tmp_path / "data"), "--frame-port", port)
-    table = connect(server).create_table("t", COLUMNS, 1000)
+    table = connect(server).create_table("t", columns=COLUMNS, capacity=1000)
     table.insert(rows(range(50)))
     with table.sampler(4, beta=0.4) as sampler:
         next(sampler)
@@ -280,7 +282,7 @@ def test_a_server_that_has_no_port_any_more_is_called_over_grpc(
     start_server: StartServer, connect: Connect, tmp_path: Path
 ) -> None:
     server = start_server("--data-dir", str(tmp_path / "data"), "--frame-port", "0")
-    table = connect(server).create_table("t", COLUMNS, 1000)
+    table = connect(server).create_table("t", columns=COLUMNS, capacity=1000)
     table.insert(rows(range(50)))
     assert_works(table)
     server.terminate()
@@ -316,13 +318,13 @@ def test_clients_that_are_gone_before_they_are_let_in_leave_no_trace(far: Table,
     for _ in range(300):
         with socket.create_connection(("127.0.0.1", frame_port_of(far)._port)) as link:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert len(far.sample(10, 0.4)) == 10
+    assert len(far.sample(10, beta=0.4)) == 10
     assert "Traceback" not in server.log()
 
 
 def test_a_sampler_that_is_closed_holds_no_descriptor(far: Table) -> None:
     before = psutil.Process().num_fds()
-    samplers = [far.sampler(10, 0.4) for _ in range(10)]
+    samplers = [far.sampler(10, beta=0.4) for _ in range(10)]
     for sampler in samplers:
         next(sampler)
         sampler.close()

@@ -21,7 +21,7 @@ VALUES = st.lists(st.floats(0, 1e300, allow_subnormal=False), min_size=1, max_si
 
 def test_weights_are_those_of_batches(new_table: NewTable) -> None:
     table = new_table(seed=1)
-    table.insert(rows(range(300)), np.random.default_rng(0).exponential(size=300))
+    table.insert(rows(range(300)), priorities=np.random.default_rng(0).exponential(size=300))
     found = table.inspect()
     batch = table.sample(100, beta=0.7, weight_norm="table")
     weight_of = dict(zip(found.priorities.tolist(), found.weights(0.7).tolist(), strict=True))
@@ -32,7 +32,7 @@ def test_weights_are_those_of_batches(new_table: NewTable) -> None:
 def test_every_row_is_stood_for_once(new_table: NewTable) -> None:
     table = new_table(capacity=5000)
     assert table.inspect().rows.tolist() == []
-    table.insert(rows(range(4000)), np.random.default_rng(0).exponential(size=4000))
+    table.insert(rows(range(4000)), priorities=np.random.default_rng(0).exponential(size=4000))
     found = table.inspect()
     assert found.rows.sum() == pytest.approx(4000)
     assert (found.rows > 0).all()
@@ -48,7 +48,7 @@ def test_slopes_are_the_exponents_of_the_table(new_table: NewTable) -> None:
     priorities = np.random.default_rng(0).exponential(size=900) ** 4
     by_rank, by_priority = new_table(backend="rank", alpha=0.7), new_table(alpha=0.3, epsilon=0.01)
     for table in (by_rank, by_priority):
-        table.insert(rows(range(900)), priorities)
+        table.insert(rows(range(900)), priorities=priorities)
     ranked = Distributions.of(by_rank.inspect(), 0.4)
     assert ranked.by_rank is not None
     assert ranked.by_rank.exponent == pytest.approx(-0.7)

@@ -53,7 +53,7 @@ def kill_and_restart(server: ServerProcess) -> None:
 
 @wire_only
 def test_a_writer_loses_and_doubles_nothing(durable: ServerProcess, connect: Connect, go: Go) -> None:
-    table = connect(durable).create_table("t", COLUMNS, 1_000_000)
+    table = connect(durable).create_table("t", columns=COLUMNS, capacity=1_000_000)
     enough, stop = 20_000, threading.Event()
     written = 0
 
@@ -83,7 +83,7 @@ def test_a_writer_loses_and_doubles_nothing(durable: ServerProcess, connect: Con
 
 @wire_only
 def test_single_inserts_lose_and_double_nothing(durable: ServerProcess, connect: Connect, go: Go) -> None:
-    table = connect(durable).create_table("t", COLUMNS, 1_000_000)
+    table = connect(durable).create_table("t", columns=COLUMNS, capacity=1_000_000)
     stop = threading.Event()
     keys: list[int] = []
 
@@ -106,7 +106,7 @@ def test_single_inserts_lose_and_double_nothing(durable: ServerProcess, connect:
 
 def test_a_sampler_goes_on_and_its_updates_hold(durable: ServerProcess, connect: Connect, go: Go) -> None:
     client = connect(durable)
-    table = client.create_table("t", COLUMNS, 1000, alpha=1.0, epsilon=0.0)
+    table = client.create_table("t", columns=COLUMNS, capacity=1000, alpha=1.0, epsilon=0.0)
     table.insert(rows([0]), priorities=[1.0])
     steps, done = 0, threading.Event()
     seen: list[float] = []
@@ -137,7 +137,7 @@ def test_a_sampler_goes_on_and_its_updates_hold(durable: ServerProcess, connect:
 
 @wire_only
 def test_a_writer_gives_up_says_so_and_may_be_asked_to_go_on(durable: ServerProcess, connect: Connect) -> None:
-    table = connect(durable).create_table("t", COLUMNS, 1000)
+    table = connect(durable).create_table("t", columns=COLUMNS, capacity=1000)
     writer = table.writer(reconnect_timeout_s=1.0)
     writer.append(**row(0))
     writer.flush()
@@ -154,7 +154,7 @@ def test_a_writer_gives_up_says_so_and_may_be_asked_to_go_on(durable: ServerProc
 
 
 def test_a_sampler_gives_up_says_so_and_may_be_asked_to_go_on(durable: ServerProcess, connect: Connect) -> None:
-    table = connect(durable).create_table("t", COLUMNS, 1000)
+    table = connect(durable).create_table("t", columns=COLUMNS, capacity=1000)
     table.insert(rows([0]), priorities=[1.0])
     with table.sampler(4, beta=0.4, reconnect_timeout_s=1.0) as sampler:
         next(sampler)
@@ -176,7 +176,7 @@ def test_a_server_that_lost_its_tables_is_not_mistaken_for_the_old_one(
     start_server: StartServer, connect: Connect
 ) -> None:
     server = start_server()
-    table: Table = connect(server).create_table("t", COLUMNS, 1000)
+    table: Table = connect(server).create_table("t", columns=COLUMNS, capacity=1000)
     writer, sampler = table.writer(), table.sampler(4, beta=0.4)
     writer.append(**row(0))
     writer.flush()

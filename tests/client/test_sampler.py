@@ -192,7 +192,7 @@ def test_a_dropped_table_and_a_new_one_are_told_apart(client: ReplayClient, tabl
     sampler.update_priorities(batch.row_keys, np.ones(4))
     with pytest.raises(TableNotFoundError):
         exhaust(sampler)
-    anew = client.create_table(table.name, COLUMNS, 1000)
+    anew = client.create_table(table.name, columns=COLUMNS, capacity=1000)
     with pytest.raises(TableReplacedError):
         next(sampler)
     with pytest.raises(TableReplacedError):
@@ -209,7 +209,7 @@ def test_a_prefetch_below_one_is_refused(table: Table) -> None:
 
 def test_flush_gives_up_in_time_and_goes_on_later(start_server: StartServer, connect: Connect) -> None:
     server = start_server()
-    table = connect(server).create_table("slow", COLUMNS, 100, alpha=1.0, epsilon=0.0)
+    table = connect(server).create_table("slow", columns=COLUMNS, capacity=100, alpha=1.0, epsilon=0.0)
     table.insert(rows([0]))
     with table.sampler(4, beta=0.4) as sampler:
         next(sampler)

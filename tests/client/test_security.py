@@ -57,7 +57,7 @@ def test_a_token_shows_neither_in_objects_nor_in_errors_nor_in_logs(
     caplog.set_level(logging.DEBUG)
     server = start_server("--tokens", str(write_usual_tokens(tmp_path / "tokens.toml")), "--log-level", "debug")
     with ReplayClient(server.address, token=ALL) as client:
-        table = client.create_table("mine-table", {"x": Column("int64")}, capacity=10)
+        table = client.create_table("mine-table", columns={"x": Column("int64")}, capacity=10)
         writer = table.writer()
         writer.append(x=1)
         writer.close()

@@ -58,7 +58,7 @@ def test_a_sampler_with_a_device_gives_tensors(table: Table) -> None:
             np.testing.assert_array_equal(tensors.row_keys, tensors.batch.row_keys)
             sampler.beta = step / 10
             sampler.update_priorities(tensors.row_keys, torch.full((8,), 0.5))
-        sampler.flush(10)
+        sampler.flush(timeout_s=10)
         assert sampler.updated >= 10
         assert sampler.stale == 0
         assert next(sampler).batch.beta > 0.0  # it goes on after a flush

@@ -179,7 +179,7 @@ def test_threads_may_share_a_writer(new_table: NewTable) -> None:
 
 def test_append_waits_rather_than_grow_while_the_server_is_slow(start_server: StartServer, connect: Connect) -> None:
     server = start_server()
-    table = connect(server).create_table("slow", COLUMNS, 100_000)
+    table = connect(server).create_table("slow", columns=COLUMNS, capacity=100_000)
     writer = table.writer(block_rows=10, max_blocks_in_flight=3)
     writer.append(**row(0))
     writer.flush()
@@ -229,7 +229,7 @@ def test_a_writer_of_a_dropped_table_says_so_and_keeps_its_rows(table: Table) ->
 def test_a_writer_of_a_table_made_anew_says_so(client: ReplayClient, table: Table) -> None:
     writer = table.writer(block_rows=4)
     client.drop_table(table.name)
-    anew = client.create_table(table.name, COLUMNS, 1000)
+    anew = client.create_table(table.name, columns=COLUMNS, capacity=1000)
     for number in range(6):
         writer.append(**row(number))
     with pytest.raises(TableReplacedError):
@@ -265,7 +265,7 @@ def test_a_writer_ends_with_its_client(server: ServerProcess, table: Table) -> N
 def test_writers_that_were_forgotten_go_on(start_server: StartServer, connect: Connect) -> None:
     kept_by_the_server = 4096
     client = connect(server := start_server())
-    table = client.create_table("forgotten", COLUMNS, 100_000)
+    table = client.create_table("forgotten", columns=COLUMNS, capacity=100_000)
     with table.writer() as writer:
         writer.append(**row(0))
         writer.flush()

@@ -110,7 +110,7 @@ class Load:
         pace = self._paced()
         while not self.stop.is_set():
             numbers = self._next(writer, 1 + self.sent[writer] % 20)
-            self.table.insert(rows(numbers), first_priority(numbers), timeout_s=PATIENCE_S)
+            self.table.insert(rows(numbers), priorities=first_priority(numbers), timeout_s=PATIENCE_S)
             pace.step()
 
     def _learn(self, learner: int) -> None:
@@ -124,7 +124,7 @@ class Load:
                 self.set_to[learner].update(zip(mine.tolist(), priorities.tolist(), strict=True))
                 pace.step()
                 if self.stop.is_set():
-                    return sampler.flush(PATIENCE_S)
+                    return sampler.flush(timeout_s=PATIENCE_S)
         raise AssertionError("a sampler has no end")
 
     def _next(self, writer: int, count: int) -> NDArray[np.int64]:
@@ -178,7 +178,8 @@ def run(address: str, until: Callable[[], object]) -> NetworkFigures:
     figures, stop = NetworkFigures(), threading.Event()
     with ReplayClient(address, timeout_s=PATIENCE_S) as client:
         loads: Sequence[Load] = [
-            Load(client.create_table(name, COLUMNS, capacity), stop) for name, capacity in CAPACITIES.items()
+            Load(client.create_table(name, columns=COLUMNS, capacity=capacity), stop)
+            for name, capacity in CAPACITIES.items()
         ]
         with ThreadPoolExecutor(16) as threads:
             results = [result for load in loads for result in load.begin(threads)]

@@ -96,7 +96,7 @@ class Load:
         self._address = address
         self._rng = np.random.default_rng(0)
         with ReplayClient(address) as client:
-            client.create_table("main", COLUMNS, CAPACITY)
+            client.create_table("main", columns=COLUMNS, capacity=CAPACITY)
         parts = {"learn": self._learn, "calls": self._call, "tables": self._make_tables, "waits": self._wait}
         parts |= {"checkpoints": self._checkpoint}
         self._threads = [threading.Thread(target=self._run, args=(kind, part)) for kind, part in parts.items()]
@@ -155,7 +155,7 @@ class Load:
 
     def _make_tables(self, client: ReplayClient) -> Iterator[None]:
         for number, backend in enumerate(itertools.cycle(("sum_tree", "rank", "uniform"))):
-            made = client.create_table(f"short-{number % 50}", COLUMNS, 5000, backend=backend)
+            made = client.create_table(f"short-{number % 50}", columns=COLUMNS, capacity=5000, backend=backend)
             made.insert(_rows(500))
             made.sample(BATCH, beta=0.4)
             made.reset()
@@ -163,7 +163,7 @@ class Load:
             yield
 
     def _wait(self, client: ReplayClient) -> Iterator[None]:
-        empty: Table = client.create_table("empty", COLUMNS, 10)
+        empty: Table = client.create_table("empty", columns=COLUMNS, capacity=10)
         while True:
             try:
                 empty.sample(1, beta=0.4, timeout_s=0.05)

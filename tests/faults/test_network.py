@@ -87,7 +87,7 @@ def trouble(proxy: Proxy, duration_s: float) -> None:
 
 
 def test_nothing_is_lost_or_doubled_over_a_bad_network(proxy: Proxy, client: ReplayClient) -> None:
-    tables = [client.create_table(name, COLUMNS, 1_000_000) for name in ("written", "inserted")]
+    tables = [client.create_table(name, columns=COLUMNS, capacity=1_000_000) for name in ("written", "inserted")]
     stop = threading.Event()
     with ThreadPoolExecutor() as threads:
         written = threads.submit(write, tables[0], stop)
@@ -109,7 +109,7 @@ def test_nothing_is_lost_or_doubled_over_a_bad_network(proxy: Proxy, client: Rep
 
 @pytest.mark.timed
 def test_a_network_that_lets_nothing_through_is_given_up_on_in_time(proxy: Proxy, client: ReplayClient) -> None:
-    table = client.create_table("t", COLUMNS, 1000)
+    table = client.create_table("t", columns=COLUMNS, capacity=1000)
     table.insert(rows([0]))
     proxy.cut()
     began = time.monotonic()

@@ -161,8 +161,8 @@ def test_rows_that_went_while_it_looked_are_left_out() -> None:
 @pytest.mark.timed
 def test_a_million_rows_are_looked_into_within_a_second_and_nobody_waits(server: ServerProcess) -> None:
     with ReplayClient(server.address) as client, ReplayClient(server.address) as other:
-        table = client.create_table("inspected-million", {"x": Column("int8")}, MILLION)
-        table.insert({"x": np.zeros(MILLION, np.int8)}, np.random.default_rng(0).exponential(size=MILLION))
+        table = client.create_table("inspected-million", columns={"x": Column("int8")}, capacity=MILLION)
+        table.insert({"x": np.zeros(MILLION, np.int8)}, priorities=np.random.default_rng(0).exponential(size=MILLION))
         looking = other.table(table.name)
         began = time.perf_counter()
         found = looking.inspect()

@@ -86,7 +86,9 @@ def open_replay(
     if name in {table.name for table in client.tables()}:
         client.drop_table(name)
     seed = int(rng.integers(2**31))
-    table = client.create_table(name, COLUMNS, walk.memory_size, backend, seed, **parameters)
+    table = client.create_table(
+        name, columns=COLUMNS, capacity=walk.memory_size, backend=backend, seed=seed, **parameters
+    )
     try:
         # Without priorities, so that all have the largest one: each will be seen once (section 3.2).
         columns = walk.memory(rng)
@@ -94,10 +96,10 @@ def open_replay(
         if method is Method.ORACLE:
             yield OracleReplay(table, walk, columns, keys)
         elif method is Method.UNIFORM:
-            with table.sampler(UNIFORM_BATCH, 0.0, draw_mode="independent", prefetch=UNIFORM_PREFETCH) as sampler:
+            with table.sampler(UNIFORM_BATCH, beta=0.0, draw_mode="independent", prefetch=UNIFORM_PREFETCH) as sampler:
                 yield UniformReplay(sampler)
         else:
-            with table.sampler(1, 0.0, prefetch=1) as sampler:
+            with table.sampler(1, beta=0.0, prefetch=1) as sampler:
                 yield PrioritizedReplay(sampler)
     finally:
         table.drop()

@@ -661,7 +661,7 @@ class Insertion(google.protobuf.message.Message):
     """Number of the episode within the stream; kept with each row."""
     wait_s: builtins.float
     """How long to wait where the table's rate limiter or a full queue does not allow the insert, in seconds; 0: not at
-    all. Absent: as long as the call or stream lasts. On a stream, later messages wait behind it.
+    all. Absent or infinity: as long as the call or stream lasts. On a stream, later messages wait behind it.
     """
     def __init__(
         self,
@@ -830,7 +830,7 @@ class Draw(google.protobuf.message.Message):
     """How the points are chosen."""
     wait_s: builtins.float
     """How long to wait while there is no row to draw, or the table's rate limiter or queue does not allow the
-    draw, in seconds; 0: not at all.
+    draw, in seconds; 0: not at all, infinity: as long as the call or stream lasts.
     """
     def __init__(
         self,

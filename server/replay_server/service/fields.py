@@ -122,9 +122,9 @@ def insert_wait_s(insertion: replay_pb2.Insertion) -> float | None:
 
 
 def wait_s(value: float) -> float:
-    """How long to wait, in seconds."""
-    if not (math.isfinite(value) and value >= 0):
-        raise FieldError("wait_s", "a finite number of seconds, at least 0", str(value))
+    """How long to wait, in seconds; infinity: as long as the call or stream lasts."""
+    if not value >= 0:
+        raise FieldError("wait_s", "a number of seconds, at least 0", str(value))
     return value
 
 

@@ -102,7 +102,7 @@ def test_a_run_repeats_and_leaves_no_table_behind(client: ReplayClient, method: 
 
 def test_a_table_that_a_broken_off_run_left_behind_is_replaced(client: ReplayClient) -> None:
     key = RunKey(Representation.TABULAR, Method.RANK, 3, 7)
-    client.create_table(key.table, COLUMNS, capacity=5)
+    client.create_table(key.table, columns=COLUMNS, capacity=5)
     result = run(key, client, 60.0)
     assert result is not None
     assert result.learned
