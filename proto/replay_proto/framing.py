@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -33,7 +34,10 @@ ROWS_FIELD = 15
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _ROWS_TAG = bytes([ROWS_FIELD << 3 | _LENGTH_DELIMITED])
 _MAX_VARINT_BYTES = 10
-_NO_ROWS = memoryview(b"")
+_MAX_FIELD_NUMBER = (1 << 29) - 1
+
+NO_ROWS = memoryview(b"")
+"""The rows of a message that has none."""
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
@@ -75,29 +79,86 @@ def blank_message(head: Message, size: int) -> tuple[bytes, NDArray[np.uint8]]:
 
 
 def split_message(message_type: type[M], data: bytes | memoryview) -> Framed[M]:
-    """Read a message that carries rows, without copying them.
+    """Read a message that carries rows, without copying them. For answers: requests are bounded, see `split_rows`.
 
     Args:
         message_type: the type of the message.
-        data: its wire form, from any sender: fields may come in any order, and the last ``rows`` counts. Of a
-            writable view the rows are writable, too.
+        data: its wire form: fields may come in any order, and the last ``rows`` counts. Of a writable view the rows
+            are writable, too.
 
     Raises:
         google.protobuf.message.DecodeError: if it is not a message of this type.
     """
-    if ROWS_FIELD not in message_type.DESCRIPTOR.fields_by_number:
-        return Framed(message_type.FromString(bytes(data)), _NO_ROWS)
-    head, rows = [], _NO_ROWS
-    view, position = memoryview(data), 0
-    while position < len(view):
+    if not carries_rows(message_type):
+        return Framed(message_type.FromString(bytes(data)), NO_ROWS)
+    head, rows = split_rows(data)
+    return Framed(message_type.FromString(head), rows)
+
+
+def carries_rows(message_type: type[Message]) -> bool:
+    """Whether messages of a type have the field ``rows``."""
+    return ROWS_FIELD in message_type.DESCRIPTOR.fields_by_number
+
+
+def split_rows(data: bytes | memoryview, most_fields: int | None = None) -> tuple[bytes, memoryview]:
+    """Take a message that can carry rows apart, without copying them or parsing the rest.
+
+    Args:
+        data: its wire form.
+        most_fields: how many fields it may have; None: any number.
+
+    Returns:
+        The wire form of the message without ``rows``, and its rows; see `Framed`.
+
+    Raises:
+        google.protobuf.message.DecodeError: if it is no message, or has more fields.
+    """
+    view = memoryview(data)
+    head, rows, kept_from = [], NO_ROWS, 0
+    for tag, start, content, end in fields_of(view, most_fields):
+        if tag == _ROWS_TAG[0]:
+            rows = view[content:end]
+            head.append(view[kept_from:start])
+            kept_from = end
+    head.append(view[kept_from:])
+    return b"".join(head), rows
+
+
+def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, int, int, int]]:
+    """Walk over the fields of a message, without looking into those that are messages themselves.
+
+    Args:
+        view: the message's wire form.
+        most: how many fields it may have; None: any number.
+
+    Yields:
+        For each field its tag, and where it begins, where its content begins and where it ends.
+
+    Raises:
+        google.protobuf.message.DecodeError: if it is no message, or has more fields.
+    """
+    size, position, left = len(view), 0, -1 if most is None else most
+    while position < size:
+        if left == 0:
+            raise DecodeError(f"it has more than {most} fields")
+        left -= 1
         start = position
         tag, position = _read_varint(view, position)
-        content, position = _skip_field(view, position, tag & 7)
-        if tag == _ROWS_TAG[0]:
-            rows = view[content:position]
+        if not 0 < tag >> 3 <= _MAX_FIELD_NUMBER:
+            raise DecodeError(f"{tag >> 3} is not the number of a field")
+        wire_type = tag & 7
+        if wire_type == _LENGTH_DELIMITED:
+            length, content = _read_varint(view, position)
+            position = content + length
+        elif wire_type == _VARINT:
+            content, position = position, _read_varint(view, position)[1]
+        elif wire_type in (_FIXED64, _FIXED32):
+            content, position = position, position + (8 if wire_type == _FIXED64 else 4)
         else:
-            head.append(view[start:position])
-    return Framed(message_type.FromString(b"".join(head)), rows)
+            raise DecodeError(f"wire type {wire_type} is not used by this contract")
+        if position > size:
+            raise DecodeError("a field is cut short")
+        yield tag, start, content, position
 
 
 def column_views(schema: Schema, rows: memoryview | Array, row_count: int) -> dict[str, Array]:
@@ -136,24 +197,11 @@ def _varint(value: int) -> bytes:
 
 def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
     """The number at ``position``, and where the next thing begins."""
+    if position < len(view) and (first := view[position]) < 0x80:
+        return first, position + 1
     value = 0
     for index, byte in enumerate(view[position : position + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return value, position + index + 1
     raise DecodeError("a number is cut short or too long")
-
-
-def _skip_field(view: memoryview, position: int, wire_type: int) -> tuple[int, int]:
-    """Where the content of the field at ``position`` begins and ends."""
-    if wire_type == _VARINT:
-        return position, _read_varint(view, position)[1]
-    if wire_type == _LENGTH_DELIMITED:
-        size, position = _read_varint(view, position)
-    elif wire_type in (_FIXED64, _FIXED32):
-        size = 8 if wire_type == _FIXED64 else 4
-    else:
-        raise DecodeError(f"wire type {wire_type} is not used by this contract")
-    if position + size > len(view):
-        raise DecodeError("a field is cut short")
-    return position, position + size

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from replay_server import errors
 from replay_server.table_config import TableConfig
 from replay_server.waiting import DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
+
+PLAIN_BYTES: Final = 1 << 20
+"""What a request may have beside its rows, and its arrays of keys and priorities: the contract says so."""
+_BYTES_PER_ROW: Final = 16
+"""A key and a priority."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,38 @@ class Bounds:
         """
         _check("bytes of a message", self.max_message_bytes, size, "max_message_mb of the server")
 
+    @property
+    def max_head_bytes(self) -> int:
+        """A request without its rows."""
+        return min(self.max_message_bytes, PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_call)
+
+    @property
+    def head_setting(self) -> str:
+        """What sets it."""
+        by_message = self.max_head_bytes == self.max_message_bytes
+        return ("max_message_mb" if by_message else "max_rows_per_call") + " of the server"
+
+    def check_head(self, size: int, plain: int) -> None:
+        """Refuse a request of which too much would have to be parsed.
+
+        Args:
+            size: its bytes without its rows.
+            plain: without its arrays, too.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
+        _check("bytes of a message beside its rows", self.max_head_bytes, size, self.head_setting)
+
+    def check_columns(self, columns: int) -> None:
+        """Refuse more columns than a table may have.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("columns of a table", self.max_columns, columns, "max_columns of the server")
+
     def check_rows(self, rows: int) -> None:
         """Refuse more rows, or keys, than one call may name or ask for.
 
@@ -65,7 +103,7 @@ class Bounds:
             RequestError: TOO_LARGE.
         """
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
-        _check("columns of a table", self.max_columns, len(config.schema), "max_columns of the server")
+        self.check_columns(len(config.schema))
         _check("bytes of a row", self.max_message_bytes, config.schema.row_bytes, "max_message_mb of the server")
         _check("bytes of a full table", self.max_table_bytes, size, "max_table_bytes of the server")
         if self.max_bytes is not None:

@@ -101,9 +101,9 @@ class ReplayServer:
         )
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
         self._socket = socket
-        self._unix_socket = UnixSocket(catalog, methods, limit)
+        self._unix_socket = UnixSocket(catalog, methods)
         self._frame_listeners = frame_listeners
-        self._tcp_port = TcpPort(catalog, methods, limit, authenticator)
+        self._tcp_port = TcpPort(catalog, methods, authenticator)
         self._health = health_aio.HealthServicer() if offer_health else None
         if self._health is not None:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -136,7 +136,7 @@ class TableConfig:
             schema=Schema.from_proto(config.columns),
             capacity=config.capacity,
             backend=config.backend.name or DEFAULT_BACKEND,
-            parameters=dict(config.backend.parameters),
+            parameters=config.backend.parameters,
             seed=config.seed if config.HasField("seed") else None,
             rate_limit=RateLimit.from_proto(config.rate_limiter) if config.HasField("rate_limiter") else None,
         )

@@ -16,6 +16,9 @@ it, so that both ends can build and read it in place.
 A server that wants tokens finds a caller's in the metadata of a call, as "authorization: Bearer TOKEN".
 Each RPC names below the right that it takes, on the table that a message names.
 
+A request may have 1 MiB beside its `rows` and its arrays of keys and priorities, and 32 fields if it has rows; more
+is RESOURCE_EXHAUSTED / TOO_LARGE, or INVALID_ARGUMENT. Groups are refused where rows may be.
+
 Every operation on a table is atomic: it happens wholly before or wholly after any other. A
 request is checked whole before anything changes; one that is refused changes nothing. Errors
 carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of ErrorReason
@@ -569,8 +572,8 @@ class FrameHello(google.protobuf.message.Message):
     content. Kind 0 is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a
     FrameHello of at most 1 MiB, which is answered by an empty message. From then on each request is answered by
     one frame, in order. The server closes the connection after it refused a hello, or a message of a Learn
-    stream, or a frame longer than messages over gRPC may be, and one on which no hello comes for 10 seconds. A
-    client whose hello is refused makes its calls over gRPC: behind an address that stands for several servers, the
+    stream, or a frame longer than a request without rows may be. It closes a connection on which no hello comes for
+    2 seconds, and earlier if very many are silent. A client whose hello is refused makes its calls over gRPC: behind an address that stands for several servers, the
     port may be another server's, which knows no table of this uid. A client that ends its side is gone: what it
     asked for is dropped. A server that stops answers what it has received, then refuses with SHUTTING_DOWN, asked
     or not, and closes the connection.

@@ -16,6 +16,9 @@ it, so that both ends can build and read it in place.
 A server that wants tokens finds a caller's in the metadata of a call, as "authorization: Bearer TOKEN".
 Each RPC names below the right that it takes, on the table that a message names.
 
+A request may have 1 MiB beside its `rows` and its arrays of keys and priorities, and 32 fields if it has rows; more
+is RESOURCE_EXHAUSTED / TOO_LARGE, or INVALID_ARGUMENT. Groups are refused where rows may be.
+
 Every operation on a table is atomic: it happens wholly before or wholly after any other. A
 request is checked whole before anything changes; one that is refused changes nothing. Errors
 carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of ErrorReason

@@ -68,9 +68,9 @@ def replay_methods(
     inspection = InspectionHandler(catalog)
     read, write, admin = on_table(Right.READ), on_table(Right.WRITE), on_table(Right.ADMIN)
     return {
-        "CreateTable": unary_of_caller(replay_pb2.CreateTableRequest, tables.create, rpc("CreateTable", to_create)),
+        "CreateTable": unary_of_caller(replay_pb2.CreateTableRequest, tables.create, rpc("CreateTable", to_create())),
         "DropTable": unary(replay_pb2.DropTableRequest, tables.drop, rpc("DropTable", admin)),
-        "ListTables": unary_of_caller(replay_pb2.ListTablesRequest, tables.list, rpc("ListTables", to_list)),
+        "ListTables": unary_of_caller(replay_pb2.ListTablesRequest, tables.list, rpc("ListTables", to_list())),
         "DescribeTable": unary_of_caller(
             replay_pb2.DescribeTableRequest, tables.describe, rpc("DescribeTable", on_table(Right.any()))
         ),
@@ -80,8 +80,8 @@ def replay_methods(
         "Sample": unary(replay_pb2.SampleRequest, sampling.sample, rpc("Sample", read)),
         "Read": unary(replay_pb2.ReadRequest, sampling.read, rpc("Read", read)),
         "UpdatePriorities": unary(replay_pb2.UpdatePrioritiesRequest, sampling.update, rpc("UpdatePriorities", write)),
-        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn", to_learn), streams),
-        "Stats": unary_of_caller(replay_pb2.StatsRequest, stats.stats, rpc("Stats", to_see_figures)),
+        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn", to_learn()), streams),
+        "Stats": unary_of_caller(replay_pb2.StatsRequest, stats.stats, rpc("Stats", to_see_figures())),
         "Checkpoint": unary(replay_pb2.CheckpointRequest, kept.create, rpc("Checkpoint", of_tables)),
         "ListCheckpoints": unary(replay_pb2.ListCheckpointsRequest, kept.list, rpc("ListCheckpoints", of_all)),
         "VerifyCheckpoint": unary(replay_pb2.VerifyCheckpointRequest, kept.verify, rpc("VerifyCheckpoint", of_all)),

@@ -15,14 +15,15 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpc_status import rpc_status
 from replay_proto.errors import FieldError
-from replay_proto.framing import Framed, split_message
+from replay_proto.framing import Framed
 
 from replay_server import errors
 from replay_server.access.caller import Caller
 from replay_server.errors import RequestError
+from replay_server.service.requests import request_reader
 from replay_server.service.rights import Rpc
 from replay_server.statistics.methods import MethodFigures
 
@@ -74,17 +75,14 @@ def unary(message_type: type[M], handler: UnaryHandler[M], rpc: Rpc) -> grpc.Rpc
 
 def unary_of_caller(message_type: type[M], handler: CallerHandler[M], rpc: Rpc) -> grpc.RpcMethodHandler[bytes, bytes]:
     """An RPC of one request and one answer, which depends on who calls."""
-    figures = rpc.figures
+    figures, read_request = rpc.figures, request_reader(message_type, rpc.demand, rpc.bounds)
 
     async def call(data: bytes, context: Context) -> bytes:
         with figures.at_work():
             try:
                 with figures.timed():
                     caller = _caller(rpc, context)
-                    rpc.bounds.check_message(len(data))
-                    request = parse(message_type, data)
-                    rpc.demand(caller, request.head, "")
-                    return await handler(request, caller)
+                    return await handler(read_request(data, caller, ""), caller)
             except Exception as error:
                 await refuse(context, error, figures)
 
@@ -136,7 +134,7 @@ def streaming(
         rpc: what else belongs to it; its messages have a `table`, which later ones of a stream may leave out.
         streams: how many each client may have.
     """
-    figures = rpc.figures
+    figures, read_request = rpc.figures, request_reader(message_type, rpc.demand, rpc.bounds)
 
     async def call(context: Context) -> None:
         with figures.at_work():
@@ -146,9 +144,7 @@ def streaming(
                 with streams.one_more(context.peer()), open_stream(stream) as handler:
                     while isinstance(data := await stream.read(context), bytes):
                         began = time.perf_counter()
-                        rpc.bounds.check_message(len(data))
-                        request = parse(message_type, data)
-                        rpc.demand(caller, request.head, table)
+                        request = read_request(data, caller, table)
                         table = request.head.table or table  # type: ignore[attr-defined]
                         answer = await handler(request)
                         figures.answered(time.perf_counter() - began)
@@ -169,20 +165,6 @@ def _caller(rpc: Rpc, context: Context) -> Caller:
         RequestError: UNAUTHENTICATED.
     """
     return rpc.authenticator.caller_of(context.invocation_metadata() or ())
-
-
-def parse(message_type: type[M], data: bytes) -> Framed[M]:
-    """Read a request.
-
-    Raises:
-        FieldError: if it is not a message of this type.
-    """
-    try:
-        return split_message(message_type, data)
-    except DecodeError as error:
-        raise FieldError(
-            "request", f"a {message_type.DESCRIPTOR.full_name}", f"bytes that are none ({error})"
-        ) from error
 
 
 def _as_request_error(error: Exception) -> RequestError:

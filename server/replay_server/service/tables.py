@@ -48,7 +48,9 @@ class TableHandlers:
 
     async def create(self, request: Framed[replay_pb2.CreateTableRequest], caller: Caller) -> bytes:
         """Make a table, or find the same one."""
-        table, created = await self._catalog.create(TableConfig.from_proto(request.head.config))
+        config = request.head.config
+        self._catalog.bounds.check_columns(len(config.columns))  # before so many are looked at
+        table, created = await self._catalog.create(TableConfig.from_proto(config))
         return replay_pb2.CreateTableResponse(table=self._describe(table, caller), created=created).SerializeToString()
 
     async def drop(self, request: Framed[replay_pb2.DropTableRequest]) -> bytes:

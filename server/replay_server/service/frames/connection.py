@@ -22,6 +22,8 @@ _JOINED_BYTES = 1 << 16
 """Up to this length a content is copied behind its head; longer ones are sent in a second piece."""
 _IN_A_ROW = 8
 """So many messages of one client that wait already are served before anybody else is."""
+_FRAMES_AT_ONCE = 512
+"""So many frames are taken out of what came before others have their turn: a read may bring 32,000 empty ones."""
 _HELLO_BYTES = 1 << 20
 """Before it has said who it is, a client may not have us keep more."""
 
@@ -42,6 +44,7 @@ class FrameConnection(asyncio.Protocol):
         self._parser = FrameParser(_HELLO_BYTES)
         self._takes_messages = False
         self._hello_came = False
+        self._is_behind = False  # frames came that were not taken yet
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._has_ended = False
@@ -69,24 +72,35 @@ class FrameConnection(asyncio.Protocol):
         if self._has_ended:
             return
         self._parser.feed(data)
-        self._take_frames()
+        if not self._is_behind:
+            self._take_frames()
 
-    def take_messages(self, limit_bytes: int) -> None:
-        """After the hello, take frames of up to this length."""
+    def take_messages(self, limit_bytes: int, setting: str) -> None:
+        """After the hello, take frames of up to this length, which this setting sets."""
         self._takes_messages = True
         self._parser.limit_bytes = limit_bytes
+        self._limit_setting = setting
         self._take_frames()
 
     def _take_frames(self) -> None:
+        """Take the frames that came whole; if they are many, the rest in later turns of the loop."""
+        self._is_behind = False
         try:
-            while (self._takes_messages or not self._hello_came) and (taken := self._parser.take()) is not None:
+            for _ in range(_FRAMES_AT_ONCE):
+                if not self._takes_messages and self._hello_came:
+                    break
+                if (taken := self._parser.take()) is None:
+                    break
                 self._take_in(*taken)
+            else:
+                self._is_behind = True
+                asyncio.get_running_loop().call_soon(self._take_later)
         except FrameTooLongError as error:
             if not self._takes_messages:
                 self._cut_off()
                 return
             self._refusal = errors.too_large(
-                "bytes of a request", error.limit_bytes, error.got_bytes, "max_message_mb of the server"
+                "bytes of a request", error.limit_bytes, error.got_bytes, self._limit_setting
             )
             self._transport.pause_reading()
             self.end_reading()
@@ -94,9 +108,21 @@ class FrameConnection(asyncio.Protocol):
         except FrameError:
             self._cut_off()
             return
-        if self._queued_bytes > _QUEUED_BYTES:
+        if self._is_full:
             self._transport.pause_reading()
         self._wake()
+
+    def _take_later(self) -> None:
+        if self._has_ended:
+            return
+        self._take_frames()
+        if not self._is_full and self._refusal is None:
+            self._transport.resume_reading()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether nothing more is to be read before some of what came was."""
+        return self._is_behind or self._queued_bytes > _QUEUED_BYTES
 
     def connection_lost(self, _error: Exception | None) -> None:
         """The client is gone: nobody waits for what is being done."""
@@ -138,9 +164,9 @@ class FrameConnection(asyncio.Protocol):
             finally:
                 self._change = None
         message = self._queue.popleft()
-        was_full = self._queued_bytes > _QUEUED_BYTES
+        was_full = self._is_full
         self._queued_bytes -= len(message) + _ABOUT_A_MESSAGE_BYTES
-        if was_full and self._queued_bytes <= _QUEUED_BYTES and self._refusal is None:
+        if was_full and not self._is_full and self._refusal is None:
             self._transport.resume_reading()
         return message
 

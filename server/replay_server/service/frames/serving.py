@@ -28,8 +28,10 @@ from replay_server.service.transport import CAME_IN_FRAMES
 
 METHODS: Final = ("Learn", "Sample", "UpdatePriorities")
 """What can be called: what a learner does in every step."""
-_HELLO_TIMEOUT_S: Final = 10.0
-"""How long a connection may stay silent before its hello."""
+_HELLO_TIMEOUT_S: Final = 2.0
+"""How long a connection may stay silent before its hello; as long as our client waits for its answer."""
+MOST_SILENT: Final = 64
+"""Connections that have not said hello. A client sends its hello at once, so that few are ever in this state."""
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
 
 Handlers = Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]
@@ -76,19 +78,18 @@ class _FrameContext:
 class FrameListener(ABC):
     """Listens somewhere, and serves who comes."""
 
-    def __init__(self, catalog: Catalog, handlers: Handlers, limit_bytes: int) -> None:
+    def __init__(self, catalog: Catalog, handlers: Handlers) -> None:
         """Prepare; nothing listens yet.
 
         Args:
             catalog: the tables.
             handlers: by name of the method, as gRPC has them.
-            limit_bytes: how long a message may be.
         """
         self._catalog = catalog
         self._handlers = handlers
-        self._limit_bytes = limit_bytes
         self._connections: set[FrameConnection] = set()
         self._per_client: Counter[str] = Counter()
+        self._silent: dict[FrameConnection, None] = {}  # the oldest first
         self._is_stopping = False
 
     @abstractmethod
@@ -146,16 +147,32 @@ class FrameListener(ABC):
             if not self._per_client[client]:
                 del self._per_client[client]
 
-    async def _serve_method(self, connection: FrameConnection) -> None:
+    async def _hello(self, connection: FrameConnection) -> bytes | None:
+        """The first message of a connection; None if it does not come in time."""
+        self._silent[connection] = None
+        if len(self._silent) > MOST_SILENT:
+            self._drop_a_silent_one()
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                first = await connection.read()
+                return await connection.read()
         except TimeoutError:
-            return
+            return None
+        finally:
+            self._silent.pop(connection, None)
+
+    def _drop_a_silent_one(self) -> None:
+        """End the oldest connection of the client that keeps most of them silent: it does not crowd others out."""
+        (client, _), *_ = Counter(connection.client for connection in self._silent).most_common(1)
+        oldest = next(connection for connection in self._silent if connection.client == client)
+        del self._silent[oldest]
+        oldest.abort()
+
+    async def _serve_method(self, connection: FrameConnection) -> None:
+        first = await self._hello(connection)
         if first is None:
             return
         hello = self._checked_hello(first, connection)
-        connection.take_messages(self._limit_bytes)
+        connection.take_messages(self._catalog.bounds.max_head_bytes, self._catalog.bounds.head_setting)
         await connection.write(b"")
         context = _FrameContext(connection, hello, lambda: self._is_stopping)
         handler = self._handlers[hello.method]
@@ -189,7 +206,9 @@ def metadata_of(hello: replay_pb2.FrameHello) -> tuple[tuple[str, str], ...]:
 
 
 def _not_a_hello(error: DecodeError) -> RequestError:
-    return errors.invalid_field(FieldError("hello", "a replay.v1.FrameHello", f"bytes that are none ({error})"))
+    return errors.invalid_field(
+        FieldError("hello", "a replay.v1.FrameHello", f"bytes that could not be parsed ({error})")
+    )
 
 
 def _plain_status(code: grpc.StatusCode, details: str) -> bytes:

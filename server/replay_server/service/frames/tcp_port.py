@@ -19,9 +19,9 @@ from replay_server.service.frames.serving import FrameListener, Handlers, metada
 class TcpPort(FrameListener):
     """Listens where gRPC does, on a port of its own."""
 
-    def __init__(self, catalog: Catalog, handlers: Handlers, limit_bytes: int, authenticator: Authenticator) -> None:
+    def __init__(self, catalog: Catalog, handlers: Handlers, authenticator: Authenticator) -> None:
         """See `FrameListener`; the ``authenticator`` finds out who calls."""
-        super().__init__(catalog, handlers, limit_bytes)
+        super().__init__(catalog, handlers)
         self._authenticator = authenticator
         self._servers: list[asyncio.Server] = []
 

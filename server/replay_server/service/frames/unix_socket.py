@@ -30,9 +30,9 @@ _SHARED: Final = 0o660
 class UnixSocket(FrameListener):
     """Listens on a unix-domain socket in the server's own directory."""
 
-    def __init__(self, catalog: Catalog, handlers: Handlers, limit_bytes: int) -> None:
+    def __init__(self, catalog: Catalog, handlers: Handlers) -> None:
         """See `FrameListener`."""
-        super().__init__(catalog, handlers, limit_bytes)
+        super().__init__(catalog, handlers)
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
 

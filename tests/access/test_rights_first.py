@@ -1,0 +1,170 @@
+"""Rights are checked before a message is parsed, on the very names that its handler will see."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+from replay_client.security import token_metadata
+from replay_proto.v1 import replay_pb2, replay_pb2_grpc
+from replay_server.service.names import only
+
+from tests.support.access import ADMIN, ALL, MINE, READ, WRITE, write_usual_tokens
+from tests.support.caller import table_config
+from tests.support.refusals import Refusal, refusal_in
+from tests.support.server_process import ServerProcess
+from tests.support.wire import SERVICE, STREAMS, bytes_field
+
+NAME = f"{MINE}table"
+THEIRS = "theirs"
+TOO_LITTLE = {
+    "CreateTable": READ,
+    "DropTable": READ,
+    "ResetTable": READ,
+    "Insert": READ,
+    "Write": READ,
+    "Sample": WRITE,
+    "Read": WRITE,
+    "UpdatePriorities": READ,
+    "Learn": WRITE,
+    "Stats": WRITE,
+    "ListTables": WRITE,
+    "ListCheckpoints": READ,
+    "VerifyCheckpoint": READ,
+    "Inspect": WRITE,
+}
+"""For each RPC but DescribeTable, which anyone may call, and Checkpoint, which is names alone, too small a right."""
+BROKEN = b"\xff" * 20
+"""No message."""
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[grpc.Channel]:
+    """To a server with tokens, and a table of our own and one of others on it."""
+    folder: Path = tmp_path_factory.mktemp("rights-first")
+    tokens = write_usual_tokens(folder / "tokens.toml")
+    server = ServerProcess(folder / "log", "--tokens", str(tokens), "--memory-dir", str(folder))
+    with grpc.insecure_channel(server.address) as opened:
+        stub = replay_pb2_grpc.ReplayServiceStub(opened)
+        request = replay_pb2.CreateTableRequest(config=table_config(NAME))
+        stub.CreateTable(request, metadata=token_metadata(ALL), timeout=TIMEOUT_S)
+        yield opened
+    server.terminate()
+
+
+def refusal_of(channel: grpc.Channel, method: str, token: str, *messages: bytes) -> Refusal:
+    """What the last of these messages is refused with."""
+    with pytest.raises(grpc.RpcError) as error:
+        send(channel, method, token, *messages)
+    return refusal_in(error.value)
+
+
+def send(channel: grpc.Channel, method: str, token: str, *messages: bytes) -> None:
+    path, metadata = f"/{SERVICE.full_name}/{method}", token_metadata(token)
+    if method in STREAMS:
+        stream: Callable[..., Iterator[bytes]] = channel.stream_stream(path)
+        list(stream(iter(messages), metadata=metadata, timeout=TIMEOUT_S))
+    else:
+        unary: Callable[..., bytes] = channel.unary_unary(path)
+        unary(*messages, metadata=metadata, timeout=TIMEOUT_S)
+
+
+def named(method: str, name: str) -> bytes:
+    """The beginning of a request about a table."""
+    field = bytes_field(1, name.encode())
+    return bytes_field(1, field) if method == "CreateTable" else field
+
+
+def broken_within(method: str) -> bytes:
+    """A field of which protobuf sees that it is broken when it parses it, not when it skips it."""
+    if method == "CreateTable":
+        return bytes_field(1, bytes_field(4, BROKEN))
+    described = replay_pb2.DESCRIPTOR.message_types_by_name[f"{method}Request"]
+    inner = [field.number for field in described.fields if field.message_type is not None]
+    texts = [field.number for field in described.fields if field.type == field.TYPE_STRING and field.name != "table"]
+    return b"".join(bytes_field(number, BROKEN) for number in inner + texts)
+
+
+@pytest.mark.parametrize("method", TOO_LITTLE)
+def test_who_may_not_is_refused_before_the_rest_is_looked_at(channel: grpc.Channel, method: str) -> None:
+    message = named(method, NAME) + broken_within(method)
+    assert refusal_of(channel, method, TOO_LITTLE[method], message).reason == "PERMISSION_DENIED"
+
+
+@pytest.mark.parametrize("method", ["CreateTable", "Insert", "Sample", "UpdatePriorities", "Learn"])
+def test_who_may_is_told_that_it_is_broken(channel: grpc.Channel, method: str) -> None:
+    refusal = refusal_of(channel, method, ALL, named(method, NAME) + broken_within(method))
+    assert (refusal.reason, refusal.metadata["field"]) == ("INVALID_FIELD", "request")
+
+
+@pytest.mark.parametrize("method", ["CreateTable", "DropTable", "Insert", "Write", "Sample", "Read", "Learn", "Stats"])
+def test_of_two_names_the_one_that_counts_is_checked(channel: grpc.Channel, method: str) -> None:
+    ours, theirs = named(method, NAME), named(method, THEIRS)
+    refusal = refusal_of(channel, method, ALL, ours + theirs)
+    assert (refusal.reason, refusal.metadata["table"]) == ("PERMISSION_DENIED", THEIRS)
+    if method != "Stats":
+        assert refusal_of(channel, method, ALL, theirs + ours + BROKEN).reason == "INVALID_FIELD"
+
+
+def test_a_stream_is_not_led_to_another_table_later(channel: grpc.Channel) -> None:
+    nothing = replay_pb2.LearnRequest(table=NAME).SerializeToString()
+    refusal = refusal_of(channel, "Learn", ALL, nothing, b"", named("Learn", THEIRS))
+    assert (refusal.reason, refusal.metadata["table"]) == ("PERMISSION_DENIED", THEIRS)
+
+
+@pytest.mark.parametrize("update", [b"", bytes_field(1, bytes(8)) + bytes_field(2, bytes(8))])
+def test_an_update_takes_the_right_to_write_whatever_is_in_it(channel: grpc.Channel, update: bytes) -> None:
+    message = named("Learn", NAME) + bytes_field(3, update)
+    assert refusal_of(channel, "Learn", READ, message).metadata["right"] == "write"
+
+
+def test_more_names_than_there_can_be_tables_are_too_many(channel: grpc.Channel) -> None:
+    refusal = refusal_of(channel, "Checkpoint", ADMIN, bytes_field(1, NAME.encode()) * 1025)
+    assert (refusal.reason, refusal.metadata["limit"]) == ("TOO_LARGE", "1024")
+
+
+PARTS = st.one_of(
+    st.builds(bytes_field, st.integers(1, 7), st.binary(max_size=6)),
+    st.builds(lambda text: bytes_field(1, text.encode()), st.text(max_size=4)),
+    st.builds(lambda text: bytes_field(1, bytes_field(1, text.encode())), st.text(max_size=4)),
+    st.builds(lambda bits: bytes([0x08]) + bits, st.sampled_from([b"\x01", b"\x80\x01"])),
+    st.builds(lambda number: bytes([0x09]) + struct.pack("<d", number), st.floats()),
+    st.sampled_from([b"\x8a\x80\x00\x01a", b"\x0b\x0a\x01x\x0c", b"\x8a\x80\x80\x80\x10\x01b"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("message_type", "paths"),
+    [
+        (replay_pb2.CreateTableRequest, ["config.name"]),
+        (replay_pb2.LearnRequest, ["table", "update"]),
+        (replay_pb2.StatsRequest, ["table"]),
+    ],
+)
+@given(parts=st.lists(PARTS, max_size=5))
+def test_what_is_read_first_is_what_is_read_later(
+    message_type: type[Message], paths: list[str], parts: list[bytes]
+) -> None:
+    data = b"".join(parts)
+    try:
+        whole = message_type.FromString(data)
+    except Exception:  # it would be refused after the check
+        return
+    first = only(message_type, *paths).FromString(data)
+    assert [seen(first, path) for path in paths] == [seen(whole, path) for path in paths]
+
+
+def seen(message: Message, path: str) -> object:
+    """The text in a field; of a field that is no text, whether it is there."""
+    *within, name = path.split(".")
+    for part in within:
+        message = getattr(message, part)
+    value = getattr(message, name)
+    return value if isinstance(value, str) else message.HasField(name)

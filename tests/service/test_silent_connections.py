@@ -1,0 +1,80 @@
+"""Connections for frames that say nothing: they are few, and not for long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from replay_proto.v1 import replay_pb2
+from replay_server.service.frames.serving import MOST_SILENT
+
+from tests.support.caller import FRAMES, SAME_HOST, CalledTable, Caller
+from tests.support.frame_stub import HEAD, FrameLink, greeted, hello_for, place_of
+
+pytestmark = pytest.mark.parametrize("data_path", [SAME_HOST, FRAMES], indirect=True, scope="session")
+SOON_S = 1.0
+"""Well before a connection has been silent for too long."""
+
+
+@pytest.fixture
+def described(new_table: Callable[..., CalledTable], caller: Caller) -> replay_pb2.TableDescription:
+    """A table to call about."""
+    return new_table(capacity=10).describe()
+
+
+@pytest.fixture
+def open_silent(described: replay_pb2.TableDescription) -> Iterator[Callable[[], FrameLink]]:
+    """Opens connections on which nothing is said."""
+    links: list[FrameLink] = []
+
+    def open_one() -> FrameLink:
+        links.append(FrameLink(place_of(described)))
+        return links[-1]
+
+    yield open_one
+    for link in links:
+        link.close()
+
+
+def ends_within(link: FrameLink, seconds: float) -> bool:
+    link.socket.settimeout(seconds)
+    try:
+        return link.socket.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_of_too_many_the_oldest_goes(
+    described: replay_pb2.TableDescription, open_silent: Callable[[], FrameLink]
+) -> None:
+    silent = [open_silent() for _ in range(MOST_SILENT + 3)]
+    began = time.monotonic()
+    assert all(ends_within(link, SOON_S) for link in silent[:3])
+    assert time.monotonic() - began < SOON_S, "they were not dropped, their time was over"
+    greeted(described, "Learn").close()
+
+
+def test_who_has_said_hello_is_not_counted(
+    described: replay_pb2.TableDescription, open_silent: Callable[[], FrameLink]
+) -> None:
+    served = [greeted(described, "Sample") for _ in range(MOST_SILENT + 3)]
+    open_silent()
+    for link in served:
+        link.send(b"\xff")
+        assert link.receive()
+        link.close()
+
+
+def test_one_that_says_only_the_beginning_of_a_hello_is_silent(
+    described: replay_pb2.TableDescription, open_silent: Callable[[], FrameLink]
+) -> None:
+    hello = hello_for(described, "Sample").SerializeToString()
+    link = open_silent()
+    began = time.monotonic()
+    for byte in HEAD.pack(len(hello), 0):
+        link.socket.sendall(bytes([byte]))
+    assert ends_within(link, 5.0)
+    assert time.monotonic() - began < 4.0
