@@ -4,8 +4,8 @@
     gate.grant(256)                             # samples a draw may have now, to be drawn or given back
     gate.insert_allowed(17)
 
-Gates count and decide; `replay_server.waiting` lets calls wait for them. What they count lies in the table's header,
-so that a restart changes nothing.
+Gates count and decide; `replay_server.waiting` lets calls wait for them. What was drawn is part of the table's state: a
+restart or a restore changes nothing. What was granted and not drawn yet is not: it goes with the calls that wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from replay_proto.rate_limit import RateLimit
 
 from replay_server import errors
-from replay_server.backends import FifoIndex
 from replay_server.limiter import Counters, difference, insert_allowed, samples_allowed
 from replay_server.storage.header import Header
 from replay_server.table_config import TableConfig
@@ -37,7 +36,7 @@ class Gate(Protocol):
         """
 
     def grant(self, rows: int) -> int:
-        """Allow a draw some of its rows, or all; what is granted is counted, until it is drawn or given back.
+        """Allow a draw some of its rows, or all; they are held for it until they are drawn or given back.
 
         Returns:
             How many, at most ``rows``.
@@ -45,6 +44,9 @@ class Gate(Protocol):
 
     def give_back(self, rows: int) -> None:
         """What was granted is not drawn after all."""
+
+    def count_drawn(self, rows: int) -> None:
+        """A draw has been granted all its rows and is about to take them."""
 
     def draw_lacks(self) -> WaitedFor:
         """What a draw that was not granted all its rows waits for."""
@@ -70,16 +72,21 @@ class LimiterGate:
     """A rate limiter over a ring. A `Gate`."""
 
     def __init__(self, limit: RateLimit, capacity: int, header: Header) -> None:
-        """Go on with the counters in ``header``."""
+        """Go on from the state in ``header``."""
         self.limit = limit
         self._capacity = capacity
         self._header = header
+        self._granted = 0
 
     @property
     def counters(self) -> Counters:
-        """As the table stands."""
-        inserted = self._header.inserted - self._header.reset_floor
-        return Counters(min(inserted, self._capacity), inserted, self._header.sampled)
+        """As the table stands, with what is granted counted as drawn."""
+        state = self._header.state
+        return Counters(
+            size=len(state.live(self._capacity, times=0)),
+            inserted=state.inserted - state.counted_from,
+            sampled=state.sampled + self._granted,
+        )
 
     @property
     def difference(self) -> float:
@@ -92,13 +99,17 @@ class LimiterGate:
     def grant(self, rows: int) -> int:
         """Allow as many samples as the counters do."""
         granted = samples_allowed(self.limit, self.counters, rows)
-        if granted:
-            self._header.sampled += granted
+        self._granted += granted
         return granted
 
     def give_back(self, rows: int) -> None:
-        """Count them out again."""
-        self._header.sampled -= rows
+        """Leave them to others."""
+        self._granted -= rows
+
+    def count_drawn(self, rows: int) -> None:
+        """Count them in the table's state."""
+        self._granted -= rows
+        self._header.store("sampled", self._header.state.sampled + rows)
 
     def draw_lacks(self) -> WaitedFor:
         """``rows`` below min_size, else ``samples``."""
@@ -119,28 +130,27 @@ class LimiterGate:
         return "inserts"
 
     def reset(self) -> None:
-        """Begin anew. First of all: a server killed before the rows are gone must not owe samples to no rows."""
-        self._header.sampled = 0
+        """Nothing is granted any more; the state begins anew with the table's."""
+        self._granted = 0
 
 
 class QueueGate:
     """The order of a queue: oldest first, each row so many times, and no insert over rows not yet gone. A `Gate`.
 
-    Every going out of a row is a delivery; deliveries are numbered: row k has those from ``k * times`` on. How many
-    there were is stored before a reply is built: no row goes out more often than it may, whatever happens.
+    Each time a row goes out counts as a delivery. Deliveries are numbered: row k has those from ``k * times`` on. The
+    number of the next one is stored before a reply is built, in one word from which the oldest live row follows: no row
+    goes out more often than it may, whatever happens.
 
     Rows that are granted make room at once, though they are still there: a draw that waits for more rows, and an
     insert that waits for room, would otherwise wait for each other. The ring's slack is what that takes.
     """
 
     def __init__(self, times: int, config: TableConfig, header: Header) -> None:
-        """Go on with the counter in ``header``; rows that had gone out are no longer live."""
+        """Go on from the state in ``header``."""
         self._times = times
         self._config = config
         self._header = header
         self._granted = 0
-        # A server that was killed may have stored the one and not yet the other.
-        header.reset_floor = max(header.reset_floor, min(header.delivered // times, header.inserted))
 
     def check_draw(self, rows: int) -> None:
         """Refuse more than a full queue, its oldest row almost gone, has to deliver."""
@@ -158,6 +168,9 @@ class QueueGate:
         """Leave them to others."""
         self._granted -= rows
 
+    def count_drawn(self, rows: int) -> None:
+        """Nothing: they count when they are delivered."""
+
     def deliver(self, rows: int) -> NDArray[np.int64]:
         """Take rows that were granted out of the queue.
 
@@ -166,8 +179,7 @@ class QueueGate:
         """
         first = self._next
         self._granted -= rows
-        self._header.delivered = first + rows
-        self._header.reset_floor = (first + rows) // self._times
+        self._header.store("delivered", first + rows)
         return np.arange(first, first + rows) // self._times
 
     def draw_lacks(self) -> WaitedFor:
@@ -184,7 +196,8 @@ class QueueGate:
         """Whether there is room: among the rows that are nobody's yet, and in the ring."""
         inserted = self._header.inserted + rows
         kept = (self._next + self._granted) // self._times
-        return inserted - kept <= self._config.capacity and inserted - self._header.reset_floor <= self._config.slots
+        oldest = self._header.state.released(self._times)
+        return inserted - kept <= self._config.capacity and inserted - oldest <= self._config.slots
 
     def insert_lacks(self) -> WaitedFor:
         """``room``."""
@@ -197,13 +210,14 @@ class QueueGate:
     @property
     def _next(self) -> int:
         """Number of the next delivery."""
-        return max(self._header.delivered, self._header.reset_floor * self._times)
+        state = self._header.state
+        return max(state.delivered, state.floor * self._times)
 
 
 def make_gate(config: TableConfig, header: Header) -> LimiterGate | QueueGate | None:
     """The gate of a table; None if it has none."""
-    if config.backend == FifoIndex.name:
-        return QueueGate(int(config.parameters["max_times_sampled"]), config, header)
+    if config.is_queue:
+        return QueueGate(config.times, config, header)
     if config.rate_limit is not None:
         return LimiterGate(config.rate_limit, config.capacity, header)
     return None

@@ -62,7 +62,7 @@ class Syncer:
 
     async def _sync_if_due(self, table: Table) -> None:
         last = self._synced.get(table.uid)
-        state: tuple[int, ...] = _state(table)
+        state: tuple[object, ...] = _state(table)
         now = time.monotonic()
         if last is not None:
             # A disk that refuses is not asked more often than it has to be.
@@ -100,13 +100,12 @@ class Syncer:
 
 
 class _Synced:
-    def __init__(self, at_s: float, inserted: int, state: tuple[int, ...]) -> None:
+    def __init__(self, at_s: float, inserted: int, state: tuple[object, ...]) -> None:
         self.at_s = at_s
         self.inserted = inserted
         self.state = state
 
 
-def _state(table: Table) -> tuple[int, ...]:
+def _state(table: Table) -> tuple[object, ...]:
     """Differs whenever something was stored."""
-    header = table.directory.header
-    return (header.inserted, header.reset_floor, header.delivered, header.sampled, table.priorities_updated.total)
+    return (table.directory.header.state, table.priorities_updated.total)

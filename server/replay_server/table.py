@@ -73,7 +73,7 @@ class Table:
         self.gate = make_gate(self.config, self._header)
         """What decides when rows may go out and come in; None: nothing does."""
         self._queue = self.gate if isinstance(self.gate, QueueGate) else None
-        self._kept = self.config.most_live
+        self._kept, self._times = self.config.most_live, self.config.times
         self._index = make_index(
             self.config.backend,
             make_parameters(self.config.backend, self.config.parameters),
@@ -132,7 +132,7 @@ class Table:
     @property
     def oldest(self) -> int:
         """Key of the oldest live row."""
-        return max(self._header.reset_floor, self._header.inserted - self._kept)
+        return self._header.state.oldest(self._kept, self._times)
 
     @property
     def size(self) -> int:
@@ -240,7 +240,7 @@ class Table:
         self._index.write(np.arange(first, first + count), priorities)
         if stamp is not None:
             self.directory.writers.store(stamp.writer_id, stamp.sequence, first, count)
-        self._header.inserted = first + count
+        self._header.store("inserted", first + count)
         self.times_sampled.appear(count)
         self._forget(oldest, self.oldest)
 
@@ -354,7 +354,7 @@ class Table:
         self.resets += 1
         if self.gate is not None:
             self.gate.reset()
-        self._header.reset_floor = self.inserted
+        self._header.reset()
         self._forget(oldest, self.inserted)
         return removed
 

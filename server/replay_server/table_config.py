@@ -89,6 +89,11 @@ class TableConfig:
         return self.backend == FifoIndex.name
 
     @property
+    def times(self) -> int:
+        """How often each row of a queue goes out; 0 if the table is not a queue."""
+        return int(self.parameters["max_times_sampled"]) if self.is_queue else 0
+
+    @property
     def most_live(self) -> int:
         """Rows that are live at most. A queue's stay until they are drawn; its gate sees to it that they fit."""
         return self.slots if self.is_queue else self.capacity
@@ -165,8 +170,7 @@ class TableConfig:
             KeyError: if one is missing.
         """
         columns = {name: Column(column["dtype"], column["shape"]) for name, column in config["columns"].items()}
-        # Manifests from before there were rate limits do not speak of them.
-        rate_limit = config.get("rate_limit")
+        rate_limit = config["rate_limit"]
         return cls(
             config["name"],
             Schema(columns),

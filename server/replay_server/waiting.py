@@ -102,7 +102,7 @@ class Waiters:
                 raise errors.limited(table.name, table.gate.draw_lacks())
 
     async def draw(self, table: Table, rows: int, wait_s: float) -> None:
-        """Return once so many rows may be drawn; they are granted by then, and are to be drawn without waiting.
+        """Return once so many rows may be drawn; they count as drawn by then, and are to be drawn without waiting.
 
         Args:
             table: the table; look it up again afterwards.
@@ -116,6 +116,7 @@ class Waiters:
         self.check_draw(table, rows, wait_s)
         draw = _Draw(rows, asyncio.get_running_loop().create_future())
         if not self._has_line(table, "draws") and _grant(table, draw):
+            _count_drawn(table, rows)
             # The samples taken may be what an insert waits for.
             self.changed(table)
             return
@@ -127,6 +128,7 @@ class Waiters:
             await self._wait(table, draw.admitted, wait_s, lambda: _draw_lacks(table))
             if table.resets != resets:
                 raise errors.table_reset(table.name)
+            _count_drawn(table, rows)
         except BaseException:
             if draw in line:
                 line.remove(draw)
@@ -284,6 +286,11 @@ def _grant(table: Table, draw: _Draw) -> bool:
         return table.size > 0
     draw.granted += table.gate.grant(draw.rows - draw.granted)
     return draw.granted == draw.rows
+
+
+def _count_drawn(table: Table, rows: int) -> None:
+    if table.gate is not None:
+        table.gate.count_drawn(rows)
 
 
 def _draw_lacks(table: Table) -> WaitedFor:

@@ -96,7 +96,7 @@ def test_rows_that_were_overwritten_are_left_out(table: Table, tmp_path: Path, r
     (described,) = write_checkpoint(folder, [taken], 0.0, threading.Event()).tables
     again = restored(folder, tmp_path)
     assert again.inserted == 1500
-    assert (again.size, again.oldest) == (described.size, described.first_key)
+    assert (again.size, again.oldest) == (described.size, described.state.floor)
     assert described.size + described.left_out == CAPACITY
     gone = min(rows - SLACK, CAPACITY)
     assert gone <= described.left_out <= min(gone + SLACK, CAPACITY)
@@ -139,7 +139,7 @@ def test_priorities_taken_over_several_turns_are_those_of_their_rows(
     folder.mkdir()
     write_checkpoint(folder, [taken], 0.0, threading.Event())
     again = restored(folder, tmp_path)
-    assert taken.inserted == again.inserted == 1500 + 30 * (taken.inserted > 1500)
+    assert taken.state.inserted == again.inserted == 1500 + 30 * (taken.state.inserted > 1500)
     assert again.size == 0 if reset else 0 < again.size < CAPACITY
     again.close()
 

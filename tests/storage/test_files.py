@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_server.storage.header import Header
+from replay_server.storage.header import FIRST_STATE_WORD, Header
 from replay_server.storage.mapped_file import RESERVE_STEP_BYTES, MappedFile, NoSpaceError
+from replay_server.storage.table_state import RESETTING, STATE_FIELDS, STATE_WORDS, TableState
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -90,22 +91,42 @@ def test_a_view_outlives_the_closing_of_its_file(tmp_path: Path) -> None:
 
 
 def test_a_header_comes_back(tmp_path: Path) -> None:
-    header = Header(tmp_path, create=True)
-    assert (header.inserted, header.reset_floor, header.write_horizon) == (0, 0, 0)
-    header.write_horizon, header.inserted, header.reset_floor = 2**47 + 5, 2**47 + 5, 2**47
+    header = Header(tmp_path, times=0, create=True)
+    assert (header.state, header.write_horizon) == (TableState(), 0)
+    state = TableState(inserted=2**47 + 5, floor=2**47, counted_from=2**46, sampled=2**47 + 7)
+    header.restore(state)
     header.close()
-    again = Header(tmp_path, create=False)
-    assert (again.inserted, again.reset_floor, again.write_horizon) == (2**47 + 5, 2**47, 2**47 + 5)
+    again = Header(tmp_path, times=0, create=False)
+    assert (again.state, again.write_horizon) == (state, 2**47 + 5)
     again.close()
+
+
+@pytest.mark.parametrize("stored", range(STATE_WORDS))
+def test_a_reset_that_a_kill_cut_short_is_finished(tmp_path: Path, stored: int) -> None:
+    """Else a limiter would owe samples of rows that are gone, or go on counting rows whose draws it has forgotten."""
+    before = TableState(inserted=500, floor=20, counted_from=10, sampled=3920)
+    after = TableState(inserted=500, floor=500, counted_from=500)
+    header = Header(tmp_path, times=0, create=True)
+    header.restore(before)
+    header.close()
+    words = np.memmap(tmp_path / "header.bin", "<i8", "r+")
+    state = words[FIRST_STATE_WORD : FIRST_STATE_WORD + STATE_WORDS]
+    state[STATE_FIELDS.index("sampled")] = RESETTING
+    state[:stored] = after.to_words()[:stored]
+    words.flush()
+    again = Header(tmp_path, times=0, create=False)
+    assert again.state == after
+    again.close()
+    assert state.tolist() == list(after.to_words())
 
 
 def test_a_horizon_ahead_of_the_commit_point_is_taken_back(tmp_path: Path) -> None:
     """The server ended amid an insert: nothing is being written any more."""
-    header = Header(tmp_path, create=True)
-    header.write_horizon = header.inserted = 10
+    header = Header(tmp_path, times=0, create=True)
+    header.store("inserted", 10)
     header.write_horizon = 17
     header.close()
-    again = Header(tmp_path, create=False)
+    again = Header(tmp_path, times=0, create=False)
     assert (again.inserted, again.write_horizon) == (10, 10)
     again.close()
     words = np.fromfile(tmp_path / "header.bin", "<i8")

@@ -147,9 +147,3 @@ def test_a_field_that_cannot_be_used_is_named(change: dict[str, object], field: 
     with pytest.raises(FieldError) as error:
         table(**change)
     assert error.value.field == field
-
-
-def test_a_manifest_from_before_rate_limits_is_read() -> None:
-    manifest = table().to_json()
-    del manifest["rate_limit"]
-    assert TableConfig.from_json(manifest) == table()

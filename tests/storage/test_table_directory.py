@@ -85,16 +85,33 @@ def test_a_file_that_is_damaged_is_named_and_left_alone(stored: Path, damage: st
     assert {path.name: path.stat().st_size for path in stored.iterdir()} == before
 
 
-@pytest.mark.parametrize("name", ["inserted", "reset_floor"])
+@pytest.mark.parametrize("name", ["inserted", "floor"])
 @pytest.mark.parametrize("value", [-1, 2**62])
 def test_a_header_that_cannot_be_true_is_damaged(stored: Path, name: str, value: int) -> None:
     """Negative numbers, a reset that is ahead of all rows, or more rows than keys."""
-    place = {"inserted": 1, "reset_floor": 2}[name]
+    place = {"inserted": 1, "floor": 2}[name]
     words = np.fromfile(stored / "header.bin", "<i8")
     words[place] = value
     words.tofile(stored / "header.bin")
     with pytest.raises(DamagedTableError, match=str(stored / "header.bin")):
         TableDirectory.open(stored)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_table_of_an_earlier_version_is_refused_with_what_to_do(stored: Path, version: int) -> None:
+    edit(stored, format_version=version)
+    with pytest.raises(DamagedTableError, match=f"found {version}; serve this table with the version of replay-server"):
+        TableDirectory.open(stored)
+
+
+def test_more_deliveries_than_rows_are_damage(tmp_path: Path) -> None:
+    config = TableConfig("queue", WHOLE, 100, "fifo", {"max_times_sampled": 2})
+    table = Table(TableDirectory.create(tmp_path, config))
+    table.insert(NewRows(columns_of(np.arange(10)), 10), None)
+    table.directory.header.store("delivered", 21)
+    table.close()
+    with pytest.raises(DamagedTableError, match=str(tmp_path / "queue" / "header.bin")):
+        TableDirectory.open(tmp_path / "queue")
 
 
 def test_a_table_under_another_name_is_damaged(stored: Path) -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replay_server.storage.table_state import TableState
 from replay_server.table_config import TableConfig
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "checkpoint.json"
 _UID_BYTES = 16
 
@@ -45,10 +46,8 @@ class TableManifest:
     """All that defines it."""
     uid: bytes
     """Which table of its name it is."""
-    inserted: int
-    """Rows ever inserted."""
-    first_key: int
-    """Key of its oldest row; the others follow, up to ``inserted``."""
+    state: TableState
+    """What it is besides its rows, which have the keys from ``state.floor`` up to ``state.inserted``."""
     left_out: int
     """Oldest rows that were overwritten before they could be copied."""
     files: Sequence[FileManifest]
@@ -57,15 +56,14 @@ class TableManifest:
     @property
     def size(self) -> int:
         """Its rows."""
-        return self.inserted - self.first_key
+        return self.state.inserted - self.state.floor
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored."""
         return {
             "config": self.config.to_json(),
             "uid": self.uid.hex(),
-            "inserted": self.inserted,
-            "first_key": self.first_key,
+            "state": self.state.to_json(),
             "left_out": self.left_out,
             "files": {file.name: {"bytes": file.size, "crc32": file.crc32} for file in self.files},
         }
@@ -80,13 +78,14 @@ class TableManifest:
         table = cls(
             TableConfig.from_json(stored["config"]),
             bytes.fromhex(stored["uid"]),
-            stored["inserted"],
-            stored["first_key"],
+            TableState.from_json(stored["state"]),
             stored["left_out"],
             [FileManifest(name, file["bytes"], file["crc32"]) for name, file in stored["files"].items()],
         )
-        if len(table.uid) != _UID_BYTES or not 0 <= table.size <= table.config.most_live or table.first_key < 0:
-            raise ValueError(f"{table.size} rows from key {table.first_key} on, uid of {len(table.uid)} bytes")
+        state, config = table.state, table.config
+        state.check(config.times)
+        if len(table.uid) != _UID_BYTES or state.oldest(config.most_live, config.times) != state.floor:
+            raise ValueError(f"{table.size} rows from key {state.floor} on, uid of {len(table.uid)} bytes")
         return table
 
 
@@ -121,7 +120,10 @@ class CheckpointManifest:
         try:
             document = json.loads(path.read_bytes())
             if document["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"expected format version {FORMAT_VERSION}, found {document['format_version']}")
+                raise ValueError(
+                    f"expected format version {FORMAT_VERSION}, found {document['format_version']}; restore it with "
+                    "the version of replay-server that wrote it"
+                )
             content = document["content"]
             if document["crc32"] != _checksum(content):
                 raise ValueError("its checksum is not that of its content")

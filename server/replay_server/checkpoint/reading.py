@@ -47,7 +47,7 @@ def verify(folder: Path) -> CheckpointManifest:
 
 
 def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointManifest:
-    """Make the tables of a checkpoint anew, with their uids, keys, priorities and writers' records.
+    """Make the tables of a checkpoint anew. They go on as if nothing had happened since it was taken.
 
     Args:
         folder: the checkpoint.
@@ -102,13 +102,12 @@ def _measured(path: Path) -> tuple[int, int]:
 
 def _fill(folder: Path, table: TableManifest, directory: TableDirectory) -> None:
     """Store the rows of a table into its new directory, each in the slot of its key."""
-    directory.rows.reserve(table.first_key, table.size)
+    directory.rows.reserve(table.state.floor, table.size)
     for index, ring in enumerate(directory.rows.values()):
         _fill_ring(folder / column_file(index), table, ring)
     _fill_ring(folder / PRIORITIES_FILE, table, directory.priorities)
-    directory.header.reset_floor = table.first_key
-    directory.header.inserted = directory.header.write_horizon = table.inserted
-    directory.writers.load(np.fromfile(folder / WRITERS_FILE, np.uint8), table.inserted)
+    directory.header.restore(table.state)
+    directory.writers.load(np.fromfile(folder / WRITERS_FILE, np.uint8), table.state.inserted)
     directory.flush()
 
 
@@ -116,7 +115,7 @@ def _fill_ring(path: Path, table: TableManifest, ring: Array) -> None:
     row_bytes = ring.nbytes // len(ring)
     if path.stat().st_size != table.size * row_bytes:
         raise OSError(errno.EIO, f"expected {table.size} rows of {row_bytes} bytes", str(path))
-    key = table.first_key
+    key = table.state.floor
     for values in _chunks(path, ring, max(1, _CHUNK_BYTES // row_bytes)):
         store_in_ring(ring, key % len(ring), values)
         key += len(values)

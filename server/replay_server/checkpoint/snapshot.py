@@ -1,4 +1,4 @@
-"""What has to be taken of a table at one moment: which rows are live, their priorities, and its writers' records.
+"""What has to be taken of a table at one moment: its state, the priorities of its rows, and its writers' records.
 
 The rows themselves are copied afterwards, beside the loop: a row never changes while it is live, and its slot is
 overwritten only by one that comes ``slots`` keys later.
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 
+from replay_server.storage.table_state import TableState
 from replay_server.table import Table
 from replay_server.table_config import TableConfig
 
@@ -79,13 +80,12 @@ class TableSnapshot:
 
     config: TableConfig
     uid: bytes
-    inserted: int
+    state: TableState
+    """What it was besides its rows, at that moment."""
     first_key: int
     """Oldest row; it moves on past rows that were overwritten before they were copied."""
-    oldest: int
-    """Oldest row at that moment."""
     priorities: NDArray[np.float64]
-    """float64[inserted - oldest]: oldest first."""
+    """float64[rows at that moment]: oldest first."""
     writers: NDArray[np.uint8]
     """The writers' records."""
     rows: RowSource
@@ -94,7 +94,7 @@ class TableSnapshot:
     @property
     def left_out(self) -> int:
         """Rows that were overwritten before they were copied."""
-        return self.first_key - self.oldest
+        return self.first_key - (self.state.inserted - len(self.priorities))
 
 
 class _Turn:
@@ -132,9 +132,8 @@ async def _take(table: Table, turn: _Turn) -> TableSnapshot:
     snapshot = TableSnapshot(
         config=table.config,
         uid=table.uid,
-        inserted=inserted,
+        state=table.directory.header.state,
         first_key=oldest,
-        oldest=oldest,
         priorities=np.empty(inserted - oldest),
         writers=table.directory.writers.content.copy(),
         rows=CopiedRows(ring, oldest, inserted - oldest) if copies else ring,

@@ -98,7 +98,8 @@ def _write_table(parent: Path, snapshot: TableSnapshot, cancelled: threading.Eve
     files.append(_write_file(folder / PRIORITIES_FILE, snapshot.priorities[snapshot.left_out :]))
     files.append(_write_file(folder / WRITERS_FILE, snapshot.writers))
     sync_folder(folder)
-    return TableManifest(snapshot.config, snapshot.uid, snapshot.inserted, snapshot.first_key, snapshot.left_out, files)
+    state = snapshot.state.without_rows_below(snapshot.first_key)
+    return TableManifest(snapshot.config, snapshot.uid, state, snapshot.left_out, files)
 
 
 def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.Event) -> list[FileManifest]:
@@ -111,14 +112,14 @@ def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.E
     files = [_ChecksummedFile(folder / column_file(index)) for index in range(len(snapshot.rows.copy(0, 0)))]
     try:
         key = snapshot.first_key
-        while key < snapshot.inserted:
+        while key < snapshot.state.inserted:
             if cancelled.is_set():
                 raise CancelledError
-            count = min(rows_at_once, snapshot.inserted - key)
+            count = min(rows_at_once, snapshot.state.inserted - key)
             columns = snapshot.rows.copy(key, count)
             if key < snapshot.rows.oldest_whole:
                 # Let the writers go on for a while before they get here again.
-                key = min(snapshot.rows.oldest_whole + snapshot.config.slack, snapshot.inserted)
+                key = min(snapshot.rows.oldest_whole + snapshot.config.slack, snapshot.state.inserted)
                 snapshot.first_key = key
                 for file in files:
                     file.begin_anew()

@@ -21,7 +21,7 @@ def describe(checkpoint: Checkpoint) -> replay_pb2.CheckpointDescription:
                 name=table.config.name,
                 table_uid=table.uid,
                 size=table.size,
-                inserted=table.inserted,
+                inserted=table.state.inserted,
                 left_out=table.left_out,
             )
             for table in checkpoint.manifest.tables

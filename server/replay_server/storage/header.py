@@ -1,36 +1,43 @@
-"""The few numbers that say which rows of a table are live: aligned int64 words in a mapped file."""
+"""The state of a table in a mapped file: one aligned int64 word per field."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from replay_proto.layout import (
-    DELIVERED,
-    HEADER_FILE,
-    HEADER_WORDS,
-    INSERTED,
-    RESET_FLOOR,
-    SAMPLED,
-    SYNC_FAILED,
-    WRITE_HORIZON,
-)
+from numpy.typing import NDArray
+from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON
 
 from replay_server.storage.mapped_file import MappedFile
+from replay_server.storage.table_state import RESETTING, STATE_FIELDS, STATE_WORDS, StateField, TableState
 
-MAX_KEY = (1 << 48) - 1
-"""The top 16 bits of a key are reserved."""
+FIRST_STATE_WORD = WRITE_HORIZON + 1
+"""Word of the header: the first of the `TableState`, the others follow."""
+LOST = FIRST_STATE_WORD + STATE_WORDS
+"""Word of the header: during a recovery from a loss of power, rows lost ever; so that the next one, should this one be
+cut short, does not count them twice."""
+SYNC_FAILED = LOST + 1
+"""Word of the header: 1 if the disk refused to take something since the last sync point."""
+assert SYNC_FAILED < HEADER_WORDS
+_WORD_OF = {name: FIRST_STATE_WORD + place for place, name in enumerate(STATE_FIELDS)}
 
 
 class Header:
-    """``write_horizon``, ``inserted``, ``reset_floor`` and the counters of a table, each stored in one aligned word.
+    """``write_horizon`` and the `TableState`.
 
     A reader in another process that copied row k and then finds ``k + slots >= write_horizon`` has
     copied it whole. ``inserted`` is the one commit point of an insert.
     """
 
-    def __init__(self, folder: Path, *, create: bool) -> None:
+    def __init__(self, folder: Path, *, times: int, create: bool) -> None:
         """Map the header of the table in ``folder``.
+
+        Args:
+            folder: the table's directory.
+            times: how often a row of the queue is delivered; 0: the table is not a queue.
+            create: make the file, or open it.
 
         Raises:
             ValueError: if an existing one cannot be true.
@@ -39,35 +46,43 @@ class Header:
         self.file.reserve(self.file.size)
         self._words = self.file.view(np.dtype("<i8"), (HEADER_WORDS,))
         # Loads from the mapping are slow in Python, and only this process stores to it.
-        self._inserted = int(self._words[INSERTED])
-        self._reset_floor = int(self._words[RESET_FLOOR])
-        if not 0 <= self._reset_floor <= self._inserted <= MAX_KEY:
+        self._state = state_in(self._words)
+        try:
+            self._state.check(times)
+        except ValueError as error:
             self.close()
-            raise ValueError(
-                f"{folder / HEADER_FILE}: {self._inserted} rows inserted, reset at {self._reset_floor}; "
-                "the file is damaged"
-            )
-        self.write_horizon = self._inserted
-        self._delivered = int(self._words[DELIVERED])
-        self._sampled = int(self._words[SAMPLED])
+            raise ValueError(f"{folder / HEADER_FILE}: {error}; the file is damaged") from error
+        self.restore(self._state)
+
+    @property
+    def state(self) -> TableState:
+        """All that the table is besides its rows."""
+        return self._state
 
     @property
     def inserted(self) -> int:
         """Rows ever inserted and committed: the next row's key."""
-        return self._inserted
+        return self._state.inserted
 
-    @inserted.setter
-    def inserted(self, value: int) -> None:
-        self._words[INSERTED] = self._inserted = value
+    def store(self, field: StateField, value: int) -> None:
+        """Change one field of the state, by a store of one word."""
+        self._words[_WORD_OF[field]] = value
+        self._state = replace(self._state, **{field: value})
 
-    @property
-    def reset_floor(self) -> int:
-        """No key below this is live: where the last reset came."""
-        return self._reset_floor
+    def restore(self, state: TableState) -> None:
+        """Change all of the state, while nothing is written to the table. Its rows are there."""
+        self.write_horizon = state.inserted
+        self._store_all(state)
 
-    @reset_floor.setter
-    def reset_floor(self, value: int) -> None:
-        self._words[RESET_FLOOR] = self._reset_floor = value
+    def reset(self) -> None:
+        """Let no row be live. The first store commits it: if a kill comes later, the next server does the rest."""
+        self._words[_WORD_OF["sampled"]] = RESETTING
+        self._store_all(self._state.after_reset())
+
+    def _store_all(self, state: TableState) -> None:
+        for field, value in zip(STATE_FIELDS, state.to_words(), strict=True):
+            self._words[_WORD_OF[field]] = value
+        self._state = state
 
     @property
     def write_horizon(self) -> int:
@@ -77,24 +92,6 @@ class Header:
     @write_horizon.setter
     def write_horizon(self, value: int) -> None:
         self._words[WRITE_HORIZON] = self._write_horizon = value
-
-    @property
-    def delivered(self) -> int:
-        """Number of the next delivery of a queue, unless a reset went beyond it."""
-        return self._delivered
-
-    @delivered.setter
-    def delivered(self, value: int) -> None:
-        self._words[DELIVERED] = self._delivered = value
-
-    @property
-    def sampled(self) -> int:
-        """Rows drawn since the table was made or reset, if it has a rate limiter."""
-        return self._sampled
-
-    @sampled.setter
-    def sampled(self, value: int) -> None:
-        self._words[SAMPLED] = self._sampled = value
 
     @property
     def sync_failed(self) -> bool:
@@ -109,3 +106,8 @@ class Header:
         """Unmap it."""
         del self._words
         self.file.close()
+
+
+def state_in(words: NDArray[Any]) -> TableState:
+    """The state in the words of a header, which may be damaged. words: int64[`HEADER_WORDS`]."""
+    return TableState.from_words(words[FIRST_STATE_WORD:LOST].tolist())

@@ -18,6 +18,7 @@ Doing this again, if it is cut short, comes to the same.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import tempfile
 import time
@@ -28,24 +29,17 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from replay_proto.layout import (
-    DELIVERED,
-    HEADER_FILE,
-    HEADER_WORDS,
-    INSERTED,
-    LOST,
-    RESET_FLOOR,
-    SAMPLED,
-    WRITE_HORIZON,
-)
+from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON
+from replay_proto.rate_limit import RateLimit
 
 from replay_server.backends.index import LiveRows
 from replay_server.backends.ring import live_slots
-from replay_server.storage.header import MAX_KEY
+from replay_server.storage.header import FIRST_STATE_WORD, LOST, state_in
 from replay_server.storage.mapped_file import MappedFile
 from replay_server.storage.row_checksums import RowChecksums, inserts_in, short_sequence, writer_tag
 from replay_server.storage.row_store import RowStore
 from replay_server.storage.sync_point import SYNC_POINT_FILE, SyncPoint, SyncPoints
+from replay_server.storage.table_state import MAX_KEY, TableState
 from replay_server.storage.writer_records import FILE_NAME as WRITERS_FILE
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRecords, ids_in
 from replay_server.table_config import TableConfig
@@ -56,26 +50,6 @@ PRIORITIES_FILE = "priorities.bin"
 PRIORITY_BYTES = 8
 _FIRST_PRIORITY = 1.0
 _ROWS_AT_ONCE = 1 << 17
-
-
-@dataclass(frozen=True)
-class _Header:
-    """What the header on the disk says."""
-
-    inserted: int
-    reset_floor: int
-    delivered: int
-    sampled: int
-    lost: int = 0
-    """Rows lost ever, by a recovery that was cut short; 0: there was none."""
-
-    def store(self, folder: Path) -> None:
-        """Put it in place of the header on the disk."""
-        words = np.zeros(HEADER_WORDS, "<i8")
-        words[WRITE_HORIZON] = words[INSERTED] = self.inserted
-        words[RESET_FLOOR], words[DELIVERED], words[SAMPLED] = self.reset_floor, self.delivered, self.sampled
-        words[LOST] = self.lost
-        _overwrite(folder / HEADER_FILE, words.tobytes())
 
 
 def recover(folder: Path, config: TableConfig) -> None:
@@ -99,10 +73,10 @@ def recover(folder: Path, config: TableConfig) -> None:
                 f"{folder / SYNC_POINT_FILE}: expected a whole sync point, found none; the file is damaged"
             )
         found = _find(folder, config, rows.checksums, points.newest)
-        replace(found.header, lost=found.point.lost).store(folder)
+        _store_header(folder, found.header, lost=found.point.lost)
         points.store(found.point)
         _apply(folder, config, found.point)
-        rows.checksums.erase(found.point.inserted, config.slots - len(found.live))
+        rows.checksums.erase(found.point.state.inserted, config.slots - len(found.live))
         rows.checksums.file.sync()
     finally:
         points.close()
@@ -124,7 +98,7 @@ def recover(folder: Path, config: TableConfig) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    header: _Header
+    header: TableState
     """As it was."""
     point: SyncPoint
     """As it will be."""
@@ -133,8 +107,8 @@ class _Found:
 
 
 def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: SyncPoint) -> _Found:
-    header = _read_header(folder, point)
-    floor = header.reset_floor
+    header, already_lost = _read_header(folder, point, config.times)
+    floor = header.released(config.times)
     end, writers = _roll_forward(checksums, point, _read_writers(folder), config.slots)
     live = _newest_run(checksums, max(floor, end - config.most_live), end)
     if live.stop < end:
@@ -145,29 +119,36 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
     inserted, committed = max(live.stop, floor), max(end, header.inserted)
     oldest = live.start if live else inserted
     lost = _outside(live, max(floor, committed - config.most_live), committed)
-    recovered = SyncPoint(
-        inserted=inserted,
-        # A reset leaves a table as it is, unless rows are missing that would be live.
-        reset_floor=oldest if oldest > max(floor, inserted - config.most_live) else floor,
-        delivered=header.delivered,
-        sampled=header.sampled,
-        lost=header.lost or point.lost + sum(map(len, lost)),
-        writers=writers,
-    )
-    return _Found(header, _in_step(config, recovered, point), range(oldest, inserted), lost)
+    state = _in_step(config, header, inserted)
+    if oldest > state.oldest(config.most_live, config.times):
+        state = state.without_rows_below(oldest)
+    recovered = SyncPoint(state, already_lost or point.lost + sum(map(len, lost)), writers)
+    return _Found(header, recovered, range(oldest, inserted), lost)
 
 
-def _read_header(folder: Path, point: SyncPoint) -> _Header:
-    """The header on the disk if it can be true; it is then newer than the sync point. Else what that says."""
+def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState, int]:
+    """The state in the header on the disk if that can be true, and is newer than the sync point; else the sync point's.
+
+    Returns:
+        The state, and the rows lost ever, by a recovery that was cut short; 0: there was none.
+    """
     words = np.fromfile(folder / HEADER_FILE, "<i8")
     if len(words) != HEADER_WORDS:
         raise ValueError(f"{folder / HEADER_FILE}: expected {HEADER_WORDS} words, found {len(words)}")
-    inserted, floor = int(words[INSERTED]), int(words[RESET_FLOOR])
-    if point.inserted <= inserted <= MAX_KEY and point.reset_floor <= floor <= inserted:
-        return _Header(
-            inserted, floor, max(int(words[DELIVERED]), point.delivered), int(words[SAMPLED]), int(words[LOST])
-        )
-    return _Header(point.inserted, point.reset_floor, point.delivered, point.sampled)
+    state = state_in(words)
+    try:
+        state.check(times)
+    except ValueError:
+        return point.state, 0
+    return (state, int(words[LOST])) if state.is_not_before(point.state) else (point.state, 0)
+
+
+def _store_header(folder: Path, state: TableState, lost: int = 0) -> None:
+    """Put a state in place of the header on the disk."""
+    words = np.zeros(HEADER_WORDS, "<i8")
+    words[WRITE_HORIZON], words[LOST] = state.inserted, lost
+    words[FIRST_STATE_WORD:LOST] = state.to_words()
+    _overwrite(folder / HEADER_FILE, words.tobytes())
 
 
 def _read_writers(folder: Path) -> NDArray[np.uint8]:
@@ -204,7 +185,7 @@ def _roll_forward(
     Returns:
         The key after the last row, and the writers' records that belong to it.
     """
-    end = point.inserted
+    end = point.state.inserted
     with _records(point.writers, end) as records:
         ids = {writer_tag(each): each for each in (*ids_in(stored), *ids_in(records.content))}
         for insert in inserts_in(checksums.origins(end, _count_whole(checksums, end, slots))):
@@ -255,27 +236,36 @@ def _outside(live: range, first: int, stop: int) -> list[range]:
     return [keys for keys in (range(first, live.start), range(max(first, live.stop), stop)) if keys]
 
 
-def _in_step(config: TableConfig, recovered: SyncPoint, point: SyncPoint) -> SyncPoint:
-    """The same with counters that fit to its rows, so that no call waits for what went with the others."""
-    if config.is_queue:
-        most = recovered.inserted * int(config.parameters["max_times_sampled"])
-        return replace(recovered, delivered=min(recovered.delivered, most))
-    ratio = None if config.rate_limit is None else config.rate_limit.samples_per_insert
-    if ratio is None or recovered.reset_floor == recovered.inserted:
-        return replace(recovered, sampled=0 if recovered.reset_floor == recovered.inserted else recovered.sampled)
-    added = (recovered.inserted - recovered.reset_floor) - (point.inserted - point.reset_floor)
-    return replace(recovered, sampled=max(0, point.sampled + round(ratio * added)))
+def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableState:
+    """The state with so many rows inserted.
+
+    If the header says the same number, nothing changes. Otherwise its counters move as little as possible, so that no
+    call waits for samples of rows that are gone, or for draws of rows that came after the header was written.
+    """
+    state = replace(header, inserted=inserted, delivered=min(header.delivered, inserted * config.times))
+    if inserted == header.inserted or config.rate_limit is None:
+        return state
+    return replace(state, sampled=_within(config.rate_limit, inserted - state.counted_from, state.sampled))
+
+
+def _within(limit: RateLimit, inserted: int, sampled: int) -> int:
+    """The number nearest to ``sampled`` with which a rate limiter's difference is within its bounds."""
+    if limit.samples_per_insert is None:
+        return sampled
+    owed = inserted * limit.samples_per_insert
+    least, most = math.ceil(owed - limit.max_diff), math.floor(owed - limit.min_diff)
+    return min(max(0, min(max(sampled, least), most)), MAX_KEY)
 
 
 def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
     """Bring header, writers' records and priorities to what a sync point says."""
-    _Header(point.inserted, point.reset_floor, point.delivered, point.sampled).store(folder)
+    _store_header(folder, point.state)
     _overwrite(folder / WRITERS_FILE, _whole_file(point.writers))
     file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=False)
     file.reserve(file.size)
     priorities: NDArray[np.float64] = file.view(np.dtype("<f8"), (config.slots,))  # type: ignore[assignment]
-    oldest = max(point.reset_floor, point.inserted - config.most_live)
-    slots = live_slots(LiveRows(oldest, point.inserted - oldest, config.slots))
+    rows = point.state.live(config.most_live, config.times)
+    slots = live_slots(LiveRows(rows.start, len(rows), config.slots))
     live = priorities[slots]
     # Rows that had been evicted by others which are lost have none any more: they get what new rows do.
     known = np.isfinite(live) & (live >= 0)

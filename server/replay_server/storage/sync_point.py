@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from replay_server.storage.mapped_file import MappedFile
+from replay_server.storage.table_state import STATE_WORDS, TableState
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES
 
 SYNC_POINT_FILE = "synced.bin"
@@ -21,7 +22,7 @@ DEFAULT_SYNC_EVERY_S = 1.0
 _PAGE_BYTES = 4096
 _PLACES = 2
 _WORDS = np.dtype("<i8")
-_WORD_COUNT = 7
+_WORD_COUNT = 1 + STATE_WORDS + 2
 _DIGEST_BYTES = 16
 _HEAD_BYTES = _DIGEST_BYTES + _WORD_COUNT * _WORDS.itemsize
 _PLACE_BYTES = -(-(_HEAD_BYTES + WRITER_RECORDS_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
@@ -32,14 +33,8 @@ SYNC_POINT_BYTES = _PLACES * _PLACE_BYTES
 class SyncPoint:
     """A table at a moment whose rows are all on the disk, or were overwritten by later ones."""
 
-    inserted: int
-    """Rows ever inserted and committed."""
-    reset_floor: int
-    """No key below this is live."""
-    delivered: int
-    """Number of a queue's next delivery."""
-    sampled: int
-    """Rows drawn, as a rate limiter counts them."""
+    state: TableState
+    """All that the table is besides its rows."""
     lost: int
     """Rows that losses of power took, ever."""
     writers: bytes
@@ -62,7 +57,7 @@ class SyncPoints:
         Raises:
             OSError: if the disk does not take it.
         """
-        words = (point.inserted, point.reset_floor, point.delivered, point.sampled, point.lost, len(point.writers))
+        words = (*point.state.to_words(), point.lost, len(point.writers))
         body = np.array((self._number + 1, *words), _WORDS).tobytes() + point.writers
         start = (self._number + 1) % _PLACES * _PLACE_BYTES
         content = _digest(body) + body
@@ -84,9 +79,8 @@ class SyncPoints:
         body = content[_DIGEST_BYTES : _HEAD_BYTES + size]
         if content[:_DIGEST_BYTES] != _digest(body):
             return 0, None
-        inserted, reset_floor, delivered, sampled, lost = counts
-        writers = body[_HEAD_BYTES - _DIGEST_BYTES :]
-        return number, SyncPoint(inserted, reset_floor, delivered, sampled, lost, writers)
+        *words, lost = counts
+        return number, SyncPoint(TableState.from_words(words), lost, body[_HEAD_BYTES - _DIGEST_BYTES :])
 
 
 def _digest(body: bytes) -> bytes:

@@ -4,12 +4,12 @@
     <root>/tables/<name>/
         manifest.json               format version, uid, config
         nonce                       random bytes: whoever echoes them can read the directory
-        header.bin                  write_horizon, inserted, reset_floor
+        header.bin                  write_horizon and the table's state
         column-000.bin ...          the columns in the schema's order, then each row's stream and episode
         priorities.bin              float64[slots]
         writers.bin                 recent inserts of every writer
-        checksums.bin               uint64[slots, 2], of rows: only in format version 2
-        synced.bin                  up to where all this is known to be on the disk: only in format version 2
+        checksums.bin               uint64[slots, 2], of rows: only in format version 4
+        synced.bin                  up to where all this is known to be on the disk: only in format version 4
 
 A directory gets its name last when it is made, and loses it first when it is removed.
 """
@@ -40,8 +40,8 @@ from replay_server.storage.sync_point import SYNC_POINT_BYTES, SYNC_POINT_FILE, 
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRecords
 from replay_server.table_config import TableConfig
 
-FORMAT_VERSION = 1
-CHECKED_FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+CHECKED_FORMAT_VERSION = 4
 """Of tables that have checksums, which whoever stores to one has to keep."""
 UID_BYTES = 16
 _MANIFEST = "manifest.json"
@@ -70,7 +70,7 @@ class TableDirectory:
         self.folder = folder
         self.config = config
         self.uid = uid
-        self.header = Header(folder, create=create)
+        self.header = Header(folder, times=config.times, create=create)
         self.rows = RowStore(folder, config.schema, config.slots, create=create, checked=checked)
         self._priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=create)
         # The index stores to any slot of it at any time, so all of its space is reserved at once.
@@ -152,9 +152,10 @@ class TableDirectory:
             version = manifest["format_version"]
             if version not in (FORMAT_VERSION, CHECKED_FORMAT_VERSION):
                 raise ValueError(
-                    f"expected format version {FORMAT_VERSION} or {CHECKED_FORMAT_VERSION}, found {version}"
+                    f"expected format version {FORMAT_VERSION} or {CHECKED_FORMAT_VERSION}, found {version}; serve "
+                    "this table with the version of replay-server that made it, or start with another --data-dir"
                 )
-            if manifest.get("crc32", _checksum(manifest)) != _checksum(manifest):
+            if manifest["crc32"] != _checksum(manifest):
                 raise ValueError("its checksum is not that of its content")
             config = TableConfig.from_json(manifest["config"])
             uid = bytes.fromhex(manifest["uid"])
@@ -196,21 +197,13 @@ class TableDirectory:
 
     def sync_point(self) -> SyncPoint:
         """The table as it stands, to be made true by `sync`."""
-        header = self.header
-        return SyncPoint(
-            inserted=header.inserted,
-            reset_floor=header.reset_floor,
-            delivered=header.delivered,
-            sampled=header.sampled,
-            lost=self.lost,
-            writers=self.writers.used(),
-        )
+        return SyncPoint(self.header.state, self.lost, self.writers.used())
 
     @property
     def unsynced(self) -> int:
         """Rows inserted since the last sync point; 0 without checksums."""
         newest = None if self._sync_points is None else self._sync_points.newest
-        return 0 if newest is None else self.header.inserted - newest.inserted
+        return 0 if newest is None else self.header.inserted - newest.state.inserted
 
     @property
     def has_to_be_stored_anew(self) -> bool:
@@ -302,8 +295,7 @@ class TableDirectory:
 
     @property
     def _live(self) -> range:
-        inserted = self.header.inserted
-        return range(max(self.header.reset_floor, inserted - self.config.most_live), inserted)
+        return self.header.state.live(self.config.most_live, self.config.times)
 
     def _seal_live(self) -> None:
         """Give checksums to rows that were written without, of inserts that nobody repeats any more."""
@@ -334,7 +326,7 @@ def _manifest(uid: bytes, config: TableConfig, *, checked: bool) -> str:
 
 
 def _checksum(manifest: Mapping[str, Any]) -> int:
-    """Of what defines the table. Directories made by earlier versions have none."""
+    """Of what defines the table."""
     content = {"uid": manifest["uid"], "config": manifest["config"]}
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 

@@ -1,0 +1,113 @@
+"""What a table is besides its rows: a few counters, which header, sync point and checkpoint all carry whole.
+
+The header stores each of them in one aligned word, so that every change to one is a commit of its own. What has to
+change together is a reset, and that is committed by one word, too: see `RESETTING`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from typing import Literal
+
+MAX_KEY = (1 << 48) - 1
+"""The top 16 bits of a key are reserved."""
+RESETTING = -1
+"""``sampled`` while a reset is being stored. Whoever reads this finishes the reset."""
+
+StateField = Literal["inserted", "floor", "counted_from", "delivered", "sampled"]
+
+
+@dataclass(frozen=True)
+class TableState:
+    """The counters of a table. Fields are stored in this order; ``sampled`` comes last and ends a reset."""
+
+    inserted: int = 0
+    """Rows ever inserted and committed: the next row's key."""
+    floor: int = 0
+    """No row below this key is live, because of a reset or because older rows could not be kept."""
+    counted_from: int = 0
+    """Key of the first row that a rate limiter counts: where the last reset came. Rows that are lost stay counted, so
+    this may be below ``floor``."""
+    delivered: int = 0
+    """Number of a queue's next delivery, unless ``floor`` is beyond it; see `replay_server.gates.QueueGate`."""
+    sampled: int = 0
+    """Rows drawn from a table with a rate limiter since it was made or reset."""
+
+    def released(self, times: int) -> int:
+        """No row below this key is live, whatever the capacity.
+
+        Args:
+            times: how often a row of this queue is delivered; 0: the table is not a queue.
+        """
+        return max(self.floor, self.delivered // times) if times else self.floor
+
+    def oldest(self, most_live: int, times: int) -> int:
+        """Key of the oldest live row; ``inserted`` if there is none.
+
+        Args:
+            most_live: rows that can be live at once.
+            times: as in `released`.
+        """
+        return max(self.released(times), self.inserted - most_live)
+
+    def live(self, most_live: int, times: int) -> range:
+        """Keys of the live rows; arguments as in `oldest`."""
+        return range(self.oldest(most_live, times), self.inserted)
+
+    def after_reset(self) -> TableState:
+        """Without rows, counting from the beginning; keys go on."""
+        return replace(self, floor=self.inserted, counted_from=self.inserted, sampled=0)
+
+    def without_rows_below(self, key: int) -> TableState:
+        """With the rows below a key gone. Deliveries and the rate limiter go on as before."""
+        return replace(self, floor=max(self.floor, key))
+
+    def is_not_before(self, other: TableState) -> bool:
+        """Whether the table could have come from another state to this one. Draws start anew with a reset."""
+        return self.inserted >= other.inserted and self.floor >= other.floor and self.delivered >= other.delivered
+
+    def check(self, times: int) -> None:
+        """Make sure that a table could have come to this state.
+
+        Args:
+            times: as in `released`.
+
+        Raises:
+            ValueError: if it could not.
+        """
+        if (
+            not 0 <= self.counted_from <= self.floor <= self.inserted <= MAX_KEY
+            or not 0 <= self.delivered <= self.inserted * times
+            or self.sampled < 0
+        ):
+            raise ValueError(f"expected the state of a table, found {self.to_json()}")
+
+    def to_words(self) -> tuple[int, ...]:
+        """As int64 words, `STATE_WORDS` of them."""
+        return astuple(self)
+
+    @classmethod
+    def from_words(cls, words: Sequence[int]) -> TableState:
+        """What `to_words` gave, or what a reset that was cut short left, which is finished. It may still be damaged."""
+        state = cls(*words)
+        return state.after_reset() if state.sampled == RESETTING else state
+
+    def to_json(self) -> dict[str, int]:
+        """As a manifest keeps it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, object]) -> TableState:
+        """What `to_json` gave. It may still be damaged.
+
+        Raises:
+            ValueError: if a field is missing, unknown, or not a whole number.
+        """
+        if set(stored) != set(STATE_FIELDS) or any(type(value) is not int for value in stored.values()):
+            raise ValueError(f"expected whole numbers for {', '.join(STATE_FIELDS)}, found {dict(stored)}")
+        return cls(**stored)  # type: ignore[arg-type]
+
+
+STATE_FIELDS = tuple(field.name for field in fields(TableState))
+STATE_WORDS = len(STATE_FIELDS)
