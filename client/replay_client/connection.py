@@ -227,6 +227,18 @@ class Connection:
         if self._closed:
             raise ClosedError("this client is closed")
 
+    def deadline(self, field: str, limit_s: float | None) -> float:
+        """When a time limit that a caller gave is over, by `clock`; see `replay_client.time_limits`.
+
+        Args:
+            field: the parameter's name.
+            limit_s: the limit in seconds; None: the connection's own.
+
+        Raises:
+            InvalidArgumentError: for a time limit that is none.
+        """
+        return self.clock() + time_limit(field, limit_s, self.timeout_s)
+
     def call_message(
         self, method: Method, request: Message, response: type[M], *, timeout_s: float | None = None, repeat: bool
     ) -> M:
@@ -251,7 +263,7 @@ class Connection:
             ReplayError: of the type that fits.
         """
         self.check_usable()
-        deadline = self.clock() + time_limit("timeout_s", timeout_s, self.timeout_s)
+        deadline = self.deadline("timeout_s", timeout_s)
         if not repeat:
             return self._attempt(method, request, deadline + margin_s, wait_for_ready=True)
         return self._repeated(method, request, deadline, margin_s)

@@ -39,7 +39,6 @@ from replay_client.draws import DrawOptions
 from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, InvalidArgumentError
 from replay_client.rows import checked_keys, checked_priorities
 from replay_client.streams import AnsweredStream, Request
-from replay_client.time_limits import time_limit
 
 _MESSAGES_IN_FLIGHT: Final = 4
 """A sampler that prefetches more batches than this asks for several in one message."""
@@ -126,6 +125,12 @@ class Sampler:
         """Batches that were asked for and not returned yet."""
         return len(self._batches) + sum(exchange.batches for exchange in self._stream.pending)
 
+    @property
+    def unacknowledged(self) -> int:
+        """Messages with updates that are not acknowledged yet; updates that were not sent yet count as one."""
+        with self._stream.changed:
+            return bool(self._keys) + sum(exchange.has_update for exchange in self._stream.pending)
+
     def __iter__(self) -> Sampler:
         """The sampler is its own iterator."""
         return self
@@ -170,6 +175,10 @@ class Sampler:
         if self._keys_kept >= UPDATES_KEPT:
             self._send(0)
 
+    def deadline(self, timeout_s: float | None) -> float:
+        """When a time limit is over, by `time.monotonic`; see `flush`."""
+        return self._connection.deadline("timeout_s", timeout_s)
+
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until every update handed over so far is acknowledged. Batches that arrive meanwhile are kept.
 
@@ -182,14 +191,13 @@ class Sampler:
             ReplayError: as for `next()`.
         """
         self._check_usable()
-        limit_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
-        deadline = self._connection.clock() + limit_s
+        deadline = self._connection.deadline("timeout_s", timeout_s)
         if self._keys:
             self._send(0)
-        while waiting := sum(exchange.has_update for exchange in self._stream.pending):
+        while waiting := self.unacknowledged:
             if self._connection.clock() >= deadline:
                 raise DeadlineExceededError(
-                    f"{waiting} updates of table {self._table.name!r} were not acknowledged within {limit_s:g} s"
+                    f"{waiting} updates of table {self._table.name!r} were not acknowledged in time"
                 )
             self._receive(deadline)
 
@@ -207,8 +215,17 @@ class Sampler:
         try:
             self.flush(timeout_s=timeout_s)
         finally:
+            self.cancel()
+
+    def cancel(self, *, is_waited_for: bool = False) -> None:
+        """End at once, without a flush: updates that were not acknowledged may be lost.
+
+        Args:
+            is_waited_for: whether another thread may be in `next()`, which then raises `ClosedError`.
+        """
+        if os.getpid() == self._process:
             self._is_closed = True
-            self._stream.close(is_received=False)
+            self._stream.close(is_received=is_waited_for)
 
     def __enter__(self) -> Sampler:
         """Use it in a ``with`` block."""
@@ -220,9 +237,8 @@ class Sampler:
         """Flush and end; after an error of the block only end: its updates may be half done."""
         if error is None:
             self.close()
-        elif os.getpid() == self._process:
-            self._is_closed = True
-            self._stream.close(is_received=False)
+        else:
+            self.cancel()
 
     def _send(self, batches: int) -> None:
         """Send what was handed over, and ask for so many batches."""

@@ -12,8 +12,6 @@ was dropped and made anew under the same name is another one: calls raise `Table
 
 from __future__ import annotations
 
-import secrets
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
@@ -30,13 +28,14 @@ from replay_client.description import TableDescription
 from replay_client.draws import DrawMode, DrawOptions, WeightNorm, beta_for
 from replay_client.errors import ReplayError, WriterUnknownError
 from replay_client.frame_stream import Answer
+from replay_client.insert_ids import InsertId, InsertIds
 from replay_client.inspection import Inspection
 from replay_client.mapped_rows import MappedRows
 from replay_client.rows import checked_keys, checked_priorities, checked_rows, packed_rows
 from replay_client.sampler import Sampler
 from replay_client.stats import Stats, TableStats
 from replay_client.time_limits import time_limit
-from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, WRITER_ID_BYTES, Writer
+from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
 
 if TYPE_CHECKING:
     from replay_client.torch import Device, TensorSampler
@@ -57,9 +56,7 @@ class Table:
         self._connection = connection
         self._description = description
         self._data_path = data_path
-        self._insert_lock = threading.Lock()
-        self._writer_id = b""
-        self._sequence = 0
+        self._insert_ids = InsertIds()
 
     @property
     def name(self) -> str:
@@ -107,7 +104,7 @@ class Table:
         """Add rows, each exactly once, also when the server goes away in the middle.
 
         Rows beyond `INSERT_BYTES`, or more than the ring has to spare, travel in several requests, each of which is
-        applied whole or not at all.
+        applied whole or not at all. Inserts of several threads do not wait for each other.
 
         Args:
             rows: by column, ``[n, *shape]``; a nested observation as a mapping or a tuple.
@@ -136,15 +133,14 @@ class Table:
         wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
         keys: list[NDArray[np.int64]] = []
         step = self._rows_per_insert()
-        with self._insert_lock:
-            for start in range(0, row_count, step):
-                part = slice(start, min(start + step, row_count))
-                try:
-                    keys += self._insert_part(columns, checked, part, wait_s)
-                except ReplayError as error:
-                    if start:
-                        error.add_note(f"{start} of {row_count} rows were inserted before")
-                    raise
+        for start in range(0, row_count, step):
+            part = slice(start, min(start + step, row_count))
+            try:
+                keys += self._insert_part(columns, checked, part, wait_s)
+            except ReplayError as error:
+                if start:
+                    error.add_note(f"{start} of {row_count} rows were inserted before")
+                raise
         return np.concatenate(keys)
 
     def sample(
@@ -453,38 +449,39 @@ class Table:
     ) -> list[NDArray[np.int64]]:
         """Insert some of the rows in one request; their keys, as ranges."""
         values = {name: array[part] for name, array in columns.items()}
-        message = self._insert_message(
-            values, None if priorities is None else priorities[part], part.stop - part.start, wait_s
-        )
-        try:
-            timeout_s, margin_s = self._call_limits(wait_s)
-            answer = self._connection.call("Insert", message, timeout_s=timeout_s, margin_s=margin_s, repeat=True)
-        except BaseException as error:
-            # Whether this sequence was used may not be known: the next insert comes from a new writer.
-            self._writer_id = b""
-            # A server forgets writers that were silent for long; what it then refuses at once was never applied.
-            if isinstance(error, WriterUnknownError) and error.attempts == 1:
-                return self._insert_part(columns, priorities, part, wait_s)
-            raise
-        self._sequence += 1
-        ranges = replay_pb2.InsertResponse.FromString(answer).keys
-        return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
+        given = None if priorities is None else priorities[part]
+        with self._insert_ids.lend() as insert_id:
+            try:
+                return self._insert_as(insert_id, values, given, part.stop - part.start, wait_s)
+            except WriterUnknownError as error:
+                if error.attempts > 1:
+                    raise
+                # A server forgets writers that were silent for long; what it refuses at once was never applied.
+                insert_id.begin_anew()
+                return self._insert_as(insert_id, values, given, part.stop - part.start, wait_s)
 
-    def _insert_message(
-        self, columns: Mapping[str, Array], priorities: NDArray[np.float64] | None, row_count: int, wait_s: float
-    ) -> bytes:
-        if not self._writer_id:
-            self._writer_id, self._sequence = secrets.token_bytes(WRITER_ID_BYTES), 0
+    def _insert_as(
+        self,
+        insert_id: InsertId,
+        columns: Mapping[str, Array],
+        priorities: NDArray[np.float64] | None,
+        row_count: int,
+        wait_s: float,
+    ) -> list[NDArray[np.int64]]:
         insertion = replay_pb2.Insertion(
             row_count=row_count,
             priorities=b"" if priorities is None else priorities.tobytes(),
-            sequence=self._sequence + 1,
+            sequence=insert_id.sequence,
             wait_s=wait_s,
         )
         head = replay_pb2.InsertRequest(
-            table=self.name, table_uid=self.uid, writer_id=self._writer_id, insertion=insertion
+            table=self.name, table_uid=self.uid, writer_id=insert_id.writer_id, insertion=insertion
         )
-        return packed_rows(head, self.schema, columns, row_count)
+        message = packed_rows(head, self.schema, columns, row_count)
+        timeout_s, margin_s = self._call_limits(wait_s)
+        answer = self._connection.call("Insert", message, timeout_s=timeout_s, margin_s=margin_s, repeat=True)
+        ranges = replay_pb2.InsertResponse.FromString(answer).keys
+        return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
 
 
 def drop_table(connection: Connection, name: str, uid: bytes) -> None:

@@ -19,7 +19,9 @@ does the same in a thread, one batch ahead of the learner.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,9 +33,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from replay_client.batch import Batch
-from replay_client.errors import ClosedError
+from replay_client.errors import ClosedError, DeadlineExceededError
 from replay_client.rows import checked_keys, checked_priorities
 from replay_client.sampler import Sampler
+from replay_client.time_limits import left_s
 
 Device = torch.device | str
 """A device, or its name."""
@@ -121,6 +124,8 @@ class TensorSampler:
         self._updates: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = deque()
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
+        self._is_fetching = False
+        self._is_paused = False
         self._is_closed = False
 
     @property
@@ -192,20 +197,20 @@ class TensorSampler:
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until every update handed over so far is acknowledged; see `Sampler.flush`."""
-        self._pause()
+        deadline = self._sampler.deadline(timeout_s)
+        self._pause(deadline)
         self._hand_over()
-        self._sampler.flush(timeout_s=timeout_s)
+        self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Flush and end; see `Sampler.close`."""
         if self._is_closed:
             return
-        self._pause()
-        self._is_closed = True
         try:
-            self._hand_over()
+            if self._updates or self._sampler.unacknowledged:
+                self.flush(timeout_s=timeout_s)
         finally:
-            self._sampler.close(timeout_s=timeout_s)
+            self._cancel()
 
     def __enter__(self) -> TensorSampler:
         """Use it in a ``with`` block."""
@@ -215,43 +220,59 @@ class TensorSampler:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Flush and end; after an error of the block only end."""
-        self._pause()
         if error is None:
             self.close()
         else:
-            self._is_closed = True
-            self._sampler.__exit__(kind, error, traceback)
+            self._cancel()
+
+    def _cancel(self) -> None:
+        """End at once, whatever the thread waits for."""
+        self._is_closed = True
+        self._sampler.cancel(is_waited_for=True)
+        self._pause(math.inf)
+        self._sampler.cancel()
 
     def _start(self) -> None:
         with self._changed:
             self._check()
-            if self._thread is None:
+            self._is_paused = False
+            if not self._is_fetching:
+                self._is_fetching = True
                 self._thread = threading.Thread(target=self._fetch, name="replay-to-device", daemon=True)
                 self._thread.start()
 
-    def _pause(self) -> None:
-        """Let the thread end; what it has made ready stays, and the next `next()` starts another."""
+    def _pause(self, deadline: float) -> None:
+        """Let the thread end; what it has made ready stays, and the next `next()` starts another.
+
+        Raises:
+            DeadlineExceededError: it still waits for a batch.
+        """
         with self._changed:
-            thread, self._thread = self._thread, None
+            self._is_paused = True
             self._changed.notify_all()
-        if thread is not None:
-            thread.join()
+            while self._is_fetching and self._thread is not None and self._thread.is_alive():  # not after a fork
+                left = left_s(deadline, time.monotonic())
+                if left == 0:
+                    raise DeadlineExceededError("a batch that was asked for before did not come in time")
+                self._changed.wait(left)
+        if self._thread is not None:
+            self._thread.join()
 
     def _check(self) -> None:
         if self._is_closed:
             raise ClosedError("this sampler is closed")
         error, self._error = self._error, None
         if error is not None:
-            self._thread = None  # it has ended; calling again tries again
-            raise error
+            raise error  # the thread has ended; calling again tries again
 
     def _fetch(self) -> None:
         """Keep a batch ready until told to pause; runs in a thread of its own."""
         while True:
             with self._changed:
-                while self._thread is threading.current_thread() and len(self._ready) >= _AHEAD:
+                while not self._is_paused and len(self._ready) >= _AHEAD:
                     self._changed.wait()
-                if self._thread is not threading.current_thread():
+                if self._is_paused:
+                    self._end_fetching()
                     return
             try:
                 self._hand_over()
@@ -259,11 +280,15 @@ class TensorSampler:
             except Exception as error:
                 with self._changed:
                     self._error = error
-                    self._changed.notify_all()
+                    self._end_fetching()
                 return
             with self._changed:
                 self._ready.append(made)
                 self._changed.notify_all()
+
+    def _end_fetching(self) -> None:
+        self._is_fetching = False
+        self._changed.notify_all()
 
     def _hand_over(self) -> None:
         while self._updates:

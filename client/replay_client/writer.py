@@ -48,6 +48,7 @@ from replay_client.errors import (
     TableResetError,
     WriterUnknownError,
 )
+from replay_client.insert_ids import WRITER_ID_BYTES
 from replay_client.streams import AnsweredStream, Request
 from replay_client.time_limits import left_s, time_limit
 
@@ -59,7 +60,8 @@ BLOCK_ROWS: Final = 1024
 """A block has at most so many rows,"""
 BLOCK_BYTES: Final = 1 << 20
 """and at most so many bytes, unless one row is larger."""
-WRITER_ID_BYTES: Final = 16
+GIVE_UP_S: Final = 5.0
+"""How long a writer that is left because of an error waits for its rows to be acknowledged."""
 _STREAM_BITS: Final = 64
 
 
@@ -193,7 +195,7 @@ class Writer:
             ReplayError: rows could not be sent.
         """
         self._check_process()
-        deadline = self._connection.clock() + time_limit("timeout_s", timeout_s, self._connection.timeout_s)
+        deadline = self._connection.deadline("timeout_s", timeout_s)
         with self._changed:
             self._check()
             self._send_block(deadline)
@@ -242,13 +244,18 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Flush and end; an error of the block is not hidden by one of the flush."""
+        """Flush and end. After an error of the block, Ctrl-C included, give up after `GIVE_UP_S`.
+
+        How many rows were not acknowledged by then is logged as a warning; the error of the block is not hidden.
+        """
         try:
-            self.close()
-        except ReplayError as failure:
-            if error is None:
+            self.close(timeout_s=None if error is None else GIVE_UP_S)
+        except BaseException as failure:
+            if error is None and isinstance(failure, ReplayError):
                 raise
-            log.warning("%d rows of table %r were not sent: %s", self.in_flight, self._table.name, failure)
+            log.warning("%d rows of table %r were not acknowledged", self.in_flight, self._table.name)
+            if not isinstance(failure, ReplayError):
+                raise
 
     def _begin_block(self) -> None:
         self._block_began_s = self._connection.clock()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import re
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from replay_client.cli.plain import plain_stats
 from rich.console import Console
 
 from tests.client.conftest import COLUMNS
-from tests.client.numbered import row, rows
+from tests.client.numbered import assert_whole, row, rows
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
@@ -231,3 +233,43 @@ def test_the_command_shows_how_the_limiter_stands(new_table: NewTable) -> None:
     plain = plain_stats(stats)["tables"][table.name]
     assert plain["rate_limit"]["min_size"] == 10
     assert plain["rate_limiter"] == {"inserted": 12, "sampled": 5, "difference": 19.0}
+
+
+def test_an_insert_that_waits_holds_up_no_other_threads(new_table: NewTable) -> None:
+    queue = new_table(backend="fifo", capacity=2)
+    queue.insert(rows(range(2)))
+
+    def refused_after(limit_s: float) -> float:
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceededError) as error:
+            queue.insert(rows([2]), timeout_s=limit_s)
+        assert error.value.metadata["waited_for"] == "room"
+        return time.monotonic() - began
+
+    with ThreadPoolExecutor(2) as threads:
+        patient = threads.submit(refused_after, 8.0)
+        wait_until(lambda: queue.stats().waiting_inserts == 1, "the patient insert waits")
+        assert 1.0 <= threads.submit(refused_after, 1.0).result() < 3.0
+        assert not patient.done()
+        assert 8.0 <= patient.result() < 10.0
+
+
+def test_64_threads_share_one_table(new_table: NewTable) -> None:
+    table = new_table(capacity=20_000)
+    table.insert(rows([0]))
+
+    def work(thread: int) -> list[int]:
+        inserted = []
+        for turn in range(10):
+            numbers = 1 + 300 * thread + 30 * turn + np.arange(30)
+            inserted += table.insert(rows(numbers)).tolist()
+            batch = table.sample(32, beta=0.4)
+            assert_whole(table.read(batch.row_keys).columns)
+            assert table.update_priorities(batch.row_keys, np.ones(32)).stale == 0
+        return inserted
+
+    with ThreadPoolExecutor(64) as threads:
+        keys = [key for inserted in threads.map(work, range(64)) for key in inserted]
+    assert sorted(keys) == list(range(1, 1 + 64 * 300))
+    stored = table.read(np.arange(1 + 64 * 300)).columns
+    assert sorted(stored["number"].tolist()) == list(range(1 + 64 * 300))

@@ -1,0 +1,121 @@
+"""Ctrl-C ends a program soon, whatever it waits for, and says what may be lost."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from replay_client import Table
+
+from tests.support.deadlines import wait_until
+from tests.support.server_process import ServerProcess
+
+NewTable = Callable[..., Table]
+Start = Callable[..., subprocess.Popen[str]]
+ENDS_WITHIN_S = 20.0
+"""What a writer waits at most for its rows, and Python takes to end on a busy machine."""
+
+BEGINNING = """
+import logging, math, sys
+import numpy as np
+from replay_client import ReplayClient
+
+logging.basicConfig()
+client = ReplayClient(sys.argv[1])
+table = client.table(sys.argv[2])
+"""
+WRITING = """
+with table.writer(block_rows=10) as writer:
+    for number in range(1_000_000):
+        writer.append(number=number, obs=np.zeros(3), done=False)
+        if number == 199:
+            print("ready", flush=True)
+"""
+LEAVING = """
+with table.writer(block_rows=10) as writer:
+    for number in range(150):
+        writer.append(number=number, obs=np.zeros(3), done=False)
+    print("ready", flush=True)
+"""
+DRAWING = """
+with table.sampler(4, beta=0.4, timeout_s=math.inf, {options}) as sampler:
+    batch = next(sampler)
+    sampler.update_priorities(batch.row_keys, [1.0] * 4)
+    print("ready", flush=True)
+    while True:
+        next(sampler)
+"""
+
+
+@pytest.fixture
+def start(server: ServerProcess) -> Iterator[Start]:
+    """Starts programs, which print a line once they are in the middle of it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(program: str, table: Table) -> subprocess.Popen[str]:
+        code = textwrap.dedent(BEGINNING + program)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, server.address, table.name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", process.communicate()[1]
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[float, str]:
+    """Press Ctrl-C; how long the process took to end, in seconds, and what it said."""
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=ENDS_WITHIN_S)
+    assert "KeyboardInterrupt" in said
+    return time.monotonic() - began, said
+
+
+def test_ctrl_c_in_a_writer_that_is_held_up_ends_it_and_says_how_many_rows_are_left(
+    new_table: NewTable, start: Start
+) -> None:
+    table = new_table(min_size=10, samples_per_insert=1.0, error_buffer=20.0)
+    process = start(WRITING, table)
+    wait_until(lambda: table.stats().waiting_inserts == 1, "the limiter holds the writer up")
+    took_s, said = interrupted(process)
+    assert took_s < ENDS_WITHIN_S
+    found = re.search(r"WARNING:replay_client.writer:(\d+) rows of table .* were not acknowledged", said)
+    assert found is not None, said
+    assert int(found[1]) >= 160
+
+
+def test_ctrl_c_while_a_writer_flushes_at_its_end_says_how_many_rows_are_left(
+    new_table: NewTable, start: Start
+) -> None:
+    table = new_table(min_size=10, samples_per_insert=1.0, error_buffer=20.0)
+    process = start(LEAVING, table)
+    wait_until(lambda: table.stats().waiting_inserts == 1, "the limiter holds the writer up")
+    took_s, said = interrupted(process)
+    assert took_s < 3.0
+    left = 150 - table.describe().inserted
+    assert f"{left} rows of table {table.name!r} were not acknowledged" in said
+
+
+@pytest.mark.parametrize("options", ["", "prefetch=1", "device='cpu'"])
+def test_ctrl_c_in_a_sampler_that_waits_for_rows_ends_it(new_table: NewTable, start: Start, options: str) -> None:
+    table = new_table(backend="fifo")
+    table.insert({"number": range(4), "obs": [[0.0] * 3] * 4, "done": [False] * 4})
+    process = start(DRAWING.format(options=options), table)
+    wait_until(lambda: table.stats().waiting > 0, "a draw waits")
+    took_s, _ = interrupted(process)
+    assert took_s < ENDS_WITHIN_S
