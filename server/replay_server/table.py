@@ -6,7 +6,7 @@ lock. Requests have been checked before they come here, except for what only the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -252,10 +252,31 @@ class Table:
         Raises:
             RequestError: TABLE_EMPTY.
         """
-        return self.draw_batches(draw, 1)[0]
+        batches = self.draw_at(draw, self.choose_points(draw, 1))
+        self.count_drawn(batches)
+        return batches[0]
 
-    def draw_batches(self, draw: Draw, count: int) -> list[DrawnBatch]:
-        """Draw several batches at once, each as `draw` does: what a draw costs beside its rows is paid once.
+    def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
+        """Choose the points of the mass at which ``count`` batches are drawn. This moves the seed's sequence.
+
+        Returns:
+            float64[count * batch_size] in [0, 1).
+        """
+        if self.is_queue:
+            return np.zeros(count * draw.batch_size)  # rows go out by age
+        fractions = [choose_fractions(self._random, draw.batch_size, draw.mode) for _ in range(count)]
+        return np.concatenate(fractions) if count > 1 else fractions[0]
+
+    def draw_at(self, draw: Draw, points: NDArray[np.float64]) -> list[DrawnBatch]:
+        """Draw the batches that lie at these points of the mass as it is now.
+
+        What is not handed out may be drawn again, at the same points, except from a queue. So a batch that inserts
+        overtake does not move the seed's sequence twice. Nor does it bias what is drawn: were the points chosen anew,
+        those of old rows, which are overtaken most, would be dropped more often than others.
+
+        Args:
+            draw: what the caller asks for.
+            points: of one batch after the other, as `choose_points` gives them.
 
         Raises:
             RequestError: TABLE_EMPTY.
@@ -264,14 +285,11 @@ class Table:
         if live.size == 0:
             raise errors.table_empty(self.name)
         if self._queue is None:
-            fractions = [choose_fractions(self._random, draw.batch_size, draw.mode) for _ in range(count)]
-            drawn = self._index.draw(np.concatenate(fractions) if count > 1 else fractions[0], live)
-            self.times_sampled.draw(drawn.keys)
+            drawn = self._index.draw(points, live)
             total_mass, smallest = self.total_mass, self._index.smallest_probability(live)
         else:
             total_mass, smallest = self.total_mass, 1.0
-            drawn = self._deliver(self._queue, draw.batch_size * count)
-        self.rows_sampled.add(len(drawn.keys))
+            drawn = self._deliver(self._queue, len(points))
         batches = []
         for start in range(0, len(drawn.keys), draw.batch_size):
             rows = slice(start, start + draw.batch_size)
@@ -290,6 +308,15 @@ class Table:
                 )
             )
         return batches
+
+    def count_drawn(self, batches: Sequence[DrawnBatch]) -> None:
+        """Count batches that are handed out, which `draw_at` has drawn at once."""
+        keys = np.concatenate([batch.keys for batch in batches]) if len(batches) > 1 else batches[0].keys
+        self.rows_sampled.add(len(keys))
+        if self._queue is None:
+            # Rows may have been evicted since, while those of the batches were copied beside the loop.
+            are_live = batches[0].inserted - batches[0].size == self.oldest
+            self.times_sampled.draw(keys if are_live else self.live_keys(keys))
 
     def _deliver(self, queue: QueueGate, rows: int) -> Drawn:
         """Take rows out of the queue. They stay where they are until something else runs on the event loop."""

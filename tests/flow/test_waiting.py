@@ -219,6 +219,26 @@ def test_a_writer_that_reconnects_while_it_waits_is_applied_once(even: CalledTab
     assert even.stats().table.inserted == 17
 
 
+def test_a_learners_copy_that_was_overtaken_is_replaced_without_another_sample(even: CalledTable) -> None:
+    """However much the limiter allows: the batch that is replaced was counted."""
+    even.insert(range(10))
+    even.sample(5)
+    stream = LearnStream(even)
+    with refused("LIMITED", waited_for="samples"):
+        stream.ask(draw=make_draw(1))
+    stream = LearnStream(even)
+    for batches in (1, 3):
+        stream.send_message(
+            replay_pb2.LearnRequest(
+                table=even.name, draw=make_draw(4), batches=batches, same_host=replay_pb2.SameHost(overtaken=True)
+            )
+        )
+        _, drawn = stream.receive_batches()
+        assert [len(batch.values) for batch in drawn] == [4] * batches
+    assert even.stats().rate_limiter.sampled == 5
+    stream.close()
+
+
 def test_a_copy_that_was_overtaken_is_replaced_without_another_sample(even: CalledTable) -> None:
     even.insert(range(10))
     even.sample(5)

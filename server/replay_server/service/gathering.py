@@ -43,8 +43,8 @@ async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int)
 
     Args:
         table: where the rows are.
-        choose: decides on the rows (int64[n] per batch) and the rest of the reply. Called again, to
-            choose anew, when rows were overwritten while they were gathered beside the loop.
+        choose: decides on the rows (int64[n] per batch) and the rest of the reply. Called again when
+            rows were overwritten while they were gathered beside the loop; its last call counts.
         rows: how many rows there will be, at most.
 
     Returns:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from google.protobuf.message import Message
 from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server.catalog import Catalog
-from replay_server.draws import DrawnBatch
+from replay_server.draws import Draw, DrawnBatch
 from replay_server.service import fields
 from replay_server.service.gathering import Choice, check_reply_size, reply_with_rows
 from replay_server.service.rpc import OpenStream
@@ -47,13 +48,10 @@ class SamplingHandlers:
         self._catalog.bounds.check_rows(draw.batch_size)
         table = await self._admit_draw(message.table, uid, draw.batch_size, wait_s, message.same_host)
 
-        def choose() -> Choice:
-            batch = table.draw(draw)
-            return replay_pb2.SampleResponse(batch=_to_proto(batch), table_uid=table.uid), [batch.keys]
+        def reply(drawn: Sequence[DrawnBatch]) -> Message:
+            return replay_pb2.SampleResponse(batch=_to_proto(drawn[0]), table_uid=table.uid)
 
-        if self._copies_itself(table, message.same_host):
-            return _reply_without_rows(table, choose())
-        return self._drawn(table, await reply_with_rows(table, choose, draw.batch_size), draw.batch_size)
+        return await self._drawn(table, draw, 1, message.same_host, reply)
 
     async def read(self, request: Framed[replay_pb2.ReadRequest]) -> bytes:
         """Return rows by key."""
@@ -108,7 +106,8 @@ class SamplingHandlers:
         if draw is not None:
             check_reply_size(table, batches * draw.batch_size, self._reply_limit_bytes, batches)
             self._catalog.bounds.check_rows(batches * draw.batch_size)
-            self._catalog.waiters.check_draw(table, batches * draw.batch_size, wait_s)
+            if not _replaces_batch(table, message.same_host):
+                self._catalog.waiters.check_draw(table, batches * draw.batch_size, wait_s)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
@@ -116,20 +115,17 @@ class SamplingHandlers:
         if draw is None:
             return response.SerializeToString()
         table = await self._admit_draw(name, uid, batches * draw.batch_size, wait_s, message.same_host)
+
+        def reply(drawn: Sequence[DrawnBatch]) -> Message:
+            del response.batches[:]
+            response.batches.extend(map(_to_proto, drawn))
+            return response
+
+        answer = await self._drawn(table, draw, batches, message.same_host, reply)
         table.batches_drawn += batches
         # Each batch of the message comes after the ones before it.
         table.batches_ahead += batches * ahead + batches * (batches - 1) // 2
-
-        def choose() -> Choice:
-            drawn = table.draw_batches(draw, batches)
-            del response.batches[:]
-            response.batches.extend(map(_to_proto, drawn))
-            return response, [batch.keys for batch in drawn]
-
-        if self._copies_itself(table, message.same_host):
-            return _reply_without_rows(table, choose())
-        rows = batches * draw.batch_size
-        return self._drawn(table, await reply_with_rows(table, choose, rows), rows)
+        return answer
 
     def _update(self, table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
         keys = fields.keys(update.keys)
@@ -148,26 +144,52 @@ class SamplingHandlers:
     ) -> Table:
         """The table, once so many rows may be drawn from it; without ``wait_s``, if they may be."""
         table = self._catalog.find(name, uid)
-        if table.gate is None and table.size:
-            return table
-        # What replaces a batch that could not be used was paid for with that batch.
-        if table.is_queue or not same_host.overtaken or not table.size:
+        if (table.gate is not None or not table.size) and not _replaces_batch(table, same_host):
             await self._catalog.waiters.draw(table, rows, wait_s)
-        return self._catalog.find(name, uid or table.uid)
+            table = self._catalog.find(name, uid or table.uid)
+        return table
 
-    def _drawn(self, table: Table, reply: bytes, rows: int) -> bytes:
-        """The reply to a draw with its rows; where they were a queue's, there is room now."""
-        if CAME_IN_FRAMES.get():
-            table.rows_sent_in_frames += rows
+    async def _drawn(
+        self,
+        table: Table,
+        draw: Draw,
+        batches: int,
+        same_host: replay_pb2.SameHost,
+        reply: Callable[[Sequence[DrawnBatch]], Message],
+    ) -> bytes:
+        """Draw batches that were admitted and build their reply; what counts is what is handed out.
+
+        Args:
+            table: to draw from.
+            draw: what the caller asks for.
+            batches: how many times.
+            same_host: whether the caller copies the rows itself.
+            reply: makes the reply, without its rows, out of the batches.
+        """
+        points = table.choose_points(draw, batches)
+        drawn: list[DrawnBatch] = []
+
+        def choose() -> Choice:
+            drawn[:] = table.draw_at(draw, points)
+            return reply(drawn), [batch.keys for batch in drawn]
+
+        if self._copies_itself(table, same_host):
+            answer = choose()[0].SerializeToString()
+            table.rows_copied_by_clients += len(points)
+        else:
+            answer = await reply_with_rows(table, choose, len(points))
+            if CAME_IN_FRAMES.get():
+                table.rows_sent_in_frames += len(points)
+        table.count_drawn(drawn)
         if table.is_queue:
+            # There is room now.
             self._catalog.waiters.changed(table)
-        return reply
+        return answer
 
 
-def _reply_without_rows(table: Table, choice: Choice) -> bytes:
-    head, batches = choice
-    table.rows_copied_by_clients += sum(map(len, batches))
-    return head.SerializeToString()
+def _replaces_batch(table: Table, same_host: replay_pb2.SameHost) -> bool:
+    """Whether a draw replaces a batch that the caller could not use. It was admitted, and counted, with that batch."""
+    return same_host.overtaken and not table.is_queue and table.size > 0
 
 
 def _constant(field: str, first: T, now: T) -> T:

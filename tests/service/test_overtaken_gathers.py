@@ -1,0 +1,137 @@
+"""Batches whose rows are overwritten while they are gathered beside the loop: drawn again, and counted once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from replay_proto.framing import NO_ROWS, Framed
+from replay_proto.v1 import replay_pb2
+from replay_server.catalog import Catalog
+from replay_server.service import gathering
+from replay_server.service.sampling import SamplingHandlers
+from replay_server.storage.root import Root
+from replay_server.table import NewRows, Table
+from replay_server.table_config import TableConfig
+
+from tests.support.caller import batches_in, make_draw
+from tests.support.rows import WHOLE, columns_of
+
+ROWS = 30
+
+
+def insert(table: Table, count: int) -> None:
+    """Insert rows that hold their keys."""
+    table.insert(NewRows(columns_of(table.inserted + np.arange(count)), count), None)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
+    """A catalog whose every gather is beside the loop, however small."""
+    monkeypatch.setattr(gathering, "INLINE_BYTES", 0)
+    root = Root.in_memory(tmp_path)
+    made = Catalog(root)
+    yield made
+    made.close()
+    root.close()
+
+
+def make_table(catalog: Catalog, name: str) -> Table:
+    """A full table whose draws repeat."""
+    table, _ = asyncio.run(catalog.create(TableConfig(name, WHOLE, capacity=100, backend="uniform", seed=5)))
+    insert(table, 100)
+    return table
+
+
+def overtake(table: Table, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overwrite the whole ring while rows of a table are gathered, the first few times."""
+    left, gather = times, gathering._gather
+
+    def gather_overtaken(gathered: Table, head: Any, batches: Any) -> bytes:
+        nonlocal left
+        if gathered is table and left:
+            left -= 1
+            insert(table, table.config.slots)
+        return gather(gathered, head, batches)
+
+    monkeypatch.setattr(gathering, "_gather", gather_overtaken)
+
+
+def sample(handlers: SamplingHandlers, table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Draw a batch; places of its rows among the live ones."""
+    request = replay_pb2.SampleRequest(table=table.name, draw=make_draw(ROWS))
+    answer = replay_pb2.SampleResponse.FromString(asyncio.run(handlers.sample(Framed(request, NO_ROWS))))
+    keys = np.frombuffer(answer.batch.keys, np.int64)
+    assert len(table.live_keys(keys)) == ROWS
+    return keys - table.oldest
+
+
+def learn(handlers: SamplingHandlers, table: Table, batches: int) -> replay_pb2.LearnResponse:
+    """Draw batches on a learner's stream."""
+    request = replay_pb2.LearnRequest(table=table.name, draw=make_draw(ROWS), batches=batches, ahead=2)
+    with handlers.learn_stream(None) as ask:  # type: ignore[arg-type]
+        return replay_pb2.LearnResponse.FromString(asyncio.run(_awaited(ask(Framed(request, NO_ROWS)))))
+
+
+async def _awaited(answer: Any) -> bytes:
+    got: bytes = await answer
+    return got
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_batch_that_is_drawn_again_counts_once(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    handlers = SamplingHandlers(catalog, 1 << 30, same_host=False)
+    table = make_table(catalog, "table")
+    overtake(table, times, monkeypatch)
+    sample(handlers, table)
+    assert table.rows_sampled.total == ROWS
+    drawn = table.times_sampled.of(np.arange(table.oldest, table.inserted))
+    assert drawn.sum() == ROWS
+    table.check()
+
+
+def test_batches_that_are_drawn_again_count_once_on_a_stream(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = SamplingHandlers(catalog, 1 << 30, same_host=False)
+    table = make_table(catalog, "table")
+    overtake(table, 2, monkeypatch)
+    answer = learn(handlers, table, batches=3)
+    assert [len(batch.values) for batch in batches_in(answer)] == [ROWS] * 3
+    assert (table.rows_sampled.total, table.batches_drawn, table.batches_ahead) == (3 * ROWS, 3, 3 * 2 + 0 + 1 + 2)
+    table.check()
+
+
+def test_a_batch_that_is_drawn_again_moves_the_seeds_sequence_once(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies at the same points of the mass, as do all batches after it."""
+    handlers = SamplingHandlers(catalog, 1 << 30, same_host=False)
+    overtaken, other = make_table(catalog, "overtaken"), make_table(catalog, "other")
+    overtake(overtaken, 2, monkeypatch)
+    for _ in range(3):
+        np.testing.assert_array_equal(sample(handlers, overtaken), sample(handlers, other))
+
+
+def test_rows_that_were_evicted_while_they_were_gathered_are_not_counted_as_live(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are whole, thanks to the slack, and handed out."""
+    handlers = SamplingHandlers(catalog, 1 << 30, same_host=False)
+    table = make_table(catalog, "table")
+    gather = gathering._gather
+
+    def gather_amid_inserts(*arguments: Any) -> bytes:
+        insert(table, table.config.slack)
+        return gather(*arguments)
+
+    monkeypatch.setattr(gathering, "_gather", gather_amid_inserts)
+    answer = learn(handlers, table, batches=1)
+    (batch,) = batches_in(answer)
+    live = table.live_keys(batch.keys)
+    assert 0 < len(live) < ROWS
+    assert table.rows_sampled.total == ROWS
+    assert table.times_sampled.of(np.arange(table.oldest, table.inserted)).sum() == len(live)
+    table.check()
