@@ -59,7 +59,7 @@ bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
-	$(BIN)/pip install --quiet $(PINNED) --editable '.[server,cli,agent]' --group dev
+	$(BIN)/pip install --quiet $(PINNED) --editable '.[server,cli,agent]' --group dev --group integrations
 	touch $@
 
 $(PROTO_VENV)/.installed: scripts/proto-requirements.txt

@@ -53,7 +53,7 @@ def sampler_steps(table: Table, workload: Workload, prefetch: int) -> Window:
             def step() -> None:
                 batch = next(sampler)
                 touch(batch)
-                sampler.update_priorities(batch.row_keys, rng.random(workload.batch_size) + 0.1)
+                sampler.update_priorities(batch, rng.random(workload.batch_size) + 0.1)
 
             return us_per_step(step, window_s)
 
@@ -67,7 +67,7 @@ def single_call_steps(table: Table, workload: Workload) -> Window:
     def step() -> None:
         batch = table.sample(workload.batch_size, beta=BETA)
         touch(batch)
-        table.update_priorities(batch.row_keys, rng.random(workload.batch_size) + 0.1)
+        table.update_priorities(batch, rng.random(workload.batch_size) + 0.1)
 
     return lambda window_s: us_per_step(step, window_s)
 

@@ -91,7 +91,7 @@ def median_step_us(client: ReplayClient, window_s: float) -> float:
         while (began := time.perf_counter()) < end:
             batch = next(sampler)
             touch(batch)
-            sampler.update_priorities(batch.row_keys, rng.random(CARTPOLE.batch_size) + 0.1)
+            sampler.update_priorities(batch, rng.random(CARTPOLE.batch_size) + 0.1)
             times.append(time.perf_counter() - began)
     return statistics.median(times) * 1e6
 

@@ -44,7 +44,7 @@ def measure_backend(backend: str, steps: int) -> list[str]:
         with table.sampler(workload.batch_size, beta=BETA, prefetch=16) as sampler:
             for step in range(steps):
                 batch = next(sampler)
-                sampler.update_priorities(batch.row_keys, rng.random(workload.batch_size) + 0.1)
+                sampler.update_priorities(batch, rng.random(workload.batch_size) + 0.1)
                 if step % _INSERT_EVERY == 0:
                     table.insert(rows)
                 if step == _STEADY_FROM:

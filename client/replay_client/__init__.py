@@ -3,7 +3,7 @@
     from replay_client import Column, ReplayClient
 
     client = ReplayClient("localhost:50051")
-    table = client.create_table("cartpole", columns={"obs": Column("float32", (4,)), ...}, capacity=1_000_000)
+    table = client.create_table("cartpole", columns={"obs": Column("float32", 4), ...}, capacity=1_000_000)
 
 Actors insert with `Table.insert` or `Table.writer`; learners draw with `Table.sample` or `Table.sampler` and send
 priorities back. Two modules stand beside it, because they need more than this package does:

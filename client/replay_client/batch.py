@@ -8,7 +8,7 @@ size, which are copied once). They stay valid for as long as somebody holds one 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,55 +18,22 @@ from replay_proto.framing import Array, Framed, column_views
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
+from replay_client.columns import Columns, T_co
 from replay_client.errors import InternalServerError
 from replay_client.mapped_rows import MappedRows
-from replay_client.rows import SEPARATOR
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Columns of some rows: ``rows["obs"]``; iterating gives the names of the columns; `len` counts the rows."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Drawn(Columns[T_co]):
+    """Rows drawn by priority, as arrays or as tensors; everything in it is as at the moment of drawing."""
 
     row_keys: NDArray[np.int64]
-    """int64[n]: key of each row."""
-    columns: Mapping[str, NDArray[Any]]
-    """By column, in the order of the schema: ``dtype[n, *shape]``."""
-
-    def __getitem__(self, name: str) -> Any:
-        """A column; for the name of a nested observation, a dict of its parts.
-
-        Raises:
-            KeyError: there is no such column.
-        """
-        column = self.columns.get(name)
-        if column is not None:
-            return column
-        prefix = name + SEPARATOR
-        parts = {key[len(prefix) :]: value for key, value in self.columns.items() if key.startswith(prefix)}
-        if not parts:
-            raise KeyError(f"{name}; the columns are {', '.join(self.columns)}")
-        return parts
-
-    def __iter__(self) -> Iterator[str]:
-        """The names of the columns."""
-        return iter(self.columns)
-
-    def __contains__(self, name: object) -> bool:
-        """Whether there is a column of this name."""
-        return name in self.columns
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.row_keys)
-
-
-@dataclass(frozen=True, eq=False)
-class Batch(_Rows):
-    """Rows drawn by priority; everything in it is as at the moment of drawing."""
-
-    probabilities: NDArray[np.float64]
+    """int64[batch]: key of each row. Tensors have them as an array, too: updates are sent from this side."""
+    columns: Mapping[str, T_co]
+    """By column, in the order of the schema: ``dtype[batch, *shape]``."""
+    probabilities: T_co
     """float64[batch]: of each row, its mass over the total mass. Its expected count is the batch size times it."""
-    weights: NDArray[np.float32]
+    weights: T_co
     """float32[batch]: (size * probability) ** -beta, over the norm asked for (Schaul et al. 2016, section 3.4)."""
     beta: float
     """Exponent of the weights."""
@@ -80,10 +47,22 @@ class Batch(_Rows):
     """Rows ever inserted: how far the table had come."""
 
 
-@dataclass(frozen=True, eq=False)
-class Rows(_Rows):
+@dataclass(frozen=True, eq=False, repr=False)
+class Batch(Drawn[NDArray[Any]]):
+    """A batch as NumPy arrays."""
+
+    probabilities: NDArray[np.float64]
+    weights: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rows(Columns[NDArray[Any]]):
     """Rows read by key: those that are live, in the order in which they were asked for."""
 
+    row_keys: NDArray[np.int64]
+    """int64[n]: key of each row."""
+    columns: Mapping[str, NDArray[Any]]
+    """By column, in the order of the schema: ``dtype[n, *shape]``."""
     priorities: NDArray[np.float64]
     """float64[n]: as last set, before any exponent."""
     streams: NDArray[np.uint64]

@@ -11,18 +11,19 @@ accept and refuse the same things.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 from replay_proto.framing import Array
-from replay_proto.schema import DTYPES, Schema
+from replay_proto.schema import DTYPES, Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client.errors import InvalidArgumentError
-from replay_client.rows import checked_value, flattened, packed_rows
+from replay_client.rows import checked_array, checked_value, flattened, packed_rows
 
+_PRIORITY: Final = Column("float64")
 _SLOW_DTYPES: Final = ("float16",)
 """memoryview cannot store these."""
 _BOOLEANS: Final = frozenset({bool, np.bool_})
@@ -140,7 +141,11 @@ class RowBlock:
             self._columns[name][row] = value
 
 
-def _checked_priority(priority: float) -> float:
-    if isinstance(priority, float | int | np.floating | np.integer) and 0.0 <= priority < math.inf:
-        return float(priority)
-    raise InvalidArgumentError.of_field("priority", "a finite number of at least 0", repr(priority))
+def _checked_priority(priority: Any) -> float:
+    value = (
+        priority if isinstance(priority, float | int) else checked_array("priority", _PRIORITY, priority).astype(float)
+    )
+    if np.ndim(value) == 0 and 0.0 <= value <= sys.float_info.max:
+        return float(value)
+    expected = "a finite number of at least 0, such as abs(td_error)"
+    raise InvalidArgumentError.of_field("priority", expected, repr(priority))

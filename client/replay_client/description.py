@@ -125,7 +125,7 @@ def table_config(
             seed=seed,
             rate_limiter=None if limit is None else limit.to_proto(),
         )
-    except FieldError as error:
-        raise InvalidArgumentError.from_field_error(error) from None
+    except InvalidArgumentError:
+        raise
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidArgumentError.of_field("config", "names, whole numbers and columns", str(error)) from None

@@ -1,76 +1,27 @@
 """The exceptions that this library raises, one type for each thing a caller may want to handle.
 
     try:
-        sampler.update_priorities(batch.row_keys, priorities)
+        sampler.update_priorities(batch, priorities)
     except TableReplacedError:
         table = client.create_table(...)      # somebody dropped it and made a new one
 
 All are `ReplayError`, with the status code, the reason and the metadata that the server sent (the
-`google.rpc.ErrorInfo` of the domain "replay.v1"). Where Python has a type of its own for the case, the
+`google.rpc.ErrorInfo` of the domain "replay.v1"). Two of them come from `replay_proto.errors`: columns, which both ends
+share, raise them too. Where Python has a type of its own for the case, the
 exception is that too: `InvalidArgumentError` is a `ValueError`, `DeadlineExceededError` a `TimeoutError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Final
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-from replay_proto.errors import ERROR_DOMAIN, FieldError
-
-
-class ReplayError(Exception):
-    """A call was refused or failed. Anything without a type of its own is raised as this."""
-
-    default_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
-    """The status code where the error was found on this side and none came over the wire."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: grpc.StatusCode | None = None,
-        reason: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        """Say what happened.
-
-        Args:
-            message: a sentence for people.
-            code: status code of the call.
-            reason: name of an `ErrorReason` of the contract, without its prefix; empty if there was none.
-            metadata: what the contract says belongs to this reason, such as ``field`` and ``expected``.
-        """
-        super().__init__(message)
-        self.message = message
-        self.code = code or self.default_code
-        self.reason = reason
-        self.metadata: dict[str, str] = dict(metadata or {})
-        self.attempts = 1
-        """How often the request was sent: above 1, it may have been applied before it was refused."""
-
-    def __reduce__(self) -> tuple[Callable[..., ReplayError], tuple[object, ...]]:
-        """Errors cross process boundaries whole, from an actor to whoever started it."""
-        return _restored, (type(self), self.message, self.code, self.reason, self.metadata)
-
-
-class InvalidArgumentError(ReplayError, ValueError):
-    """A value cannot be used. ``metadata`` has ``field``, ``expected`` and ``got``."""
-
-    default_code = grpc.StatusCode.INVALID_ARGUMENT
-
-    @classmethod
-    def of_field(cls, field: str, expected: str, got: str) -> InvalidArgumentError:
-        """Name the field and both sides of the difference."""
-        metadata = {"field": field, "expected": expected, "got": got}
-        return cls(f"{field}: expected {expected}, got {got}", reason="INVALID_FIELD", metadata=metadata)
-
-    @classmethod
-    def from_field_error(cls, error: FieldError) -> InvalidArgumentError:
-        """The same, as this library raises it."""
-        return cls.of_field(error.field, error.expected, error.got)
+from replay_proto.errors import ERROR_DOMAIN
+from replay_proto.errors import InvalidArgumentError as InvalidArgumentError
+from replay_proto.errors import ReplayError as ReplayError
 
 
 class TableNotFoundError(ReplayError, LookupError):
@@ -286,9 +237,3 @@ def _error_info(status: status_pb2.Status | None) -> error_details_pb2.ErrorInfo
         if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
             return info
     return None
-
-
-def _restored(
-    kind: type[ReplayError], message: str, code: grpc.StatusCode, reason: str, metadata: Mapping[str, str]
-) -> ReplayError:
-    return kind(message, code=code, reason=reason, metadata=metadata)

@@ -4,7 +4,8 @@
     message = packed_rows(replay_pb2.InsertRequest(...), schema, columns, row_count)
 
 What is accepted: arrays of a dtype of the same kind (`numpy.can_cast(..., "same_kind")`), and numbers and lists of
-them; whole numbers by their value, so that 255 fits where uint8 is due and 256 does not. What never happens:
+them; whole numbers by their value, so that 255 fits where uint8 is due and 256 does not; and 0 and 1 of any dtype where
+bool is due. Tensors count as arrays, on whatever device and whether they need gradients or not. What never happens:
 broadcasting, wrapping of integers that do not fit, guessing of columns.
 Nested observations are mappings or tuples: ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
 """
@@ -18,12 +19,11 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.framing import Array, blank_message, column_views
-from replay_proto.schema import Column, Schema
+from replay_proto.schema import SEPARATOR, Column, Schema
 
+from replay_client.columns import BatchOrKeys, Columns
 from replay_client.errors import InvalidArgumentError
 
-SEPARATOR: Final = "/"
-"""Joins the parts of a nested observation in the name of a column."""
 _PRIORITY: Final = Column("float64")
 _KEY: Final = Column("int64")
 
@@ -76,14 +76,17 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
     """Make an array of a value and check that its elements fit a column, whatever its shape.
 
     Raises:
-        InvalidArgumentError: for a dtype of another kind, or an integer out of range.
+        InvalidArgumentError: for a dtype of another kind, an integer out of range, or what is neither 0 nor 1 where
+            bool is due.
     """
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as error:
+        array = as_array(value)
+    except (ValueError, TypeError, RuntimeError) as error:
         raise InvalidArgumentError.of_field(field, str(column), f"{type(value).__name__}: {error}") from None
     if array.dtype == column.dtype or not array.size:
         return array
+    if column.dtype.kind == "b":
+        return _as_booleans(field, column, array)
     if array.dtype.kind == "f" and column.dtype.kind == "u" and not isinstance(value, np.ndarray):
         array = _large_integers(value, array)
     if not _is_castable(array.dtype, column.dtype, by_value=not array.ndim or not isinstance(value, np.ndarray)):
@@ -92,18 +95,40 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
     return array
 
 
+def as_array(value: Any) -> Array:
+    """An array of a number, an array, a tensor of any library, or a list of these; not copied where it need not be.
+
+    Raises:
+        ValueError: lists of different lengths.
+        TypeError, RuntimeError: what a library says of a tensor that cannot be read.
+    """
+    if hasattr(value, "detach"):
+        return _of_torch(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):
+        if not isinstance(value, list | tuple):
+            raise
+        array = np.asarray([as_array(part) for part in value])  # of tensors, which are read one by one
+    if array.dtype.kind == "V" and np.can_cast(array.dtype, np.float32):  # JAX's bfloat16 and smaller floats
+        return array.astype(np.float32)
+    return array
+
+
 def flattened(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
     """Values by column, nested ones under their own names.
 
     Raises:
-        InvalidArgumentError: for a missing or unknown column.
+        InvalidArgumentError: for a missing or unknown column, or what is no mapping.
     """
+    if not hasattr(given, "items"):
+        raise InvalidArgumentError.of_field("columns", "a mapping of names to arrays", type(given).__name__)
     flat: dict[str, Any] = {}
     for name, value in given.items():
         _flatten_into(flat, schema, name, value)
     missing = [name for name in schema if name not in flat]
     if missing or len(flat) != len(schema):
-        unknown = [name for name in flat if name not in schema]
+        unknown = [str(name) for name in flat if name not in schema]
         got = "; ".join(
             f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names
         )
@@ -132,12 +157,13 @@ def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.floa
     checked = np.ascontiguousarray(array, dtype="<f8")
     if row_count and not (checked.min() >= 0.0 and checked.max() < np.inf):
         bad = checked[~(np.isfinite(checked) & (checked >= 0.0))]
-        raise InvalidArgumentError.of_field("priorities", "finite numbers of at least 0", repr(float(bad[0])))
+        expected = "finite numbers of at least 0, such as abs(td_errors)"
+        raise InvalidArgumentError.of_field("priorities", expected, repr(float(bad[0])))
     return checked
 
 
-def checked_keys(keys: ArrayLike) -> NDArray[np.int64]:
-    """Check keys.
+def checked_keys(batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
+    """Check keys, or take those of a batch.
 
     Returns:
         ``int64[n]``, contiguous.
@@ -145,9 +171,12 @@ def checked_keys(keys: ArrayLike) -> NDArray[np.int64]:
     Raises:
         InvalidArgumentError: for another dtype or shape.
     """
-    array = checked_array("keys", _KEY, keys)
+    given = batch_or_keys.row_keys if isinstance(batch_or_keys, Columns) else batch_or_keys
+    if isinstance(given, Mapping):
+        raise InvalidArgumentError.of_field("keys", "a batch, or int64[n]", type(given).__name__)
+    array = checked_array("keys", _KEY, given)
     if array.ndim != 1:
-        raise InvalidArgumentError.of_field("keys", "int64[n]", described(array))
+        raise InvalidArgumentError.of_field("keys", "a batch, or int64[n]", described(array))
     return np.ascontiguousarray(array, dtype="<i8")
 
 
@@ -181,6 +210,24 @@ def _flatten_into(flat: dict[str, Any], schema: Schema, name: str, value: Any) -
         raise InvalidArgumentError.of_field(f"columns.{name}", "a column given once", "it again")
     else:
         flat[name] = value
+
+
+def _of_torch(tensor: Any) -> Array:
+    """The array of a tensor: torch itself is not imported here."""
+    tensor = tensor.detach()
+    try:
+        return np.asarray(tensor.numpy(force=True))
+    except TypeError:  # NumPy has no such dtype: bfloat16 and smaller floats
+        return np.asarray(tensor.float().numpy(force=True))
+
+
+def _as_booleans(field: str, column: Column, array: Array) -> Array:
+    """Booleans of zeros and ones: environments and other buffers often have ``done`` as a float."""
+    if np.can_cast(array.dtype, np.float64, "same_kind"):
+        is_one = np.asarray(array == 1)
+        if np.all(is_one | (array == 0)):
+            return is_one
+    raise InvalidArgumentError.of_field(field, f"{column}, or 0 and 1", described(array))
 
 
 def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], *, by_value: bool) -> bool:

@@ -3,7 +3,7 @@
     with table.sampler(256, beta=0.4, prefetch=3) as sampler:
         for batch in sampler:
             td_errors = learn(batch)
-            sampler.update_priorities(batch.row_keys, td_errors)
+            sampler.update_priorities(batch, td_errors)
             sampler.beta = schedule(step)
 
 Each `next()` sends one request, which carries the updates handed over before it, and returns the oldest batch on its
@@ -32,6 +32,7 @@ from replay_proto.framing import split_message
 from replay_proto.v1 import replay_pb2
 
 from replay_client.batch import Batch, learned_batches
+from replay_client.columns import BatchOrKeys
 from replay_client.connection import Connection
 from replay_client.data_path import DataPath
 from replay_client.description import TableDescription
@@ -84,10 +85,7 @@ class Sampler:
         Raises:
             InvalidArgumentError: for a prefetch below 1, or a time limit that is none.
         """
-        if prefetch < 1:
-            raise InvalidArgumentError.of_field("prefetch", "at least 1", str(prefetch))
         self.prefetch = prefetch
-        """How many batches are on their way while `next()` waits; may be set."""
         self.updated = 0
         """Rows whose priority was set, over all updates acknowledged so far."""
         self.stale = 0
@@ -121,9 +119,21 @@ class Sampler:
         self._options = self._options.with_beta(beta)
 
     @property
+    def prefetch(self) -> int:
+        """How many batches are on their way while `next()` waits; may be set, to at least 1."""
+        return self._prefetch
+
+    @prefetch.setter
+    def prefetch(self, prefetch: int) -> None:
+        if prefetch < 1:
+            raise InvalidArgumentError.of_field("prefetch", "at least 1", str(prefetch))
+        self._prefetch = prefetch
+
+    @property
     def in_flight(self) -> int:
         """Batches that were asked for and not returned yet."""
-        return len(self._batches) + sum(exchange.batches for exchange in self._stream.pending)
+        pending = tuple(self._stream.pending)  # another thread may be at work
+        return len(self._batches) + sum(exchange.batches for exchange in pending)
 
     @property
     def unacknowledged(self) -> int:
@@ -157,18 +167,19 @@ class Sampler:
             self._receive(math.inf)
         return self._batches.popleft()
 
-    def update_priorities(self, keys: ArrayLike, priorities: ArrayLike) -> None:
+    def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Hand over new priorities; they are sent with what the next `next()` asks for, or by `flush`.
 
         Args:
-            keys: int64[n]. Of a key given more than once, the last priority counts.
-            priorities: float64[n]: the absolute TD errors, finite.
+            batch_or_keys: a batch, or int64[n]: keys of rows. Of a key given more than once, the last priority counts.
+            priorities: float64[n]: the absolute TD errors, finite; an array, or a tensor on any device, which is
+                waited for.
 
         Raises:
             InvalidArgumentError: for anything else.
         """
         self._check_usable()
-        checked = checked_keys(keys)
+        checked = checked_keys(batch_or_keys)
         self._priorities.append(checked_priorities(priorities, len(checked)).tobytes())
         self._keys.append(checked.tobytes())
         self._keys_kept += len(checked)

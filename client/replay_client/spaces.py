@@ -22,10 +22,10 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 from replay_proto.errors import FieldError
-from replay_proto.schema import Column
+from replay_proto.schema import SEPARATOR, Column
 
 from replay_client.errors import InvalidArgumentError
-from replay_client.rows import SEPARATOR, nested_items
+from replay_client.rows import nested_items
 
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose values are single arrays of the space's own dtype and shape."""
@@ -84,7 +84,7 @@ def unflatten_value(space: gymnasium.Space[Any], name: str, columns: Mapping[str
     Args:
         space: as given to `columns_from_space`.
         name: as given to `columns_from_space`.
-        columns: by name, such as `Batch.columns`.
+        columns: by name, such as a `Batch`.
 
     Raises:
         KeyError: a column is missing.

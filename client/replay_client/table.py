@@ -3,7 +3,7 @@
     table = client.table("cartpole")
     keys = table.insert({"obs": obs, "action": action, ...})
     batch = table.sample(256, beta=0.4)
-    result = table.update_priorities(batch.row_keys, td_errors)
+    result = table.update_priorities(batch, td_errors)
 
 These are single calls, each a round trip; `writer` and `sampler` do the same in streams, ahead of need. A table that
 was dropped and made anew under the same name is another one: calls raise `TableReplacedError`, and
@@ -22,6 +22,7 @@ from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client.batch import Batch, Rows, UpdateResult, read_rows, sampled_batch
+from replay_client.columns import BatchOrKeys
 from replay_client.connection import Connection
 from replay_client.data_path import DataPath
 from replay_client.description import TableDescription
@@ -177,12 +178,13 @@ class Table:
         batch = self._drawn(options, mapped, None if mapped is None else mapped.request)
         return batch or self._drawn_over_wire(options)
 
-    def update_priorities(self, keys: ArrayLike, priorities: ArrayLike) -> UpdateResult:
+    def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
         """Set priorities.
 
         Args:
-            keys: int64[n]. Of a key given more than once, the last priority counts.
-            priorities: float64[n]: the absolute TD errors, finite.
+            batch_or_keys: a batch, or int64[n]: keys of rows. Of a key given more than once, the last priority counts.
+            priorities: float64[n]: the absolute TD errors, finite; an array, or a tensor on any device, which is
+                waited for.
 
         Returns:
             How many distinct rows were updated, and how many keys are not live any more.
@@ -192,7 +194,7 @@ class Table:
             TableReplacedError: the table was dropped and another has its name.
             ReplayError: another failure.
         """
-        checked = checked_keys(keys)
+        checked = checked_keys(batch_or_keys)
         update = replay_pb2.PriorityUpdate(
             keys=checked.tobytes(), priorities=checked_priorities(priorities, len(checked)).tobytes()
         )
@@ -200,11 +202,11 @@ class Table:
         answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s, 0.0)
         return UpdateResult.from_proto(replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result)
 
-    def read(self, keys: ArrayLike) -> Rows:
+    def read(self, batch_or_keys: BatchOrKeys) -> Rows:
         """Return rows by key, as far as they are live.
 
         Args:
-            keys: int64[n].
+            batch_or_keys: a batch, or int64[n]: keys of rows.
 
         Returns:
             The live ones among them, in the order asked for; `Rows.row_keys` says which.
@@ -214,7 +216,9 @@ class Table:
             TableReplacedError: the table was dropped and another has its name.
             ReplayError: another failure.
         """
-        request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=checked_keys(keys).tobytes())
+        request = replay_pb2.ReadRequest(
+            table=self.name, table_uid=self.uid, keys=checked_keys(batch_or_keys).tobytes()
+        )
         answer = self._connection.call("Read", request.SerializeToString(), repeat=True)
         return read_rows(self.schema, split_message(replay_pb2.ReadResponse, answer))
 

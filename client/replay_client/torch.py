@@ -5,16 +5,17 @@
     batch = next(sampler)
     tensors = to_torch(batch, device)
     loss = (tensors.weights * huber(network(tensors["obs"]), ...)).mean()
-    sampler.update_priorities(batch.row_keys, td_errors)
+    sampler.update_priorities(batch, td_errors)
 
 On the CPU tensors share the memory of the batch's arrays: nothing is copied. For a CUDA device the columns go through
 pinned memory, so that the copy to the device runs beside whatever the device computes.
 
     with table.sampler(256, beta=0.4, device="cuda") as sampler:
         for tensors in sampler:                                   # on the device already
-            sampler.update_priorities(tensors.row_keys, td_errors)    # a tensor or an array
+            sampler.update_priorities(tensors, td_errors)         # a tensor or an array
 
-does the same in a thread, one batch ahead of the learner.
+does the same in a thread, one batch ahead of the learner. A `TensorBatch` is a mapping of its columns, so that
+``TensorDict(tensors, batch_size=tensors.batch_size).unflatten_keys("/")`` is what it says.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -32,7 +32,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from replay_client.batch import Batch
+from replay_client.batch import Batch, Drawn
+from replay_client.columns import BatchOrKeys
 from replay_client.errors import ClosedError, DeadlineExceededError
 from replay_client.rows import checked_keys, checked_priorities
 from replay_client.sampler import Sampler
@@ -46,37 +47,13 @@ _AHEAD: Final = 1
 a draw does not know of."""
 
 
-@dataclass(frozen=True, eq=False)
-class TensorBatch:
-    """A batch on a device."""
-
-    batch: Batch
-    """The batch these were made of: its keys and what else stays on this side."""
-    columns: Mapping[str, torch.Tensor]
-    """By column: ``dtype[batch, *shape]``."""
-    weights: torch.Tensor
-    """float32[batch]."""
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """A column.
-
-        Raises:
-            KeyError: there is no such column.
-        """
-        return self.columns[name]
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.batch)
-
-    @property
-    def row_keys(self) -> NDArray[np.int64]:
-        """int64[batch]: key of each row; they stay on this side, where updates are sent from."""
-        return self.batch.row_keys
+@dataclass(frozen=True, eq=False, repr=False)
+class TensorBatch(Drawn[torch.Tensor]):
+    """A batch as tensors on a device: all that a `Batch` has, with the keys as an array."""
 
 
 def to_torch(batch: Batch, device: Device = "cpu") -> TensorBatch:
-    """Put the columns and the weights of a batch on a device.
+    """Put a batch on a device.
 
     Args:
         batch: as drawn.
@@ -88,14 +65,22 @@ def to_torch(batch: Batch, device: Device = "cpu") -> TensorBatch:
     """
     target = torch.device(device)
     return TensorBatch(
-        batch=batch,
+        row_keys=batch.row_keys,
         columns={name: _on_device(array, target) for name, array in batch.columns.items()},
+        probabilities=_on_device(batch.probabilities, target),
         weights=_on_device(batch.weights, target),
+        beta=batch.beta,
+        size=batch.size,
+        total_mass=batch.total_mass,
+        smallest_probability=batch.smallest_probability,
+        inserted=batch.inserted,
     )
 
 
 def _on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(np.require(array, requirements="W"))
+    if device.type == "mps" and tensor.dtype is torch.float64:
+        tensor = tensor.float()  # Apple's GPUs have no float64
     if device.type == "cpu":
         return tensor
     if device.type == "cuda":
@@ -122,6 +107,7 @@ class TensorSampler:
         self._changed = threading.Condition()
         self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
         self._updates: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = deque()
+        self._moving = 0  # batches that are being put on the device: 0 or 1
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
         self._is_fetching = False
@@ -139,8 +125,18 @@ class TensorSampler:
 
     @property
     def prefetch(self) -> int:
-        """How many batches are on their way to the thread while it waits."""
+        """How many batches are on their way to the thread while it waits; may be set, to at least 1."""
         return self._sampler.prefetch
+
+    @prefetch.setter
+    def prefetch(self, prefetch: int) -> None:
+        self._sampler.prefetch = prefetch
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that were asked for and not returned yet, those on the device included."""
+        with self._changed:
+            return self._sampler.in_flight + self._moving + len(self._ready)
 
     @property
     def updated(self) -> int:
@@ -172,24 +168,23 @@ class TensorSampler:
         if copied is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(copied)
-            for tensor in (*tensors.columns.values(), tensors.weights):
+            for tensor in (*tensors.columns.values(), tensors.probabilities, tensors.weights):
                 tensor.record_stream(current)
         return tensors
 
-    def update_priorities(self, keys: ArrayLike, priorities: ArrayLike | torch.Tensor) -> None:
+    def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Hand over new priorities; see `Sampler.update_priorities`.
 
         Args:
-            keys: int64[n].
-            priorities: float64[n], or a tensor on any device, which is waited for.
+            batch_or_keys: a batch, or int64[n]: keys of rows. Of a key given more than once, the last priority counts.
+            priorities: float64[n]: the absolute TD errors, finite; an array, or a tensor on any device, which is
+                waited for.
 
         Raises:
             InvalidArgumentError: for anything else.
             ReplayError: an earlier request was refused.
         """
-        if isinstance(priorities, torch.Tensor):
-            priorities = priorities.detach().double().cpu().numpy()
-        checked = checked_keys(keys)
+        checked = checked_keys(batch_or_keys)
         update = checked, checked_priorities(priorities, len(checked))
         with self._changed:
             self._check()
@@ -276,14 +271,17 @@ class TensorSampler:
                     return
             try:
                 self._hand_over()
-                made = self._to_device(next(self._sampler))
+                batch = next(self._sampler)
+                self._moving = 1
+                made = self._to_device(batch)
             except Exception as error:
                 with self._changed:
-                    self._error = error
+                    self._error, self._moving = error, 0
                     self._end_fetching()
                 return
             with self._changed:
                 self._ready.append(made)
+                self._moving = 0
                 self._changed.notify_all()
 
     def _end_fetching(self) -> None:

@@ -1,13 +1,64 @@
-"""What both ends know of refusals: the error domain, and a field that is not as it should be."""
+"""What both ends know of refusals: the error domain, and the exceptions for values that cannot be used."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import grpc
 
 ERROR_DOMAIN = "replay.v1"
 """Domain of every google.rpc.ErrorInfo the service sends; reasons are those of replay.proto's ErrorReason."""
 
 
-class FieldError(ValueError):
-    """A value that cannot be used: which field, what was expected, what came."""
+class ReplayError(Exception):
+    """A call was refused or failed. Anything without a type of its own is raised as this."""
+
+    default_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+    """The status code where the error was found on this side and none came over the wire."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: grpc.StatusCode | None = None,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Say what happened.
+
+        Args:
+            message: a sentence for people.
+            code: status code of the call.
+            reason: name of an `ErrorReason` of the contract, without its prefix; empty if there was none.
+            metadata: what the contract says belongs to this reason, such as ``field`` and ``expected``.
+        """
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+        self.reason = reason
+        self.metadata: dict[str, str] = dict(metadata or {})
+        self.attempts = 1
+        """How often the request was sent: above 1, it may have been applied before it was refused."""
+
+    def __reduce__(self) -> tuple[Callable[..., ReplayError], tuple[object, ...]]:
+        """Errors cross process boundaries whole, from an actor to whoever started it."""
+        return _restored, (type(self), self.message, self.code, self.reason, self.metadata)
+
+
+class InvalidArgumentError(ReplayError, ValueError):
+    """A value cannot be used. ``metadata`` has ``field``, ``expected`` and ``got``."""
+
+    default_code = grpc.StatusCode.INVALID_ARGUMENT
+
+    @classmethod
+    def of_field(cls, field: str, expected: str, got: str) -> InvalidArgumentError:
+        """Name the field and both sides of the difference; see `FieldError`."""
+        return FieldError(field, expected, got)
+
+
+class FieldError(InvalidArgumentError):
+    """A value that was found unusable before it was sent: which field, what was expected, what came."""
 
     def __init__(self, field: str, expected: str, got: str) -> None:
         """Name the field and both sides of the difference.
@@ -17,7 +68,21 @@ class FieldError(ValueError):
             expected: what would have been accepted.
             got: what came instead.
         """
-        super().__init__(f"{field}: expected {expected}, got {got}")
+        super().__init__(
+            f"{field}: expected {expected}, got {got}",
+            reason="INVALID_FIELD",
+            metadata={"field": field, "expected": expected, "got": got},
+        )
         self.field = field
         self.expected = expected
         self.got = got
+
+    def __reduce__(self) -> tuple[type[FieldError], tuple[str, str, str]]:
+        """Made again from what it says."""
+        return FieldError, (self.field, self.expected, self.got)
+
+
+def _restored(
+    kind: type[ReplayError], message: str, code: grpc.StatusCode, reason: str, metadata: Mapping[str, str]
+) -> ReplayError:
+    return kind(message, code=code, reason=reason, metadata=metadata)

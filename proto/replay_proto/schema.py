@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -30,8 +32,12 @@ DTYPES: Mapping[str, replay_pb2.DataType.ValueType] = {
 }
 """The dtypes a column can have, by NumPy name."""
 
+SEPARATOR = "/"
+"""Joins the parts of a nested observation in the name of a column: ``obs/camera``."""
 MAX_DIMENSIONS = 31
 """NumPy has arrays of 32, one of which counts the rows."""
+MAX_VALUE_BYTES = 2**31 - 1
+"""Protobuf has no larger messages, so no larger value could ever be sent."""
 _DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
 _COLUMN_NAME = re.compile(r"[A-Za-z0-9.\-/][A-Za-z0-9_.\-/]{0,127}")
 
@@ -45,18 +51,24 @@ class Column:
     shape: tuple[int, ...] = ()
     """Sizes of its dimensions, each at least 1; ``()`` for a scalar."""
 
-    def __init__(self, dtype: DTypeLike, shape: Iterable[int] = ()) -> None:
+    def __init__(self, dtype: DTypeLike, shape: SupportsIndex | Iterable[SupportsIndex] = ()) -> None:
         """Describe a column.
 
         Args:
-            dtype: anything NumPy takes for one of the dtypes above, such as ``"float32"``.
-            shape: sizes of the dimensions of one row's value.
+            dtype: anything NumPy takes for one of the dtypes above: ``"float32"``, ``np.float32``, ``float`` (float64).
+                Byte order does not matter: rows travel little-endian.
+            shape: sizes of the dimensions of one row's value; ``4`` is short for ``(4,)``.
 
         Raises:
-            FieldError: for another dtype, or a dimension below 1.
+            InvalidArgumentError: for another dtype, a dimension that is not a whole number of at least 1, more than
+                `MAX_DIMENSIONS` of them, or a value of more than `MAX_VALUE_BYTES`.
         """
         object.__setattr__(self, "dtype", _checked_dtype(dtype))
         object.__setattr__(self, "shape", _checked_shape(shape))
+        if self.row_bytes > MAX_VALUE_BYTES:
+            raise FieldError(
+                "shape", f"a value of at most {MAX_VALUE_BYTES:,} bytes", f"{self}, {self.row_bytes:,} bytes"
+            )
 
     @property
     def row_bytes(self) -> int:
@@ -79,7 +91,8 @@ class Schema(Mapping[str, Column]):
         """Check the names; `Column` has checked the rest.
 
         Raises:
-            FieldError: for an empty schema or a name that is not allowed.
+            InvalidArgumentError: for an empty schema, a name that is not allowed, what is not a `Column`, or a column
+                beside columns nested under its name (``obs`` beside ``obs/camera``).
         """
         if not self.columns:
             raise FieldError("columns", "at least one column", "none")
@@ -90,6 +103,12 @@ class Schema(Mapping[str, Column]):
                     "names of 1 to 128 letters, digits, '_', '-', '.', '/' that do not begin with '_'",
                     repr(name),
                 )
+        for name, column in self.columns.items():
+            if not isinstance(column, Column):
+                raise FieldError(f"columns.{name}", 'a Column, such as Column("float32", 4)', repr(column))
+            outer = next((part for part in _outer_names(name) if part in self.columns), None)
+            if outer is not None:
+                raise FieldError("columns", "a column, or columns nested under its name", f"both {outer} and {name}")
 
     def __getitem__(self, name: str) -> Column:
         """The column of this name."""
@@ -123,7 +142,7 @@ class Schema(Mapping[str, Column]):
         """Read columns from a message.
 
         Raises:
-            FieldError: if one is not as the contract says.
+            InvalidArgumentError: if one is not as the contract says.
         """
         parsed: dict[str, Column] = {}
         for column in columns:
@@ -148,22 +167,36 @@ def _with_field(where: str, dtype: str, shape: Iterable[int]) -> Column:
         raise FieldError(f"{where}.{error.field}", error.expected, error.got) from None
 
 
+def _outer_names(name: str) -> Iterator[str]:
+    """``a`` and ``a/b`` of ``a/b/c``."""
+    return (name[: place.start()] for place in re.finditer(SEPARATOR, name))
+
+
 def _checked_dtype(given: DTypeLike) -> np.dtype[np.generic]:
     try:
-        if given is None:  # which NumPy takes for float64
-            raise TypeError
-        dtype = np.dtype(given)
-    except TypeError:
-        raise FieldError("dtype", f"one of {', '.join(DTYPES)}", repr(given)) from None
-    if dtype.name not in DTYPES:
+        name = "none" if given is None else np.dtype(given).name  # NumPy would take None for float64
+    except (TypeError, ValueError, SyntaxError):  # which of them depends on how wrong it is
+        name = "none"
+    if name not in DTYPES:
         raise FieldError("dtype", f"one of {', '.join(DTYPES)}", repr(given))
-    return dtype.newbyteorder("<")
+    return np.dtype(name).newbyteorder("<")
 
 
-def _checked_shape(given: Iterable[int]) -> tuple[int, ...]:
-    shape = tuple(int(size) for size in given)
-    if len(shape) > MAX_DIMENSIONS:
-        raise FieldError("shape", f"at most {MAX_DIMENSIONS} dimensions", f"{len(shape)}")
-    if any(size < 1 for size in shape):
-        raise FieldError("shape", "dimensions of at least 1", str(shape))
-    return shape
+def _checked_shape(given: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(given)  # type: ignore[arg-type]
+    except TypeError:
+        sizes = (given,)  # type: ignore[assignment]
+    if len(sizes) > MAX_DIMENSIONS:
+        raise FieldError("shape", f"at most {MAX_DIMENSIONS} dimensions", f"{len(sizes)}")
+    if not all(_is_size(size) for size in sizes):
+        raise FieldError("shape", "a whole number of at least 1, or several", repr(given))
+    return tuple(operator.index(size) for size in sizes)
+
+
+def _is_size(value: object) -> bool:
+    """Whether it is a whole number of at least 1; True and False are none."""
+    try:
+        return not isinstance(value, bool | np.bool_) and operator.index(value) >= 1  # type: ignore[arg-type]
+    except TypeError:
+        return False

@@ -104,12 +104,12 @@ def test_actors_and_learners_work_with_the_rights_they_need(client_of: ClientOf)
     reader = client_of(READ).table(NAME)
     with reader.sampler(4, beta=0.4) as sampler:
         batch = next(sampler)
-        sampler.update_priorities(batch.row_keys, np.ones(4))
+        sampler.update_priorities(batch, np.ones(4))
         with pytest.raises(PermissionDeniedError):
             sampler.flush()
     with client_of(ALL).table(NAME).sampler(4, beta=0.4) as sampler:
         batch = next(sampler)
-        sampler.update_priorities(batch.row_keys, np.ones(4))
+        sampler.update_priorities(batch, np.ones(4))
         sampler.flush()
 
 

@@ -195,7 +195,7 @@ def test_why_the_server_ended_it_is_known_to_who_could_not_send(pair: tuple[Fram
 def test_calls_go_over_the_socket_and_rows_are_copied(near: Table) -> None:
     batch = near.sample(16, beta=0.4)
     assert_whole(batch.columns)
-    assert near.update_priorities(batch.row_keys, np.ones(16)).stale == 0
+    assert near.update_priorities(batch, np.ones(16)).stale == 0
     with near.sampler(16, beta=0.4) as sampler:
         assert_whole(next(sampler).columns)
     assert near.stats().sampled_same_host == near.stats().sampled > 16
@@ -224,7 +224,7 @@ def test_an_update_that_is_too_large_is_refused_as_over_grpc(near: Table) -> Non
         sampler.update_priorities(keys, priorities)
         with pytest.raises(ResourceExhaustedError):
             exhaust(sampler)
-        assert len(next(sampler)) == 4
+        assert next(sampler).batch_size == 4
     assert time.monotonic() - began < 10
     assert near.update_priorities([0], [2.0]).updated == 1
 
@@ -233,10 +233,10 @@ def test_threads_share_a_table(near: Table) -> None:
     def work(number: int) -> int:
         for step in range(50):
             batch = near.sample(8 + number, beta=0.4)
-            assert len(batch) == 8 + number
+            assert batch.batch_size == 8 + number
             assert_whole(batch.columns)
             assert batch.row_keys.tolist() == batch["number"].tolist()
-            assert near.update_priorities(batch.row_keys, np.full(8 + number, 1.0 + step)).stale == 0
+            assert near.update_priorities(batch, np.full(8 + number, 1.0 + step)).stale == 0
         return 50
 
     with ThreadPoolExecutor(8) as pool:
@@ -270,7 +270,7 @@ def test_a_call_that_takes_too_long_says_so_and_the_next_one_works(server: Serve
 
 def _samples(table: Table) -> bool:
     try:
-        return len(table.sample(1, beta=0.4)) == 1
+        return table.sample(1, beta=0.4).batch_size == 1
     except DeadlineExceededError:
         return False
 

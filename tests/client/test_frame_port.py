@@ -94,7 +94,7 @@ def test_the_host_is_that_of_a_target_that_names_one(target: str, host: str | No
 def test_calls_go_over_the_port_and_rows_with_them(far: Table) -> None:
     batch = far.sample(16, beta=0.4)
     assert_whole(batch.columns)
-    assert far.update_priorities(batch.row_keys, np.ones(16)).stale == 0
+    assert far.update_priorities(batch, np.ones(16)).stale == 0
     with far.sampler(16, beta=0.4) as sampler:
         assert_whole(next(sampler).columns)
         assert isinstance(sampler._stream._stream, FrameStream)

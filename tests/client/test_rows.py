@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from replay_client import Column, InvalidArgumentError, Schema
 from replay_client.block import RowBlock
-from replay_client.rows import checked_rows, packed_rows
+from replay_client.rows import as_array, checked_keys, checked_priorities, checked_rows, packed_rows
 from replay_proto.framing import column_views, split_message
 from replay_proto.schema import DTYPES
 from replay_proto.v1 import replay_pb2
@@ -83,6 +84,15 @@ ACCEPTED = [
     (SMALL, np.array(3), 3),
     (BOOL, True, True),
     (BOOL, np.bool_(False), False),
+    (BOOL, 1, True),
+    (BOOL, 0.0, False),
+    (BOOL, np.float32(1), True),
+    (BOOL, np.array(0.0), False),
+    (BOOL, torch.tensor(True), True),
+    (BOOL, torch.tensor(1.0), True),
+    (Column("bool", 2), [1, 0.0], [True, False]),
+    (Column("bool", 2), np.array([0, 1], np.uint8), [False, True]),
+    (Column("bool", 2), torch.tensor([1.0, 0.0], requires_grad=True), [True, False]),
     (Column("float16"), 0.5, 0.5),
     (VECTOR, [1, 2], [1.0, 2.0]),
     (VECTOR, (1.0, 2.0), [1.0, 2.0]),
@@ -91,6 +101,17 @@ ACCEPTED = [
     (VECTOR, np.array([[1, 9], [2, 9]], np.float32)[:, 0], [1.0, 2.0]),
     (Column("uint8", (2,)), [0, 255], [0, 255]),
     (Column("int8", (2,)), np.array([-128, 127]), [-128, 127]),
+    (FLOAT, torch.tensor(0.5, requires_grad=True), 0.5),
+    (FLOAT, torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
+    (INT, torch.tensor(7), 7),
+    (SMALL, torch.tensor(255), 255),
+    (Column("float16"), torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
+    (VECTOR, torch.tensor([1.0, 2.0], requires_grad=True), [1.0, 2.0]),
+    (VECTOR, torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True), [1.0, 2.0]),
+    (VECTOR, torch.tensor([1.0, 2.0], dtype=torch.float16), [1.0, 2.0]),
+    (VECTOR, torch.tensor([1j, 2j]).imag.conj(), [1.0, 2.0]),
+    (VECTOR, [torch.tensor(1.0, requires_grad=True), 2], [1.0, 2.0]),
+    (VECTOR, tuple(torch.tensor([1.0, 2.0], dtype=torch.bfloat16)), [1.0, 2.0]),
 ]
 
 REFUSED = [
@@ -109,9 +130,13 @@ REFUSED = [
     (INT, np.uint64(2**63)),
     (SMALL, 256),
     (SMALL, -1),
-    (BOOL, 1),
+    (BOOL, 2),
     (BOOL, "yes"),
-    (BOOL, 0.0),
+    (BOOL, 0.5),
+    (BOOL, float("nan")),
+    (BOOL, 1j),
+    (BOOL, np.ones(1)),
+    (BOOL, torch.tensor(0.5)),
     (BOOL, None),
     (Column("float16"), "1"),
     (VECTOR, 1.0),
@@ -124,7 +149,14 @@ REFUSED = [
     (Column("int8", (2,)), np.array([-129, 0])),
     (Column("int8", (2,)), np.array([0.5, 0.5])),
     (Column("uint8", (2,)), np.array([1, 2])),
-    (Column("bool", (2,)), [1, 0]),
+    (Column("bool", (2,)), [1, 2]),
+    (Column("bool", (2,)), np.array([0.0, 0.5])),
+    (INT, torch.tensor(7.0)),
+    (SMALL, torch.tensor(256)),
+    (VECTOR, torch.ones(3)),
+    (VECTOR, torch.ones(2, device="meta")),
+    (VECTOR, torch.ones(2).to_sparse()),
+    (VECTOR, [torch.ones(1), torch.ones(2, requires_grad=True)]),
 ]
 
 
@@ -140,7 +172,7 @@ def test_a_value_of_the_same_kind_is_cast(column: Column, value: Any, expected: 
 @pytest.mark.parametrize(("column", "value", "expected"), ACCEPTED)
 def test_rows_of_the_same_kind_are_cast(column: Column, value: Any, expected: Any) -> None:
     schema = Schema({"x": column})
-    given_rows = value[None] if isinstance(value, np.ndarray) and value.ndim else [value]
+    given_rows = value[None] if isinstance(value, np.ndarray | torch.Tensor) and value.ndim else [value]
     columns, count = checked_rows(schema, {"x": given_rows})
     got, _ = unpacked(schema, packed_rows(write_request(1), schema, columns, count))
     np.testing.assert_array_equal(got["x"], np.asarray([expected], column.dtype))
@@ -160,7 +192,7 @@ def test_a_value_that_does_not_fit_is_refused_and_leaves_the_block_as_it_was(col
 
 @pytest.mark.parametrize(("column", "value"), [(c, v) for c, v in REFUSED if not isinstance(v, dict)])
 def test_rows_that_do_not_fit_are_refused(column: Column, value: Any) -> None:
-    given_rows = value[None] if isinstance(value, np.ndarray) and value.ndim else [value]
+    given_rows = value[None] if isinstance(value, np.ndarray | torch.Tensor) and value.ndim else [value]
     with pytest.raises(InvalidArgumentError) as refusal:
         checked_rows(Schema({"x": column}), {"x": given_rows})
     assert refusal.value.metadata["field"] == "columns.x"
@@ -194,12 +226,73 @@ def test_one_row_may_be_nested() -> None:
     assert np.frombuffer(head.insertion.priorities).tolist() == [0.5, 1.0]
 
 
-@pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf"), "1", [1.0]])
+@pytest.mark.parametrize("priority", [0, 2.5, np.float32(2.5), np.array(3), torch.tensor(2.5, requires_grad=True)])
+def test_a_priority_is_any_number(priority: Any) -> None:
+    block = RowBlock(Schema({"x": INT}), 4)
+    block.add({"x": 1}, priority=priority)
+    _, head = unpacked(Schema({"x": INT}), block.take(write_request(0)))
+    assert np.frombuffer(head.insertion.priorities).tolist() == [as_array(priority)]
+
+
+@pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf"), "1", [1.0], 10**400, 1j, torch.ones(1)])
 def test_a_wrong_priority_is_refused(priority: Any) -> None:
     block = RowBlock(TWO, 4)
     with pytest.raises(InvalidArgumentError, match="priority"):
         block.add({"a": 1.0, "b/c": [1.0, 2.0], "b/d": 3}, priority=priority)
     assert block.count == 0
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [3, 5],
+        np.array([3, 5], np.int32),
+        torch.tensor([3, 5]),
+        torch.tensor([3.0, 5.0]).long(),
+        [torch.tensor(3), torch.tensor(5)],
+    ],
+)
+def test_keys_are_whole_numbers_of_any_library(keys: Any) -> None:
+    assert checked_keys(keys).tolist() == [3, 5]
+
+
+@pytest.mark.parametrize("keys", [3, [3.5], [[3]], {"a": [3]}, {}, "3", None, torch.tensor([3.0])])
+def test_other_keys_are_refused(keys: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        checked_keys(keys)
+    assert refusal.value.metadata["field"] == "keys"
+
+
+@pytest.mark.parametrize(
+    "priorities",
+    [
+        [0.5, 2.0],
+        torch.tensor([0.5, 2.0], requires_grad=True),
+        torch.tensor([0.5, 2.0], dtype=torch.bfloat16, requires_grad=True),
+        torch.tensor([0.5, 2.0], dtype=torch.float16),
+        [torch.tensor(0.5, requires_grad=True), torch.tensor(2.0)],
+    ],
+)
+def test_priorities_are_numbers_of_any_library(priorities: Any) -> None:
+    checked = checked_priorities(priorities, 2)
+    assert checked.dtype == np.float64
+    assert checked.tolist() == [0.5, 2.0]
+
+
+def test_signed_td_errors_are_refused_and_the_message_says_what_to_do() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"at least 0, such as abs\(td_errors\), got -0.5"):
+        checked_priorities(torch.tensor([0.5, -0.5], requires_grad=True), 2)
+
+
+@pytest.mark.parametrize("rows", [[1, 2], None, np.ones(3), "abc"])
+def test_what_is_no_mapping_is_refused_as_rows(rows: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="columns: expected a mapping"):
+        checked_rows(TWO, rows)
+
+
+def test_columns_are_not_called_by_numbers() -> None:
+    with pytest.raises(InvalidArgumentError, match="unknown: 0"):
+        checked_rows(TWO, {0: [1]})  # type: ignore[dict-item]
 
 
 def test_arrays_may_be_reused_by_the_caller() -> None:

@@ -45,9 +45,9 @@ def test_only_live_keys_are_read(table: Table) -> None:
     table.insert(rows([1, 2]))
     assert table.read([5, 1, -3]).row_keys.tolist() == [1]
     nothing = table.read([99])
-    assert len(nothing) == 0
+    assert nothing.batch_size == 0
     assert nothing["obs"].shape == (0, 3)
-    assert len(table.read([])) == 0
+    assert table.read([]).batch_size == 0
 
 
 def test_more_rows_than_the_ring_can_spare_are_all_inserted(new_table: NewTable) -> None:
@@ -63,7 +63,7 @@ def test_more_rows_than_the_ring_can_spare_are_all_inserted(new_table: NewTable)
 def test_a_batch_says_what_it_is(table: Table) -> None:
     table.insert(rows(range(10)), priorities=np.arange(1, 11))
     batch = table.sample(64, beta=0.5)
-    assert len(batch) == 64
+    assert batch.batch_size == 64
     assert list(batch) == ["number", "obs", "done"]
     assert "obs" in batch
     assert "keys" not in batch

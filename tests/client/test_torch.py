@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,8 @@ import torch
 from replay_client import ClosedError, InvalidArgumentError, ReplayClient, Table, TableEmptyError
 from replay_client.torch import to_torch
 
-from tests.client.numbered import rows
+from tests.client.numbered import assert_whole, rows
+from tests.support.deadlines import wait_until
 
 ALL_DATA_PATHS = True
 
@@ -22,13 +26,13 @@ def test_tensors_hold_what_the_batch_holds(table: Table) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tensors = to_torch(batch)
-    assert len(tensors) == 8
+    assert tensors.batch_size == 8
     assert tensors["obs"].dtype == torch.float32
     assert tensors["done"].dtype == torch.bool
     assert tensors.weights.dtype == torch.float32
     for name in batch:
         np.testing.assert_array_equal(tensors[name].numpy(), batch[name])
-    np.testing.assert_array_equal(tensors.batch.row_keys, batch.row_keys)
+    np.testing.assert_array_equal(tensors.row_keys, batch.row_keys)
 
 
 def test_on_the_cpu_nothing_is_copied(table: Table) -> None:
@@ -54,14 +58,14 @@ def test_a_sampler_with_a_device_gives_tensors(table: Table) -> None:
         for step in range(10):
             tensors = next(sampler)
             assert isinstance(tensors["obs"], torch.Tensor)
-            np.testing.assert_array_equal(tensors["obs"].numpy(), tensors.batch["obs"])
-            np.testing.assert_array_equal(tensors.row_keys, tensors.batch.row_keys)
+            assert_whole({name: tensor.numpy() for name, tensor in tensors.items()})
+            np.testing.assert_array_equal(tensors.row_keys, tensors["number"])
             sampler.beta = step / 10
-            sampler.update_priorities(tensors.row_keys, torch.full((8,), 0.5))
+            sampler.update_priorities(tensors, torch.full((8,), 0.5))
         sampler.flush(timeout_s=10)
         assert sampler.updated >= 10
         assert sampler.stale == 0
-        assert next(sampler).batch.beta > 0.0  # it goes on after a flush
+        assert next(sampler).beta > 0.0  # it goes on after a flush
 
 
 def test_its_updates_are_in_force_for_the_draws_after_them(table: Table) -> None:
@@ -70,7 +74,7 @@ def test_its_updates_are_in_force_for_the_draws_after_them(table: Table) -> None
         next(sampler)
         sampler.update_priorities(np.arange(20), np.r_[np.full(19, 0.0), 5.0])
         late = [next(sampler) for _ in range(3)][-1]
-    assert (late.batch.probabilities[late.row_keys == 19] > 0.99).all()
+    assert (late.probabilities[late.row_keys == 19] > 0.99).all()
     assert (late.row_keys == 19).sum() >= 7
 
 
@@ -79,7 +83,7 @@ def test_its_errors_come_with_the_next_batch(table: Table, client: ReplayClient)
         with pytest.raises(TableEmptyError):
             next(sampler)
         table.insert(rows(range(20)))
-        assert len(next(sampler)) == 8
+        assert next(sampler).batch_size == 8
         with pytest.raises(InvalidArgumentError, match="priorities"):
             sampler.update_priorities([1], [float("nan")])
     with pytest.raises(ClosedError):
@@ -96,6 +100,37 @@ def test_its_thread_ends_with_it(table: Table) -> None:
     assert "replay-to-device" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_it_has_all_that_a_sampler_of_arrays_has(table: Table) -> None:
+    with table.sampler(8, beta=0.4) as arrays, table.sampler(8, beta=0.4, device="cpu") as tensors:
+        for name in [name for name in dir(arrays) if not name.startswith("_")]:
+            of_arrays = getattr(type(arrays), name, None)
+            if callable(of_arrays):
+                assert signature(getattr(type(tensors), name)) == signature(of_arrays)
+                continue
+            assert getattr(tensors, name) == getattr(arrays, name)
+            if getattr(of_arrays, "fset", None) is not None:
+                setattr(tensors, name, getattr(arrays, name) + 1)
+                assert getattr(tensors, name) == getattr(arrays, name) + 1
+
+
+def signature(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """Names, kinds and defaults of what a function takes."""
+    return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
+
+
+def test_its_prefetch_may_be_set_and_is_seen_in_what_is_in_flight(table: Table) -> None:
+    table.insert(rows(range(20)))
+    with table.sampler(8, beta=0.4, prefetch=1, device="cpu") as sampler:
+        assert sampler.in_flight == 0
+        sampler.prefetch = 5
+        next(sampler)
+        wait_until(lambda: sampler.in_flight == 5, "four batches are on their way, and one is on the device")
+        with pytest.raises(InvalidArgumentError, match="prefetch: expected at least 1, got 0"):
+            sampler.prefetch = 0
+        sampler.flush(timeout_s=10)
+        assert sampler.in_flight == 5
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_a_sampler_puts_batches_on_a_gpu(table: Table) -> None:
     table.insert(rows(range(20)))
@@ -103,5 +138,5 @@ def test_a_sampler_puts_batches_on_a_gpu(table: Table) -> None:
         for _ in range(5):
             tensors = next(sampler)
             assert tensors["obs"].device.type == "cuda"
-            np.testing.assert_array_equal(tensors["obs"].cpu().numpy(), tensors.batch["obs"])
-            sampler.update_priorities(tensors.row_keys, tensors.weights)
+            assert_whole({name: tensor.cpu().numpy() for name, tensor in tensors.items()})
+            sampler.update_priorities(tensors, tensors.weights)

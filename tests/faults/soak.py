@@ -135,7 +135,7 @@ class Load:
             while True:
                 with self.latencies.timed("step"):
                     batch = next(sampler)
-                    sampler.update_priorities(batch.row_keys, self._rng.random(BATCH))
+                    sampler.update_priorities(batch, self._rng.random(BATCH))
                 yield
 
     def _call(self, client: ReplayClient) -> Iterator[None]:
@@ -146,8 +146,8 @@ class Load:
                 with self.latencies.timed("insert"):
                     table.insert(_rows(BATCH))
                 batch = over_wire.sample(BATCH, beta=0.4)
-                table.update_priorities(batch.row_keys, np.ones(BATCH))
-                assert len(table.read(batch.row_keys)) <= BATCH
+                table.update_priorities(batch, np.ones(BATCH))
+                assert table.read(batch).batch_size <= BATCH
                 table.sample(BATCH, beta=1.0)
                 with self.latencies.timed("stats"):
                     client.stats()

@@ -58,7 +58,7 @@ def learn(table: Table, stop: threading.Event) -> int:
     with table.sampler(16, beta=0.4, timeout_s=20.0, reconnect_timeout_s=30.0) as sampler:
         for steps, batch in enumerate(sampler):
             assert_whole(batch.columns)
-            sampler.update_priorities(batch.row_keys, np.ones(len(batch.row_keys)))
+            sampler.update_priorities(batch, np.ones(len(batch.row_keys)))
             if stop.is_set():
                 return steps
     raise AssertionError("a sampler has no end")

@@ -19,6 +19,8 @@ REQUIRED = [
     *metadata()["build-system"]["requires"],
     "pip",
 ]
+INTEGRATIONS = metadata()["dependency-groups"]["integrations"]
+"""Not in every environment that is developed in: tests of what is missing are skipped."""
 
 
 def test_all_that_is_needed_is_pinned_and_has_that_version_here() -> None:
@@ -27,7 +29,7 @@ def test_all_that_is_needed_is_pinned_and_has_that_version_here() -> None:
     assert installed == {name: pinned().get(name, "not pinned") for name in installed}
 
 
-@pytest.mark.parametrize("requirement", [Requirement(line) for line in REQUIRED], ids=str)
+@pytest.mark.parametrize("requirement", [Requirement(line) for line in [*REQUIRED, *INTEGRATIONS]], ids=str)
 def test_what_is_pinned_satisfies_what_is_required(requirement: Requirement) -> None:
     assert requirement.specifier.contains(pinned()[requirement.name.lower()])
 

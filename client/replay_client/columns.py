@@ -1,0 +1,92 @@
+"""Rows as a mapping of their columns: what a batch, a batch of tensors and rows read by key have in common.
+
+    dict(batch)             # {"obs/camera": array, "obs/speed": array, "action": array}
+    batch["obs"]            # {"camera": array, "speed": array}
+    table.insert(rows)      # into another table
+
+Iterating, `len` and `items()` know the columns by their own names; ``[]``, `get` and ``in`` also know the name of a
+nested observation, as pandas does with columns of several levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.schema import SEPARATOR
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Columns(Mapping[str, T_co]):
+    """Columns of some rows by name.
+
+    A column may have any name, that of an attribute too: ``[]`` always finds it. Two objects of this type are equal
+    only if they are the same one, because arrays have no single answer to ``==``.
+    """
+
+    row_keys: NDArray[np.int64]
+    """int64[n]: key of each row."""
+    columns: Mapping[str, T_co]
+    """By column, in the order of the schema: ``dtype[n, *shape]``."""
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows; `len` counts the columns."""
+        return len(self.row_keys)
+
+    def __getitem__(self, name: str) -> Any:
+        """A column; for the name of a nested observation, a dict of its parts, nested as their names are.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        column = self.columns.get(name)
+        return self._nested(name) if column is None else column
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the columns, in the order of the schema."""
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        """Number of columns."""
+        return len(self.columns)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same object; to compare values, compare columns."""
+        return self is other
+
+    def __hash__(self) -> int:
+        """That of the object."""
+        return object.__hash__(self)
+
+    def __repr__(self) -> str:
+        """How many rows of which columns."""
+        columns = ", ".join(f"{name}: {_described(column)}" for name, column in self.columns.items())
+        return f"<{type(self).__name__} of {self.batch_size} rows, {columns}>"
+
+    def _nested(self, name: str) -> dict[str, Any]:
+        prefix = f"{name}{SEPARATOR}"
+        nested: dict[str, Any] = {}
+        for path, column in self.columns.items():
+            if path.startswith(prefix):
+                *outer, last = path[len(prefix) :].split(SEPARATOR)
+                place = nested
+                for part in outer:
+                    place = place.setdefault(part, {})
+                place[last] = column
+        if not nested:
+            raise KeyError(f"{name}; the columns are {', '.join(self.columns)}")
+        return nested
+
+
+BatchOrKeys: TypeAlias = Columns[Any] | ArrayLike
+"""A batch (or rows, or tensors of one), or int64[n]: keys of rows."""
+
+
+def _described(column: Any) -> str:
+    """Dtype and shape, such as ``float32[256,4]``, of whatever kind of array it is."""
+    dtype = str(getattr(column, "dtype", type(column).__name__)).removeprefix("torch.")
+    return f"{dtype}[{','.join(map(str, getattr(column, 'shape', ())))}]"

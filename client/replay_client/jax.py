@@ -1,0 +1,139 @@
+"""Batches as pytrees of JAX. The only module here that imports jax; importing it is all there is to do.
+
+    import replay_client.jax
+
+    batch = jax.tree.map(jnp.asarray, next(sampler))      # a Batch of JAX arrays
+    td_errors = step(params, batch)                       # a jitted function takes it, and is compiled once
+    sampler.update_priorities(batch, abs(td_errors))
+
+Leaves are the columns, and beside them what there is for each row: probabilities and weights, or priorities, and the
+keys. So whatever is done to all leaves (a slice, a permutation, a stack of batches) is done to the keys as well.
+JAX cuts integers to 32 bits unless told otherwise, and keys need all 64. So their leaf holds each as two halves,
+``uint32[n, 2]``, and `row_keys` is a `Wide`, which `update_priorities` and `numpy.asarray` put together again.
+
+What there is once for a batch (`beta`, `size`, `inserted`, ...) is no leaf. Inside a function that JAX traces, and in
+what such a function returns, it is unknown: None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import jax
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from replay_client.batch import Batch, Rows
+
+_HALF: Final = np.dtype("<u4")
+
+
+class Wide:
+    """64-bit integers as a leaf that JAX does not cut: ``np.asarray(wide)`` is the array of them."""
+
+    def __init__(self, halves: Any, dtype: np.dtype[Any]) -> None:
+        """Keep them.
+
+        Args:
+            halves: uint32[n, 2], of any library: the lower half of each, and the upper.
+            dtype: int64 or uint64.
+        """
+        self.halves = halves
+        self.dtype = dtype
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """The integers.
+
+        Raises:
+            TypeError: what was done to all leaves left no halves of integers.
+        """
+        if not self.is_whole:
+            raise TypeError("these keys went through arithmetic; hand over the batch as it was drawn")
+        whole: NDArray[Any] = np.ascontiguousarray(np.asarray(self.halves)).view(self.dtype)[..., 0]
+        return whole if dtype is None else whole.astype(dtype)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it still holds halves of integers."""
+        return getattr(self.halves, "dtype", None) == _HALF and np.shape(self.halves)[-1:] == (2,)
+
+    def __len__(self) -> int:
+        """How many."""
+        shape = np.shape(self.halves)
+        return shape[0] if shape else 0
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a type is taken apart: its columns, and then these attributes."""
+
+    made: type[Any]
+    plain: tuple[str, ...]
+    """Leaves as they are."""
+    wide: Mapping[str, str]
+    """64-bit integers, which are leaves in halves, and their dtypes."""
+    facts: tuple[str, ...] = ()
+    """What there is once for all rows."""
+
+
+_KINDS: Final = (
+    _Kind(
+        Batch,
+        plain=("probabilities", "weights"),
+        wide={"row_keys": "<i8"},
+        facts=("beta", "size", "total_mass", "smallest_probability", "inserted"),
+    ),
+    _Kind(Rows, plain=("priorities",), wide={"row_keys": "<i8", "streams": "<u8", "episodes": "<u8"}),
+)
+
+
+class _Structure:
+    """What is no leaf. JAX compiles a function once for all that are equal, so facts of one batch do not count."""
+
+    def __init__(self, names: tuple[str, ...], facts: Mapping[str, Any]) -> None:
+        self.names = names
+        self.facts = facts
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Structure) and self.names == other.names
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+
+def _taken_apart(kind: _Kind, rows: Any) -> tuple[list[Any], _Structure]:
+    leaves = [*rows.values(), *(getattr(rows, name) for name in kind.plain)]
+    leaves += [_halves(getattr(rows, name)) for name in kind.wide]
+    return leaves, _Structure(tuple(rows), {name: getattr(rows, name) for name in kind.facts})
+
+
+def _put_together(kind: _Kind, structure: _Structure, given: Iterable[Any]) -> Any:
+    leaves = list(given)
+    is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    rest = iter(leaves)
+    return kind.made(
+        columns={name: next(rest) for name in structure.names},
+        **{name: next(rest) for name in kind.plain},
+        **{name: _whole(next(rest), np.dtype(dtype)) for name, dtype in kind.wide.items()},
+        **(dict.fromkeys(kind.facts) if is_traced else structure.facts),
+    )
+
+
+def _halves(values: Any) -> Any:
+    """The leaf of 64-bit integers."""
+    if isinstance(values, Wide):
+        return values.halves
+    return np.ascontiguousarray(values)[..., None].view(_HALF)
+
+
+def _whole(leaf: Any, dtype: np.dtype[Any]) -> Any:
+    """The integers of a leaf; those of a NumPy array at once."""
+    wide = Wide(leaf, dtype)
+    return np.asarray(wide) if isinstance(leaf, np.ndarray) and wide.is_whole else wide
+
+
+for _kind in _KINDS:
+    jax.tree_util.register_pytree_node(_kind.made, partial(_taken_apart, _kind), partial(_put_together, _kind))
