@@ -48,7 +48,7 @@ def nested(new_table: Callable[..., Table]) -> Table:
 def given(nested: Table, request: pytest.FixtureRequest) -> Columns[Any]:
     """8 rows in each form that there is."""
     batch = nested.sample(8, beta=0.4)
-    return {"batch": batch, "tensors": to_torch(batch), "rows": nested.read(batch)}[request.param]
+    return {"batch": batch, "tensors": to_torch(batch), "rows": nested.read(batch.row_keys)}[request.param]
 
 
 def test_it_is_a_mapping_of_its_columns(given: Columns[Any]) -> None:
@@ -199,7 +199,7 @@ def test_batches_pass_through_the_workers_of_a_data_loader(nested: Table) -> Non
 def test_a_tensordict_takes_it(nested: Table, kind: str) -> None:
     tensordict = pytest.importorskip("tensordict")
     batch = nested.sample(8, beta=0.4)
-    given = {"batch": batch, "tensors": to_torch(batch), "rows": nested.read(batch)}[kind]
+    given = {"batch": batch, "tensors": to_torch(batch), "rows": nested.read(batch.row_keys)}[kind]
     made = tensordict.TensorDict(given, batch_size=given.batch_size)
     assert set(made.keys()) == set(NAMES)
     np.testing.assert_array_equal(made.unflatten_keys("/")["obs", "joints", "arm"].numpy(), batch["obs/joints/arm"])
@@ -215,7 +215,7 @@ def test_a_tensordict_is_rows(nested: Table, new_table: Callable[..., Table]) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_priorities_are_set_by_the_batch_itself(nested: Table, kind: str) -> None:
     batch = nested.sample(8, beta=0.4)
-    given = {"batch": batch, "tensors": to_torch(batch), "rows": nested.read(batch)}[kind]
+    given = {"batch": batch, "tensors": to_torch(batch), "rows": nested.read(batch.row_keys)}[kind]
     assert isinstance(given, Batch | TensorBatch | Rows)
     result = nested.update_priorities(given, np.full(8, 3.5))
     assert (result.updated, result.stale) == (len(set(batch.row_keys.tolist())), 0)
