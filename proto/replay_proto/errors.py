@@ -53,12 +53,13 @@ class InvalidArgumentError(ReplayError, ValueError):
 
     @classmethod
     def of_field(cls, field: str, expected: str, got: str) -> InvalidArgumentError:
-        """Name the field and both sides of the difference; see `FieldError`."""
-        return FieldError(field, expected, got)
+        """Name the field and both sides of the difference."""
+        metadata = {"field": field, "expected": expected, "got": got}
+        return cls(f"{field}: expected {expected}, got {got}", reason="INVALID_FIELD", metadata=metadata)
 
 
 class FieldError(InvalidArgumentError):
-    """A value that was found unusable before it was sent: which field, what was expected, what came."""
+    """What both ends raise for a value that cannot be used: which field, what was expected, what came."""
 
     def __init__(self, field: str, expected: str, got: str) -> None:
         """Name the field and both sides of the difference.
@@ -68,11 +69,8 @@ class FieldError(InvalidArgumentError):
             expected: what would have been accepted.
             got: what came instead.
         """
-        super().__init__(
-            f"{field}: expected {expected}, got {got}",
-            reason="INVALID_FIELD",
-            metadata={"field": field, "expected": expected, "got": got},
-        )
+        error = InvalidArgumentError.of_field(field, expected, got)
+        super().__init__(error.message, reason=error.reason, metadata=error.metadata)
         self.field = field
         self.expected = expected
         self.got = got
