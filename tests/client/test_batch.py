@@ -222,5 +222,5 @@ def test_priorities_are_set_by_the_batch_itself(nested: Table, kind: str) -> Non
     assert set(nested.read(given).priorities.tolist()) == {3.5}
     with nested.sampler(8, beta=0.4) as sampler:
         sampler.update_priorities(given, torch.full((8,), 4.5))
-        sampler.flush(10)
+        sampler.flush(timeout_s=10)
     assert set(nested.read(given).priorities.tolist()) == {4.5}

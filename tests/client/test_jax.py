@@ -95,7 +95,7 @@ def test_priorities_are_set_by_a_batch_of_jax_arrays(table: Table, batch: Batch)
         assert set(table.read(made).priorities.tolist()) == {2.5}
     with table.sampler(4, beta=0.4) as sampler:
         sampler.update_priorities(made, jnp.full(8, 3.5))
-        sampler.flush(10)
+        sampler.flush(timeout_s=10)
     assert set(table.read(made).priorities.tolist()) == {3.5}
 
 
