@@ -19,6 +19,7 @@ def start_module(
     *,
     pipe_output: bool,
     environment: Mapping[str, str] | None = None,
+    keep_open: Sequence[int] = (),
 ) -> subprocess.Popen[str]:
     """Run ``python -m module`` with its log in a file.
 
@@ -31,6 +32,7 @@ def start_module(
         log_path: file that its standard error is appended to.
         pipe_output: whether its standard output can be read; it goes to the log otherwise.
         environment: its variables; None: those of this process.
+        keep_open: file descriptors that it inherits, and so holds until it ends.
     """
     with log_path.open("a") as log_file:
         return subprocess.Popen(
@@ -41,6 +43,7 @@ def start_module(
             text=True,
             start_new_session=True,
             env=environment,
+            pass_fds=keep_open,
         )
 
 

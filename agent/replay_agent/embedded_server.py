@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from replay_agent.child_process import log_tail, start_module, stop
@@ -22,22 +23,33 @@ class EmbeddedServerError(RuntimeError):
 class EmbeddedServer:
     """Runs ``replay-server`` on a free port of the loopback interface for as long as this process lives."""
 
-    def __init__(self, log_path: Path, start_timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        log_path: Path,
+        *,
+        data_dir: Path | None = None,
+        keep_open: Sequence[int] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         """Start the server and wait until it is ready to serve.
 
         Args:
             log_path: file for its log.
+            data_dir: directory that its tables are kept in; None: in memory, for as long as it lives.
+            keep_open: file descriptors that it holds until it ends.
             start_timeout_s: how long to wait, in seconds.
 
         Raises:
             EmbeddedServerError: it did not get ready; the message ends with its log.
         """
         self._log_path = log_path
+        tables = [] if data_dir is None else ["--data-dir", str(data_dir)]
         self._process = start_module(
             "replay_server",
-            ["--host", "127.0.0.1", "--port", "0", "--exit-with-parent"],
+            ["--host", "127.0.0.1", "--port", "0", "--exit-with-parent", *tables],
             log_path,
             pipe_output=True,
+            keep_open=keep_open,
         )
         try:
             self.address = self._wait_for_address(start_timeout_s)

@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TableCount:
+    """How far a table is.
+
+    Attributes:
+        inserted: rows that it ever received.
+        size: rows that it has, or had before it was full.
+    """
+
+    inserted: int
+    size: int
 
 
 class Pacer:
@@ -58,11 +72,30 @@ class Pacer:
         """Gradient steps that are due."""
         return self._credit_before + self._credited_steps * self._ratio - self._updates
 
+    @property
+    def table_count(self) -> TableCount:
+        """How far the table is by the steps counted so far."""
+        steps = self._steps_since_start
+        return TableCount(self._inserted_at_start + steps, self._size_at_start + steps)
+
     def restart(self, env_steps: int, credit: float) -> None:
         """Go on with the counts of an earlier run; the table stays as it was attached."""
         self._env_steps = self._steps_before = env_steps
         self._credit_before = credit
         self._credited_steps = self._updates = 0
+
+    def catch_up(self, counted: TableCount, inserted: int, size: int) -> None:
+        """Count the rows that the attached table received after an earlier run last counted them.
+
+        Args:
+            counted: `table_count` of that run.
+            inserted: rows that the table ever received.
+            size: rows that it has.
+        """
+        # Steps whose rows were not complete, or not sent, are counted although the table never got them.
+        self.attach(min(counted.inserted, inserted), counted.size)
+        self.observe_inserted(inserted)
+        self.attach(inserted, size)
 
     def grant(self, steps: int) -> int:
         """How many of the ``steps`` that an actor asks for it may take: all, or none while actors are ahead."""

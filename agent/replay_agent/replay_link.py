@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 TABLE_LOST = (TableNotFoundError, TableReplacedError)
 """What the client raises when the table is not the one that was made."""
 CLOSE_TIMEOUT_S = 5.0
+FLUSH_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,10 @@ class TableSpec:
                 **parameters,
             )
         except TableExistsError as error:
-            error.add_note(f"Choose another --table, or remove this one: replay drop {self.name}")
+            error.add_note(
+                "Resume with the settings that it was made with, choose another --table, or remove this one: "
+                f"replay drop {self.name}"
+            )
             raise
 
 
@@ -134,6 +138,10 @@ class ReplayLink(Protocol):
         """Set priorities float32[batch] of the rows ``keys`` int64[batch]."""
         ...
 
+    def flush(self) -> None:
+        """Wait for some seconds until the table has every row appended so far; give up quietly."""
+        ...
+
     def close(self) -> None:
         """Send what is left, as far as the table is still there."""
         ...
@@ -176,6 +184,12 @@ class PipelinedReplay:
         """The update rides on the next request for a batch."""
         if self._sampler is not None:
             self._sampler.update_priorities(keys, priorities)
+
+    def flush(self) -> None:
+        """Wait for the writer."""
+        if self._writer is not None:
+            with suppress(ReplayError):
+                self._writer.flush(FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
         """Flush and end both streams."""
@@ -232,6 +246,9 @@ class LockstepReplay:
     def write_back(self, keys: NDArray[np.int64], priorities: NDArray[np.float32]) -> None:
         """Set the priorities."""
         self._table.update_priorities(keys, priorities)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
     def close(self) -> None:
         """Nothing is held back."""

@@ -8,7 +8,7 @@ import time
 from replay_client import ReplayClient, ReplayError
 
 from replay_agent.environments import EnvironmentInfo
-from replay_agent.pacing import Pacer
+from replay_agent.pacing import Pacer, TableCount
 from replay_agent.replay_link import DrawSettings, ReplayLink, TableSpec, link_factory
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,25 @@ class RunTable:
             self._pacer.attach(description.inserted, description.size)
             self._link = link_factory(lockstep=self._lockstep)(table, self._draws)
         return self._link
+
+    @property
+    def uid(self) -> str | None:
+        """Tells the table from others of its name; None if there is none just now."""
+        return None if self._link is None else self._link.table.uid.hex()
+
+    def catch_up(self, counted: TableCount) -> None:
+        """Have the pacer count what the table received since an earlier run counted.
+
+        Raises:
+            ReplayError: one of `TABLE_LOST` or another failure.
+        """
+        description = self.link().table.describe()
+        self._pacer.catch_up(counted, description.inserted, description.size)
+
+    def flush(self) -> None:
+        """Wait for some seconds until the table has every row appended so far; give up quietly."""
+        if self._link is not None:
+            self._link.flush()
 
     def lose(self, error: Exception) -> None:
         """The table is not there any more: the next `link` is to another one."""

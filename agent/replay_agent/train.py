@@ -96,7 +96,9 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
     limit_threads(settings.threads, kind)
     run = open_run_directory(settings)
     with ExitStack() as stack:
-        embedded = None if settings.server else _embedded_server(run, stack)
+        lock = stack.enter_context(run.locked())
+        run.begin(settings)
+        embedded = None if settings.server else _embedded_server(run, lock, stack)
         address = settings.server or (embedded.address if embedded else "")
         # A server of our own is reached from this machine only, without TLS.
         tls = None if embedded else Tls.from_environment()
@@ -218,9 +220,10 @@ def _evaluation(settings: TrainSettings, trainer: Trainer) -> EvaluationSummary 
         return None
 
 
-def _embedded_server(run: RunDirectory, stack: ExitStack) -> EmbeddedServer:
+def _embedded_server(run: RunDirectory, lock: int, stack: ExitStack) -> EmbeddedServer:
+    """A server whose tables lie in the run's directory, where a resumed run finds them."""
     log.info("starting a replay server")
-    server = EmbeddedServer(run.logs / "server.log")
+    server = EmbeddedServer(run.logs / "server.log", data_dir=run.replay, keep_open=[lock])
     stack.callback(server.close)
     return server
 

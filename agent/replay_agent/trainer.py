@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from enum import StrEnum
+from typing import Any
 
 import torch
 from replay_client import Batch, InvalidArgumentError, ReplayClient
@@ -21,7 +23,7 @@ from replay_agent.history import History
 from replay_agent.learner import Learner, LearnerConfig, TransitionBatch
 from replay_agent.metrics import MetricsLog
 from replay_agent.networks import NetworkKind, NetworkSpec, QNetwork, default_hidden_sizes, network_kind
-from replay_agent.pacing import Pacer
+from replay_agent.pacing import Pacer, TableCount
 from replay_agent.progress import ProgressView
 from replay_agent.replay_link import TABLE_LOST, DrawSettings, ReplayLink, TableSpec
 from replay_agent.run_directory import RunDirectory
@@ -105,7 +107,7 @@ class Trainer:
         self._stop = stop
         self._metrics = metrics
         self._device = device
-        self._seeds = RunSeeds(settings.seed, run.count_start())
+        self._seeds = RunSeeds(settings.seed, run.earlier_starts)
         torch.manual_seed(self._seeds.network)
         spec = network_spec(settings, env)
         self.learner = Learner(spec, _learner_config(settings), device)
@@ -143,6 +145,7 @@ class Trainer:
         checkpoint = load_latest(self._run.checkpoints, self.learner)
         state = checkpoint.state
         self.pacer.restart(state["env_steps"], state["credit"])
+        self._find_table_again(state["table"])
         self.history = History.from_json(state["history"])
         self.selector.best_mean, self.selector.best_weights = state["best_mean"], checkpoint.best_weights
         self.training_s = state["training_s"]
@@ -186,6 +189,7 @@ class Trainer:
             DivergedError: a number of the learner is not finite; the checkpoints there are stay as they are.
         """
         require_finite(self.learner)
+        self.table.flush()  # Steps that the checkpoint counts are in the table, even if this process is killed next.
         keep = self._settings.keep_checkpoints
         replay_checkpoint = None
         if self._settings.replay_checkpoints and self.pacer.env_steps:
@@ -195,6 +199,7 @@ class Trainer:
             "replay_checkpoint": replay_checkpoint,
             "env_steps": self.pacer.env_steps,
             "credit": self.pacer.credit,
+            "table": {"uid": self.table.uid, **asdict(self.pacer.table_count)},
             "best_mean": self.selector.best_mean,
             "history": self.history.to_json(),
             "training_s": self.training_s,
@@ -250,6 +255,17 @@ class Trainer:
             updates_per_s=shown.update_rate.per_second(self.learner.updates),
             note=shown.note,
         )
+
+    def _find_table_again(self, saved: Mapping[str, Any]) -> None:
+        """Go on with the table as it was left, as far as it is still there."""
+        if saved["uid"] != self.table.uid:
+            log.warning(
+                "the run's table is not there any more: learning goes on once a new one has %d rows",
+                self._settings.learning_starts,
+            )
+        elif self._settings.table is None:
+            # Of a table with a name of its own others may have made use meanwhile; this one is ours alone.
+            self.table.catch_up(TableCount(saved["inserted"], saved["size"]))
 
     def _ending(self) -> Ending | None:
         if self._stop.is_set():

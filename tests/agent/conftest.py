@@ -39,9 +39,11 @@ def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings
         def make(stop: StopRequest | None = None, metrics: MetricsLog | None = None, **given: Any) -> Trainer:
             settings = settings_of(**{"server": server.address, **given})
             client = stack.enter_context(ReplayClient(settings.server or ""))
+            run = open_run_directory(settings)
+            run.begin(settings)
             trainer = Trainer(
                 settings,
-                open_run_directory(settings),
+                run,
                 inspect_environment(settings.env),
                 client,
                 stop or StopRequest(),

@@ -113,6 +113,31 @@ def test_rows_that_a_table_has_already_are_not_steps_of_this_run() -> None:
     assert learn_all(pacer) == 3
 
 
+def test_rows_that_came_after_the_last_checkpoint_are_steps_and_bring_the_credit_they_would_have_brought() -> None:
+    earlier = Pacer(ratio=0.5, learning_starts=100, lead_steps=10)
+    earlier.observe_inserted(80)
+    resumed = Pacer(ratio=0.5, learning_starts=100, lead_steps=10)
+    resumed.attach(inserted=180, size=150)
+    resumed.restart(earlier.env_steps, earlier.credit)
+    resumed.catch_up(earlier.table_count, inserted=180, size=150)
+    assert (resumed.env_steps, resumed.credit) == (180, 81 * 0.5)
+    resumed.count_own_step()
+    assert (resumed.env_steps, resumed.credit) == (181, 82 * 0.5)
+
+
+def test_own_steps_whose_rows_the_table_never_got_are_not_counted_twice() -> None:
+    earlier = Pacer(ratio=1.0, learning_starts=1, lead_steps=10)
+    for _ in range(50):
+        earlier.count_own_step()
+    resumed = Pacer(ratio=1.0, learning_starts=1, lead_steps=10)
+    resumed.attach(inserted=48, size=48)  # the last two were not complete
+    resumed.restart(earlier.env_steps, earlier.credit)
+    resumed.catch_up(earlier.table_count, inserted=48, size=48)
+    assert (resumed.env_steps, resumed.credit) == (50, 50.0)
+    resumed.observe_inserted(51)
+    assert (resumed.env_steps, resumed.credit) == (53, 53.0)
+
+
 def test_a_resumed_run_goes_on_counting() -> None:
     pacer = Pacer(ratio=1.0, learning_starts=10, lead_steps=10)
     pacer.attach(inserted=0, size=20)

@@ -9,21 +9,24 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-from replay_agent import actor_process, train
+from replay_agent import actor_process, run_directory, train
 from replay_agent.acting import FinishedEpisode
 from replay_agent.actor_pool import ActorPool, ActorsFailError
 from replay_agent.actor_process import run_actor
 from replay_agent.actor_settings import load_actor_settings
+from replay_agent.checkpoint import checkpoints
 from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.learner_client import LearnerUnavailableError
 from replay_agent.metrics import NoLog
 from replay_agent.progress import NoProgress
+from replay_agent.run_directory import RunDirectory, RunDirectoryError
 from replay_agent.signals import StopRequest
 from replay_agent.trainer import Ending, Trainer
 from replay_agent.weights_service import LearnerServer
@@ -224,36 +227,83 @@ def wait_for(lines: queue.Queue[str], part: str) -> None:
         seen.append(line)
 
 
-def test_ctrl_c_keeps_what_was_learned_and_a_resumed_run_comes_to_its_end(
-    train_command: list[str], tmp_path: Path
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio_when_it_is_resumed(
+    train_command: list[str], tmp_path: Path, end: signal.Signals
 ) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
     with subprocess.Popen(
-        train_command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*train_command, "--keep-table", "--checkpoint-interval-s", "0.2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         lines = lines_of(process)
         wait_for(lines, "learner at")
         wait_for(lines, "steps/s")
+        wait_until(lambda: steps_of(run) > 300)
         children = psutil.Process(process.pid).children()
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+        if end is signal.SIGINT:
+            os.killpg(process.pid, end)  # as a terminal does it
+        else:
+            process.kill()
         assert process.stdout is not None
         shown = process.stdout.read()
-        assert process.wait(PATIENCE_S) == 128 + signal.SIGINT
-    assert psutil.wait_procs(children, PATIENCE_S)[1] == []
-    assert "stopped" in shown
-    assert f"--resume {tmp_path / 'run'}" in shown
-    steps = json.loads((tmp_path / "run" / "result.json").read_text())["env_steps"]
+        assert process.wait(PATIENCE_S) == (128 + end if end is signal.SIGINT else -end)
+    # At once: where the trainer was killed, its server may not have noticed yet.
+    run.rename(moved)
+    saved = steps_of(moved)
+    if end is signal.SIGINT:
+        assert "stopped" in shown
+        assert f"--resume {run}" in shown
 
     resumed = subprocess.run(
-        [sys.executable, "-m", "replay_agent.train", "--resume", str(tmp_path / "run"), "--steps", str(steps + 200)],
+        [sys.executable, "-m", "replay_agent.train", "--resume", str(moved), "--steps", str(saved + 1_000)],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=2 * PATIENCE_S,
         check=False,
     )
     assert resumed.returncode == 0, resumed.stderr
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["env_steps"] == steps + 200
+    assert psutil.wait_procs(children, PATIENCE_S)[1] == []
+    result = json.loads((moved / "result.json").read_text())
+    steps = result["env_steps"]
+    assert steps >= saved + 1_000
+    assert result["updates"] == (steps - SHORT_RUN["learning_starts"] + 1) // 4
     assert result["evaluation"]["episodes"] == SHORT_RUN["evaluation_episodes"]
+    server = EmbeddedServer(tmp_path / "server.log", data_dir=moved / "replay")
+    with ReplayClient(server.address) as client:
+        rows = client.table("run").describe().inserted
+    server.close()
+    # Of each start, the steps at its end whose spans were not complete are missing.
+    assert steps - 2 * 3 < rows <= steps
+
+
+def steps_of(run: Path) -> int:
+    """Environment steps of the newest checkpoint."""
+    return max((int(path.name.removeprefix("step-")) for path in checkpoints(run / "checkpoints")), default=0)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Look again and again."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_run_in_use_is_not_resumed_beside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_directory, "IN_USE_TIMEOUT_S", 0.2)
+    run = RunDirectory(tmp_path)
+    with (
+        run.locked(),
+        pytest.raises(RunDirectoryError, match="in use by another replay-train"),
+        RunDirectory(tmp_path).locked(),
+    ):
+        pass
+    with RunDirectory(tmp_path).locked():
+        pass
 
 
 def test_settings_that_cannot_be_used_end_a_command_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundE
 from rich.console import Console
 
 from tests.agent.corridor import BEST_RETURN, CORRIDOR_ID, PICTURED_ID
-from tests.agent.short_runs import RECONNECT_TIMEOUT_S, Watcher
+from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher
 from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
@@ -176,6 +176,43 @@ def test_a_stopped_run_is_resumed_where_it_was(
         assert torch.equal(tensor, second.learner.online.state_dict()[name])
     assert second.train(NoProgress(), None) is Ending.STEPS_DONE
     assert second.pacer.env_steps == stopped_at + 300
+
+
+@pytest.mark.parametrize(("table", "counted"), [(None, 40), ("shared-by-runs", 0)])
+def test_rows_that_came_after_the_checkpoint_are_steps_of_the_run_where_the_table_is_its_own(
+    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path, table: str | None, counted: int
+) -> None:
+    first = make_trainer(name=f"counted-{counted}", table=table, steps=300)
+    first.train(NoProgress(), None)
+    first.save()
+    first.close()
+    credit = first.pacer.credit
+    with ReplayClient(server.address) as client:
+        rows = client.table(table or f"counted-{counted}")
+        drawn = rows.sample(40, 0.5)
+        rows.insert({name: drawn[name] for name in ("obs", "action", "reward", "discount", "next_obs")})
+    second = make_trainer(resume=tmp_path / "runs" / f"counted-{counted}")
+    second.resume()
+    pending = 2 if counted else 0  # counted as steps before their rows were complete
+    assert second.pacer.env_steps == 300 + max(0, counted - pending)
+    assert second.pacer.credit == credit + max(0, counted - pending) * SHORT_RUN["replay_ratio"]
+    assert second.pacer.may_learn
+
+
+def test_a_resumed_run_whose_table_is_gone_says_that_it_fills_a_new_one(
+    make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make_trainer(name="emptied", steps=300)
+    first.train(NoProgress(), None)
+    first.save()
+    first.close()
+    with ReplayClient(server.address) as client:
+        client.drop_table("emptied")
+    second = make_trainer(resume=tmp_path / "runs" / "emptied", steps=500)
+    second.resume()
+    assert "table is not there any more: learning goes on once a new one has 100 rows" in caplog.text
+    assert not second.pacer.may_learn
+    assert second.train(NoProgress(), None) is Ending.STEPS_DONE
 
 
 def test_actors_of_a_resumed_run_get_other_seeds_than_before(
