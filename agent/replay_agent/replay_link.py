@@ -189,7 +189,7 @@ class PipelinedReplay:
         """Wait for the writer."""
         if self._writer is not None:
             with suppress(ReplayError):
-                self._writer.flush(FLUSH_TIMEOUT_S)
+                self._writer.flush(timeout_s=FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
         """Flush and end both streams."""

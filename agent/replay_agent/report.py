@@ -49,7 +49,7 @@ class TrainingReport:
         env_steps: environment steps over all actors.
         updates: gradient steps.
         training_s: seconds of training, validation included.
-        best_validation: mean return of the chosen network over the validation seeds.
+        best_validation: mean return of the chosen network over all its validation episodes.
         evaluation: its last, greedy evaluation on seeds of its own; None if it was not played.
         run_dir: the directory of the run.
         curve: the picture of the learning curve.

@@ -149,11 +149,11 @@ class TrainSettings(CommandSettings):
     grant_steps: int = option(50, ACTING, "environment steps that an actor takes between two reports", ge=1)
 
     validate_interval: int = option(5_000, JUDGING, "environment steps between greedy validations", ge=1)
-    validation_episodes: int = option(20, JUDGING, "episodes of a validation", ge=1)
+    validation_episodes: int = option(20, JUDGING, "episodes of a validation, for the best network so far, too", ge=1)
     confirm_episodes: int = option(
         100,
         JUDGING,
-        "episodes, those of the validation among them, that decide whether a network is the best so far",
+        "episodes, those of the validation among them, over which a network has to be as good as the best so far",
         ge=1,
     )
     solved_return: float | None = option(

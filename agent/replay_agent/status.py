@@ -18,7 +18,7 @@ class Status:
         env_steps: environment steps over all actors.
         updates: gradient steps.
         recent_return: mean return of the last training episodes.
-        best_mean: mean return of the best network over the validation seeds.
+        best_mean: mean return of the best network over all its validation episodes.
         loss: smoothed weighted loss.
         grad_norm: smoothed length of the gradient before clipping.
         mean_value: smoothed mean value of the actions in batches.

@@ -147,7 +147,7 @@ class Trainer:
         self.pacer.restart(state["env_steps"], state["credit"])
         self._find_table_again(state["table"])
         self.history = History.from_json(state["history"])
-        self.selector.best_mean, self.selector.best_weights = state["best_mean"], checkpoint.best_weights
+        self.selector.restore(state["selection"], checkpoint.best_weights)
         self.training_s = state["training_s"]
         self._next_validation = state["next_validation"]
         self._weights.publish(self.learner.weights())
@@ -200,7 +200,7 @@ class Trainer:
             "env_steps": self.pacer.env_steps,
             "credit": self.pacer.credit,
             "table": {"uid": self.table.uid, **asdict(self.pacer.table_count)},
-            "best_mean": self.selector.best_mean,
+            "selection": self.selector.to_json(),
             "history": self.history.to_json(),
             "training_s": self.training_s,
             "next_validation": self._next_validation,
@@ -385,8 +385,12 @@ class Trainer:
     def _make_selector(self) -> NetworkSelector:
         settings = self._settings
         episodes = max(settings.confirm_episodes, settings.validation_episodes)
-        seeds = self._seeds.validation(0, episodes)
-        return NetworkSelector(self._evaluate, seeds, settings.validation_episodes, settings.solved_return)
+        return NetworkSelector(
+            self._evaluate,
+            lambda number: self._seeds.validation(number, episodes),
+            settings.validation_episodes,
+            settings.solved_return,
+        )
 
     def _make_actor(self) -> Actor:
         settings = self._settings

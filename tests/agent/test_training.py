@@ -24,7 +24,7 @@ from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundE
 from rich.console import Console
 
 from tests.agent.corridor import BEST_RETURN, CORRIDOR_ID, PICTURED_ID
-from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher
+from tests.agent.short_runs import RECONNECT_TIMEOUT_S, Watcher
 from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
@@ -189,13 +189,13 @@ def test_rows_that_came_after_the_checkpoint_are_steps_of_the_run_where_the_tabl
     credit = first.pacer.credit
     with ReplayClient(server.address) as client:
         rows = client.table(table or f"counted-{counted}")
-        drawn = rows.sample(40, 0.5)
+        drawn = rows.sample(40, beta=0.5)
         rows.insert({name: drawn[name] for name in ("obs", "action", "reward", "discount", "next_obs")})
     second = make_trainer(resume=tmp_path / "runs" / f"counted-{counted}")
     second.resume()
     pending = 2 if counted else 0  # counted as steps before their rows were complete
     assert second.pacer.env_steps == 300 + max(0, counted - pending)
-    assert second.pacer.credit == credit + max(0, counted - pending) * SHORT_RUN["replay_ratio"]
+    assert second.pacer.credit == credit + max(0, counted - pending) * 0.25
     assert second.pacer.may_learn
 
 
