@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from replay_proto.errors import FieldError
+from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
@@ -55,7 +56,7 @@ class TableDescription:
     @property
     def rows_per_insert(self) -> int:
         """Rows of one insert that is sure to be allowed sooner or later."""
-        fitting = self.slots - self.capacity
+        fitting = min(self.slots - self.capacity, MOST_ROWS_AT_ONCE)
         if self.backend == FIFO:
             fitting = min(fitting, self.capacity)
         if self.rate_limit is not None and self.rate_limit.largest_insert is not None:

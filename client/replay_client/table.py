@@ -41,10 +41,8 @@ from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
 if TYPE_CHECKING:
     from replay_client.torch import Device, TensorSampler
 
-INSERT_BYTES: Final = 64 << 20
-"""Rows of one request: more are inserted in several."""
-INSERT_ROWS: Final = 1 << 17
-"""Rows of one request in number: a server takes what its settings say at once."""
+INSERT_BYTES: Final = 4 << 20
+"""Rows of one request: more are inserted in several, so that the server can serve others in between."""
 _WAIT_MARGIN_S: Final = 5.0
 """How much longer we wait for an answer than the server waits for the table: the server gives up first and says why."""
 
@@ -442,7 +440,7 @@ class Table:
         return self._connection.call(method, request, timeout_s=left, margin_s=margin_s, repeat=True)
 
     def _rows_per_insert(self) -> int:
-        return max(1, min(INSERT_BYTES // self.schema.row_bytes, INSERT_ROWS, self._description.rows_per_insert))
+        return max(1, min(INSERT_BYTES // self.schema.row_bytes, self._description.rows_per_insert))
 
     def _insert_part(
         self,

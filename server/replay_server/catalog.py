@@ -155,6 +155,8 @@ class Catalog:
             table = self.find(name, uid)
             del self._tables[name]
             self.waiters.send_away(table, errors.table_not_found)
+            table.turns.refuse_all(errors.table_not_found(name))
+            await table.turns.ended()
             async with self.hold(table):
                 try:
                     hidden = table.directory.hide()
@@ -171,6 +173,11 @@ class Catalog:
         finally:
             await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
             del self._holds[table.uid]
+
+    async def inserts_ended(self) -> None:
+        """Return once no insert is under way. Their callers may have hung up."""
+        for table in list(self._tables.values()):
+            await table.turns.ended()
 
     def close(self) -> None:
         """Write durable tables to the disk and let go of all.

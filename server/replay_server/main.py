@@ -24,6 +24,7 @@ from replay_proto.errors import FieldError
 
 from replay_server import __version__
 from replay_server.access.caller import Authenticator
+from replay_server.allocation import keep_large_blocks
 from replay_server.catalog import Catalog, NotWrittenError
 from replay_server.checkpoint.manifest import DamagedCheckpointError
 from replay_server.checkpoint.reading import RestoreError, restore
@@ -79,6 +80,7 @@ def main() -> None:
     except ExposedError as error:
         _refuse_settings(str(error))
     _allow_many_files()
+    keep_large_blocks()
     try:
         uvloop.run(serve(settings))
     except (*REFUSALS_TO_START, NotWrittenError) as error:
@@ -158,6 +160,7 @@ async def serve(settings: ServerSettings) -> None:
         await server.stop(settings.drain_s)
     finally:
         try:
+            await catalog.inserts_ended()
             if checkpoints is not None:
                 await checkpoints.close()
             if syncer is not None:

@@ -94,8 +94,9 @@ class Syncer:
             log.info(
                 "table %s is stored anew: after a sync that failed, nothing is known to be on the disk", table.name
             )
-            for _ in directory.store_anew():
-                await asyncio.sleep(0)
+            async with directory.storing_beside:
+                for _ in directory.store_anew():
+                    await asyncio.sleep(0)
         await asyncio.to_thread(directory.sync, directory.sync_point())
 
 

@@ -1,17 +1,19 @@
 """A table: rows, priorities and the records of who inserted what, changed together.
 
 Everything here runs to its end on the server's event loop, so each operation is atomic and needs no
-lock. Requests have been checked before they come here, except for what only the table can know.
+lock; only `Table.reserve` and `Table.store` may run beside it. Requests have been checked before they come here,
+except for what only the table can know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
+from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.layout import HEADER_FILE
 
 from replay_server import errors
@@ -28,6 +30,7 @@ from replay_server.storage.power_loss import PRIORITIES_FILE
 from replay_server.storage.row_checksums import origin_word
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
 from replay_server.table_config import TableConfig
+from replay_server.turns import Turns
 from replay_server.updates import live_only, resolve_update
 
 FIRST_PRIORITY = 1.0
@@ -59,6 +62,20 @@ class NewRows:
     episode: int = 0
     """Episode within the stream."""
 
+    def parts(self, most: int) -> Iterator[NewRows]:
+        """The rows in parts of at most so many, in their order: views."""
+        if self.count <= most:
+            yield self
+            return
+        for start in range(0, self.count, most):
+            part = slice(start, min(start + most, self.count))
+            yield replace(
+                self,
+                columns={name: values[part] for name, values in self.columns.items()},
+                count=part.stop - part.start,
+                priorities=None if self.priorities is None else self.priorities[part],
+            )
+
 
 class Table:
     """A ring of rows that are drawn by priority."""
@@ -73,6 +90,8 @@ class Table:
         self.gate = make_gate(self.config, self._header)
         """What decides when rows may go out and come in; None: nothing does."""
         self._queue = self.gate if isinstance(self.gate, QueueGate) else None
+        self.turns = Turns()
+        """Whose turn it is to insert."""
         self._kept, self._times = self.config.most_live, self.config.times
         self._index = make_index(
             self.config.backend,
@@ -187,10 +206,10 @@ class Table:
         return stamp is not None and self.directory.writers.find(stamp.writer_id, stamp.sequence) is not None
 
     def insert(self, rows: NewRows, stamp: WriterStamp | None) -> range:
-        """Add rows, at once or, without a writer, in pieces that fit into the slack.
+        """Add rows, at once. `replay_server.inserting` does the same for many rows while others are served.
 
         Args:
-            rows: what to add; with a writer, at most `TableConfig.slack` rows.
+            rows: what to add; with a writer, at most `TableConfig.rows_at_once`.
             stamp: whose insert it is; None: nobody's, it cannot be repeated harmlessly.
 
         Returns:
@@ -199,50 +218,88 @@ class Table:
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD, WRITER_UNKNOWN, TOO_LARGE or NO_SPACE.
         """
-        if stamp is not None:
-            repeated = self.directory.writers.find(stamp.writer_id, stamp.sequence)
-            if repeated is not None:
-                self.repeated_inserts += 1
-                return range(repeated[0], repeated[0] + repeated[1])
-            if rows.count > self.config.slack:
-                raise errors.too_large(
-                    "rows of one insert with a writer", self.config.slack, rows.count, "slots - capacity of the table"
-                )
-        first = self.inserted
-        try:
-            self.directory.rows.reserve(first, rows.count)
-        except NoSpaceError:
-            raise errors.no_space(self.name) from None
-        priorities = rows.priorities
-        if priorities is None:
-            priorities = np.full(rows.count, self.largest_priority or FIRST_PRIORITY)
-        for start in range(0, rows.count, self.config.slack):
-            piece = slice(start, min(start + self.config.slack, rows.count))
-            columns = {name: values[piece] for name, values in rows.columns.items()}
-            self._insert_piece(columns, priorities[piece], (rows.stream, rows.episode), stamp)
-        self._clock.tick(self.inserted)
-        self.rows_inserted.add(rows.count)
+        repeated = self.find_repeat(rows.count, stamp)
+        if repeated is not None:
+            return repeated
+        first, priority = self.inserted, self.new_priority
+        self.reserve(rows.count)
+        for part in rows.parts(self.config.slack):
+            self.store(part, stamp)
+            self.commit(part, priority, stamp)
         return range(first, self.inserted)
 
-    def _insert_piece(
-        self,
-        columns: Mapping[str, Array],
-        priorities: NDArray[np.float64],
-        link: tuple[int, int],
-        stamp: WriterStamp | None,
-    ) -> None:
-        """Add rows that fit into the slack. A server killed at any line restarts with whole rows."""
-        first, count, oldest = self.inserted, len(priorities), self.oldest
-        self._header.write_horizon = first + count
-        self.directory.rows.write(first, columns, link)
+    def find_repeat(self, count: int, stamp: WriterStamp | None) -> range | None:
+        """The keys that an insert of so many rows got when it was applied; None if it is still to be applied.
+
+        Raises:
+            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD, WRITER_UNKNOWN or TOO_LARGE.
+        """
+        if stamp is None:
+            return None
+        repeated = self.directory.writers.find(stamp.writer_id, stamp.sequence)
+        if repeated is not None:
+            self.repeated_inserts += 1
+            return range(repeated[0], repeated[0] + repeated[1])
+        if count > self.config.rows_at_once:
+            raise errors.too_large(
+                "rows of one insert with a writer",
+                self.config.rows_at_once,
+                count,
+                f"slots - capacity of the table, and no more than {MOST_ROWS_AT_ONCE}",
+            )
+        return None
+
+    @property
+    def new_priority(self) -> float:
+        """Priority of new rows that come without one."""
+        return self.largest_priority or FIRST_PRIORITY
+
+    def reserve(self, count: int) -> None:
+        """Make sure that so many rows more can be stored; in any thread.
+
+        Raises:
+            RequestError: NO_SPACE; nothing has changed.
+        """
+        try:
+            self.directory.rows.reserve(self.inserted, count)
+        except NoSpaceError:
+            raise errors.no_space(self.name) from None
+
+    def store(self, rows: NewRows, stamp: WriterStamp | None) -> None:
+        """Store the rows that come next, for which there is space, into slots without a live row; in any thread.
+
+        Nothing else may insert until they are all committed. A server that is killed before forgets them.
+
+        Args:
+            rows: at most `TableConfig.slack`.
+            stamp: whose insert it is.
+        """
+        first = self.inserted
+        # Never back: what an insert that failed has left behind is not to be taken for a whole row.
+        self._header.write_horizon = max(self.write_horizon, first + rows.count)
+        self.directory.rows.write(first, rows.columns, (rows.stream, rows.episode))
         if self._checksums is not None:
-            self._checksums.seal(first, count, 0 if stamp is None else origin_word(stamp.writer_id, stamp.sequence))
-        self._index.write(np.arange(first, first + count), priorities)
+            origin = 0 if stamp is None else origin_word(stamp.writer_id, stamp.sequence)
+            self._checksums.seal(first, rows.count, origin)
+
+    def commit(self, rows: NewRows, priority: float, stamp: WriterStamp | None) -> None:
+        """Make stored rows live, and evict those that they replace.
+
+        Args:
+            rows: the next ones of those that were stored.
+            priority: of each, where they have none of their own.
+            stamp: whose insert it is, of which these are all rows.
+        """
+        first, oldest = self.inserted, self.oldest
+        priorities = np.full(rows.count, priority) if rows.priorities is None else rows.priorities
+        self._index.write(np.arange(first, first + rows.count), priorities)
         if stamp is not None:
-            self.directory.writers.store(stamp.writer_id, stamp.sequence, first, count)
-        self._header.store("inserted", first + count)
-        self.times_sampled.appear(count)
+            self.directory.writers.store(stamp.writer_id, stamp.sequence, first, rows.count)
+        self._header.store("inserted", first + rows.count)
+        self.times_sampled.appear(rows.count)
         self._forget(oldest, self.oldest)
+        self._clock.tick(self.inserted)
+        self.rows_inserted.add(rows.count)
 
     def draw(self, draw: Draw) -> DrawnBatch:
         """Draw rows by priority, with replacement; those of a queue by age, and once and for all.

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from replay_proto.errors import FieldError
+from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
@@ -77,6 +78,11 @@ class TableConfig:
     def slack(self) -> int:
         """Slots beyond the capacity, so that rows being written never overlap live ones."""
         return max(_MIN_SLACK, self.capacity // _SLACK_FRACTION)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that become live at once, at most; an insert with a writer has no more."""
+        return min(self.slack, MOST_ROWS_AT_ONCE)
 
     @property
     def slots(self) -> int:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from replay_server import errors
+from replay_server import errors, inserting
 from replay_server.errors import RequestError
-from replay_server.gates import WaitedFor
+from replay_server.gates import Gate, WaitedFor
+from replay_server.inserting import takes_long
 from replay_server.table import NewRows, Table, WriterStamp
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class _Insert:
 
     rows: NewRows
     stamp: WriterStamp | None
-    admitted: asyncio.Future[range]
+    admitted: asyncio.Future[range | Awaitable[range]]
 
 
 @dataclass
@@ -151,16 +152,23 @@ class Waiters:
             RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN
                 or TOO_LARGE.
         """
+        if table.turns.are_free:
+            inserted = self._insert(table, rows, stamp, wait_s)
+        else:
+            async with table.turns.mine():
+                inserted = self._insert(table, rows, stamp, wait_s)
+        return inserted if isinstance(inserted, range) else await inserted
+
+    def _insert(
+        self, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
+    ) -> range | Awaitable[range]:
+        """Insert rows, begin to, or get into line; what is returned is to be awaited at once."""
         gate = table.gate
         if gate is None or table.is_repeat(stamp):
-            keys = table.insert(rows, stamp)
-            self.changed(table)
-            return keys
+            return self._apply(table, rows, stamp)
         gate.check_insert(rows.count)
         if not self._has_line(table, "inserts") and gate.insert_allowed(rows.count):
-            keys = table.insert(rows, stamp)
-            self.changed(table)
-            return keys
+            return self._apply(table, rows, stamp)
         if wait_s == 0:
             raise errors.limited(table.name, gate.insert_lacks())
         size = rows.count * table.config.schema.row_bytes
@@ -171,19 +179,41 @@ class Waiters:
                 self._waiting_bytes + size,
                 "max_waiting_mb of the server",
             )
-        line = self._lines_of(table).inserts
         insert = _Insert(rows, stamp, asyncio.get_running_loop().create_future())
-        line.append(insert)
+        self._lines_of(table).inserts.append(insert)
         table.waiting_inserts += 1
         self._waiting_bytes += size
+        return self._inserted(table, gate, insert, size, wait_s)
+
+    async def _inserted(self, table: Table, gate: Gate, insert: _Insert, size: int, wait_s: float | None) -> range:
+        """Wait for the turn of an insert in line."""
+        line = self._lines_of(table).inserts
         try:
-            return await self._wait(table, insert.admitted, wait_s, gate.insert_lacks)
+            inserted = await self._wait(table, insert.admitted, wait_s, gate.insert_lacks)
         finally:
             table.waiting_inserts -= 1
             self._waiting_bytes -= size
             if insert in line:
                 line.remove(insert)
                 self.changed(table)
+        return inserted if isinstance(inserted, range) else await inserted
+
+    def _apply(self, table: Table, rows: NewRows, stamp: WriterStamp | None) -> range | Awaitable[range]:
+        """Insert rows that are allowed, or begin to where that takes long, and let others on."""
+        inserted = self._insert_or_begin(table, rows, stamp)
+        self.changed(table)
+        return inserted
+
+    def _insert_or_begin(self, table: Table, rows: NewRows, stamp: WriterStamp | None) -> range | Awaitable[range]:
+        if not takes_long(table, rows):
+            return table.insert(rows, stamp)
+
+        def changed() -> None:
+            self.changed(table)
+
+        begun = table.turns.begin(inserting.insert(table, rows, stamp, changed), changed)
+        # It goes on to its end if the caller hangs up.
+        return asyncio.shield(begun)
 
     def changed(self, table: Table) -> None:
         """Let those on who may go on now; call it when rows came or went, or were granted or given back."""
@@ -266,13 +296,13 @@ class Waiters:
     def _serve_inserts(self, table: Table, line: deque[_Insert]) -> bool:
         """Apply the inserts that came first, as far as they are allowed; whether there was one."""
         moved = False
-        while line:
+        while line and table.turns.under_way is None:
             insert = line[0]
             if not insert.admitted.done():
                 try:
                     if not _insert_allowed(table, insert):
                         return moved
-                    insert.admitted.set_result(table.insert(insert.rows, insert.stamp))
+                    insert.admitted.set_result(self._insert_or_begin(table, insert.rows, insert.stamp))
                 except Exception as error:
                     insert.admitted.set_exception(error)
                 moved = True

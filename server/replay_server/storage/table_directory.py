@@ -16,6 +16,7 @@ A directory gets its name last when it is made, and loses it first when it is re
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import secrets
@@ -82,6 +83,8 @@ class TableDirectory:
         self.writers = WriterRecords(folder, inserted=self.header.inserted, create=create)
         self._sync_points = SyncPoints(folder, create=create) if checked else None
         self._is_stored_anew = False
+        self.storing_beside = asyncio.Lock()
+        """Held by whoever stores rows in a worker thread, and against that by whoever calls `store_anew`."""
         if checked:
             self._erase_uncommitted()
 
