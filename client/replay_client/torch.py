@@ -35,7 +35,7 @@ from numpy.typing import ArrayLike, NDArray
 from replay_client.batch import Batch, Drawn
 from replay_client.columns import BatchOrKeys
 from replay_client.errors import ClosedError, DeadlineExceededError
-from replay_client.rows import checked_keys, checked_priorities
+from replay_client.rows import as_array, checked_keys, checked_priorities
 from replay_client.sampler import Sampler
 from replay_client.time_limits import left_s
 
@@ -88,6 +88,15 @@ def _on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
+@dataclass(frozen=True, eq=False)
+class _Computed:
+    """Priorities on a GPU."""
+
+    values: torch.Tensor
+    done: torch.cuda.Event
+    """Once it has happened, the values are there."""
+
+
 class TensorSampler:
     """A `Sampler` whose batches are tensors on a device before they are asked for. For one thread.
 
@@ -106,7 +115,7 @@ class TensorSampler:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._changed = threading.Condition()
         self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
-        self._updates: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = deque()
+        self._updates: deque[tuple[NDArray[np.int64], NDArray[np.float64] | _Computed]] = deque()
         self._moving = 0  # batches that are being put on the device: 0 or 1
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -177,15 +186,15 @@ class TensorSampler:
 
         Args:
             batch_or_keys: a batch, or int64[n]: keys of rows. Of a key given more than once, the last priority counts.
-            priorities: float64[n]: the absolute TD errors, finite; an array, or a tensor on any device, which is
-                waited for.
+            priorities: float64[n]: the absolute TD errors, finite; an array, or a tensor. One on the sampler's own GPU
+                is not waited for: if its values cannot be used, a later call says so.
 
         Raises:
             InvalidArgumentError: for anything else.
             ReplayError: an earlier request was refused.
         """
-        checked = checked_keys(batch_or_keys)
-        update = checked, checked_priorities(priorities, len(checked))
+        keys = checked_keys(batch_or_keys)
+        update = keys.copy(), self._taken(priorities, len(keys))  # the caller may go on using its arrays
         with self._changed:
             self._check()
             self._updates.append(update)
@@ -288,9 +297,28 @@ class TensorSampler:
         self._is_fetching = False
         self._changed.notify_all()
 
+    def _taken(self, priorities: ArrayLike, row_count: int) -> NDArray[np.float64] | _Computed:
+        """A copy of priorities, checked, unless the GPU may still be computing them."""
+        if self._stream is None or not isinstance(priorities, torch.Tensor) or priorities.device != self._stream.device:
+            return checked_priorities(priorities, row_count).copy()
+        with torch.cuda.device(self._stream.device):
+            values = priorities.detach().clone()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return _Computed(values, done)
+
     def _hand_over(self) -> None:
         while self._updates:
-            self._sampler.update_priorities(*self._updates.popleft())
+            keys, priorities = self._updates.popleft()
+            self._sampler.update_priorities(
+                keys, self._fetched(priorities) if isinstance(priorities, _Computed) else priorities
+            )
+
+    def _fetched(self, priorities: _Computed) -> NDArray[Any]:
+        assert self._stream is not None
+        self._stream.wait_event(priorities.done)
+        with torch.cuda.stream(self._stream):  # only this one is waited for
+            return as_array(priorities.values)
 
     def _to_device(self, batch: Batch) -> tuple[TensorBatch, torch.cuda.Event | None]:
         if self._stream is None:

@@ -78,6 +78,20 @@ def test_its_updates_are_in_force_for_the_draws_after_them(table: Table) -> None
     assert (late.row_keys == 19).sum() >= 7
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_arrays_handed_over_may_be_reused_at_once(table: Table, device: str | None) -> None:
+    keys = table.insert(rows(range(20)))
+    with table.sampler(8, beta=0.4, device=device) as sampler:
+        priorities, tensor = np.full(10, 0.25), torch.full((10,), 0.75, dtype=torch.float64)
+        first, second = keys[:10].copy(), keys[10:].copy()
+        sampler.update_priorities(first, priorities)
+        sampler.update_priorities(second, tensor)
+        for array in (priorities, tensor, first, second):
+            array[:] = 7
+        sampler.flush(timeout_s=10)
+    assert table.read(keys).priorities.tolist() == [0.25] * 10 + [0.75] * 10
+
+
 def test_its_errors_come_with_the_next_batch(table: Table, client: ReplayClient) -> None:
     with table.sampler(8, beta=0.4, device="cpu") as sampler:
         with pytest.raises(TableEmptyError):
@@ -133,6 +147,24 @@ def test_its_prefetch_may_be_set_and_is_seen_in_what_is_in_flight(table: Table) 
             sampler.prefetch = 0
         sampler.flush(timeout_s=10)
         assert sampler.in_flight == 5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_priorities_on_the_gpu_are_not_waited_for(table: Table) -> None:
+    keys = table.insert(rows(range(20)))
+    with table.sampler(8, beta=0.4, device="cuda") as sampler:
+        next(sampler)
+        torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]
+        priorities = torch.full((20,), 0.25, device="cuda", requires_grad=True)
+        sampler.update_priorities(keys, priorities)
+        assert not torch.cuda.current_stream().query()
+        with torch.no_grad():
+            priorities.fill_(7)
+        sampler.flush(timeout_s=30)
+        assert set(table.read(keys).priorities.tolist()) == {0.25}
+        sampler.update_priorities(keys, -priorities)
+        with pytest.raises(InvalidArgumentError, match=r"abs\(td_errors\)"):
+            sampler.flush(timeout_s=30)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
