@@ -6,8 +6,8 @@
     table = client.create_table("cartpole", columns={"obs": Column("float32", 4), ...}, capacity=1_000_000)
 
 Actors insert with `Table.insert` or `Table.writer`; learners draw with `Table.sample` or `Table.sampler` and send
-priorities back. Two modules stand beside it, because they need more than this package does:
-`replay_client.spaces` (columns of a Gymnasium space) and `replay_client.torch` (batches as tensors).
+priorities back. Three modules need more than this package does, and are imported by name: `replay_client.spaces`
+(columns of a Gymnasium space), `replay_client.torch` (batches as tensors) and `replay_client.jax` (batches as pytrees).
 """
 
 from replay_proto.schema import Column, Schema

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
+import numpy as np
 from replay_proto.v1 import replay_pb2
 
 from replay_client.errors import InvalidArgumentError
@@ -27,6 +28,7 @@ _DRAW_MODES: Final[Mapping[str, replay_pb2.DrawMode.ValueType]] = {
     "independent": replay_pb2.DRAW_MODE_INDEPENDENT,
 }
 
+_LIMIT: Final = 2**63
 _UNWEIGHTED: Final = ("uniform", "fifo")
 """Backends that draw every row with the same probability: all weights are 1."""
 
@@ -54,10 +56,7 @@ class DrawOptions:
         """
         _check_name("weight_norm", self.weight_norm, _WEIGHT_NORMS)
         _check_name("draw_mode", self.draw_mode, _DRAW_MODES)
-        try:
-            operator.index(self.batch_size)
-        except TypeError:
-            raise InvalidArgumentError.of_field("batch_size", "a whole number", repr(self.batch_size)) from None
+        checked_whole("batch_size", self.batch_size)
         _check_beta(self.beta)
 
     def with_beta(self, beta: float) -> DrawOptions:
@@ -71,8 +70,8 @@ class DrawOptions:
     @cached_property
     def _message(self) -> replay_pb2.Draw:
         return replay_pb2.Draw(
-            batch_size=self.batch_size,
-            beta=self.beta,
+            batch_size=operator.index(self.batch_size),
+            beta=float(self.beta),
             weight_norm=_WEIGHT_NORMS[self.weight_norm],
             draw_mode=_DRAW_MODES[self.draw_mode],
             wait_s=self.wait_s,
@@ -80,7 +79,7 @@ class DrawOptions:
 
 
 def _check_name(field: str, name: str, known: Mapping[str, object]) -> None:
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise InvalidArgumentError.of_field(field, " or ".join(map(repr, known)), repr(name))
 
 
@@ -97,10 +96,25 @@ def beta_for(backend: str, beta: float | None) -> float:
     raise InvalidArgumentError.of_field("beta", f"a number of at least 0, which draws of {backend!r} need", "none")
 
 
+def checked_whole(field: str, number: int) -> int:
+    """A whole number that the contract can hold; True and False are none.
+
+    Raises:
+        InvalidArgumentError: for anything else.
+    """
+    try:
+        whole = operator.index(number)
+        if not isinstance(number, bool) and abs(whole) < _LIMIT:
+            return whole
+    except TypeError:
+        pass
+    raise InvalidArgumentError.of_field(field, "a whole number below 2 ** 63", repr(number))
+
+
 def _check_beta(beta: float) -> None:
     try:
-        if math.isfinite(beta) and beta >= 0:
+        if np.ndim(beta) == 0 and math.isfinite(beta) and beta >= 0:
             return
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         pass
     raise InvalidArgumentError.of_field("beta", "a finite number of at least 0", repr(beta))

@@ -36,7 +36,7 @@ from replay_client.columns import BatchOrKeys
 from replay_client.connection import Connection
 from replay_client.data_path import DataPath
 from replay_client.description import TableDescription
-from replay_client.draws import DrawOptions
+from replay_client.draws import DrawOptions, checked_whole
 from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, InvalidArgumentError
 from replay_client.rows import checked_keys, checked_priorities
 from replay_client.streams import AnsweredStream, Request
@@ -125,7 +125,7 @@ class Sampler:
 
     @prefetch.setter
     def prefetch(self, prefetch: int) -> None:
-        if prefetch < 1:
+        if checked_whole("prefetch", prefetch) < 1:
             raise InvalidArgumentError.of_field("prefetch", "at least 1", str(prefetch))
         self._prefetch = prefetch
 
