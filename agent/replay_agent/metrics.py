@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from replay_client import Batch
+from replay_client.torch import TensorBatch
 
 from replay_agent.acting import FinishedEpisode
 from replay_agent.status import Status
@@ -22,7 +22,7 @@ class MetricsLog(Protocol):
         """A validation was played."""
         ...
 
-    def status(self, status: Status, batch: Batch | None) -> None:
+    def status(self, status: Status, batch: TensorBatch | None) -> None:
         """How the run stands, with the latest batch."""
         ...
 
@@ -50,7 +50,7 @@ class TensorBoardLog:
         """Mean return over environment steps."""
         self._scalar("validation/mean_return", mean, step)
 
-    def status(self, status: Status, batch: Batch | None) -> None:
+    def status(self, status: Status, batch: TensorBatch | None) -> None:
         """Learning, exploration, speed and replay over environment steps."""
         values = {
             "learning/loss": status.loss,
@@ -89,7 +89,7 @@ class NoLog:
     def validation(self, step: int, mean: float) -> None:
         """Ignored."""
 
-    def status(self, status: Status, batch: Batch | None) -> None:
+    def status(self, status: Status, batch: TensorBatch | None) -> None:
         """Ignored."""
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The trainer's end of its replay table: rows in, batches out, priorities back, and a new table if the old one goes.
 
-Two links do the same. `PipelinedReplay` sends rows in the background and asks for batches ahead of need; it is the
-fast one. `LockstepReplay` waits for every answer, so that one seed gives one run.
+Two links do the same. `PipelinedReplay` sends rows in the background, has batches on the device ahead of need and never
+waits for priorities; it is the fast one. `LockstepReplay` waits for everything, so that one seed gives one run.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 from replay_client import (
-    Batch,
     Column,
     DrawMode,
     ReplayClient,
     ReplayError,
-    Sampler,
     Table,
     TableExistsError,
     TableNotFoundError,
@@ -28,6 +25,8 @@ from replay_client import (
     WeightNorm,
     Writer,
 )
+from replay_client.torch import TensorBatch, TensorSampler, to_torch
+from torch import Tensor
 
 from replay_agent.environments import EnvironmentInfo
 from replay_agent.n_step import Transition, stack_transitions
@@ -105,6 +104,7 @@ class DrawSettings:
         draw_mode: ``stratified`` or ``independent``.
         prefetch: batches on their way at once.
         timeout_s: seconds to wait for rows, and for a server that went away.
+        device: where batches are to be.
     """
 
     batch_size: int
@@ -112,6 +112,7 @@ class DrawSettings:
     draw_mode: DrawMode
     prefetch: int
     timeout_s: float
+    device: torch.device
 
 
 class ReplayLink(Protocol):
@@ -130,12 +131,12 @@ class ReplayLink(Protocol):
         """Rows to come belong to the next episode."""
         ...
 
-    def next_batch(self, beta: float) -> Batch:
+    def next_batch(self, beta: float) -> TensorBatch:
         """Draw a batch; ``beta`` is for what is asked from now on."""
         ...
 
-    def write_back(self, keys: NDArray[np.int64], priorities: NDArray[np.float32]) -> None:
-        """Set priorities float32[batch] of the rows ``keys`` int64[batch]."""
+    def write_back(self, batch: TensorBatch, priorities: Tensor) -> None:
+        """Set priorities float32[batch] of the rows of a batch; they may still be computed."""
         ...
 
     def flush(self) -> None:
@@ -155,7 +156,7 @@ class PipelinedReplay:
         self._table = table
         self._draws = draws
         self._writer: Writer | None = None
-        self._sampler: Sampler | None = None
+        self._sampler: TensorSampler | None = None
 
     @property
     def table(self) -> Table:
@@ -173,17 +174,17 @@ class PipelinedReplay:
         if self._writer is not None:
             self._writer.end_episode()
 
-    def next_batch(self, beta: float) -> Batch:
+    def next_batch(self, beta: float) -> TensorBatch:
         """Ask for one more batch and return the oldest on its way."""
         if self._sampler is None:
             self._sampler = self._open_sampler(beta)
         self._sampler.beta = beta
         return next(self._sampler)
 
-    def write_back(self, keys: NDArray[np.int64], priorities: NDArray[np.float32]) -> None:
+    def write_back(self, batch: TensorBatch, priorities: Tensor) -> None:
         """The update rides on the next request for a batch."""
         if self._sampler is not None:
-            self._sampler.update_priorities(keys, priorities)
+            self._sampler.update_priorities(batch, priorities)
 
     def flush(self) -> None:
         """Wait for the writer."""
@@ -199,7 +200,7 @@ class PipelinedReplay:
                     stream.close(timeout_s=CLOSE_TIMEOUT_S)
         self._writer = self._sampler = None
 
-    def _open_sampler(self, beta: float) -> Sampler:
+    def _open_sampler(self, beta: float) -> TensorSampler:
         draws = self._draws
         return self._table.sampler(
             draws.batch_size,
@@ -209,6 +210,7 @@ class PipelinedReplay:
             prefetch=draws.prefetch,
             timeout_s=draws.timeout_s,
             reconnect_timeout_s=draws.timeout_s,
+            device=draws.device,
         )
 
 
@@ -232,20 +234,21 @@ class LockstepReplay:
     def end_episode(self) -> None:
         """Nothing is held back."""
 
-    def next_batch(self, beta: float) -> Batch:
+    def next_batch(self, beta: float) -> TensorBatch:
         """Draw a batch."""
         draws = self._draws
-        return self._table.sample(
+        batch = self._table.sample(
             draws.batch_size,
             beta=beta,
             weight_norm=draws.weight_norm,
             draw_mode=draws.draw_mode,
             timeout_s=draws.timeout_s,
         )
+        return to_torch(batch, draws.device)
 
-    def write_back(self, keys: NDArray[np.int64], priorities: NDArray[np.float32]) -> None:
+    def write_back(self, batch: TensorBatch, priorities: Tensor) -> None:
         """Set the priorities."""
-        self._table.update_priorities(keys, priorities)
+        self._table.update_priorities(batch, priorities)
 
     def flush(self) -> None:
         """Nothing is held back."""

@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 import torch
-from replay_client import Batch, InvalidArgumentError, ReplayClient
-from replay_client.torch import to_torch
+from replay_client import InvalidArgumentError, ReplayClient
+from replay_client.torch import TensorBatch
 
 from replay_agent.acting import Actor, FinishedEpisode
 from replay_agent.actor_pool import ActorPool
@@ -125,7 +125,7 @@ class Trainer:
             client,
             env,
             _table_spec(settings, run, self._seeds),
-            _draw_settings(settings, reconnect_timeout_s),
+            _draw_settings(settings, reconnect_timeout_s, device),
             self.pacer,
             lockstep=settings.lockstep,
         )
@@ -304,12 +304,12 @@ class Trainer:
             self._note_episode(step.episode)
 
     def _learn(self, link: ReplayLink) -> None:
-        """Take one gradient step and write the new priorities back."""
+        """Take one gradient step and write the new priorities back; nothing here waits for the device."""
         batch = link.next_batch(self._beta(self.pacer.env_steps))
         self.pacer.observe_inserted(batch.inserted)
-        result = self.learner.update(transition_batch(batch, self._device))
+        result = self.learner.update(transition_batch(batch))
         self.pacer.count_update()
-        link.write_back(batch.row_keys, result.td_errors.cpu().numpy())
+        link.write_back(batch, result.td_errors)
         if self.learner.updates % self._settings.publish_interval == 0:
             self._weights.publish(self.learner.weights())
         self._shown.batch = batch
@@ -420,20 +420,19 @@ class _Shown:
 
     def __init__(self) -> None:
         self.step_rate, self.update_rate = RateMeter(), RateMeter()
-        self.batch: Batch | None = None
+        self.batch: TensorBatch | None = None
         self.note = ""
 
 
-def transition_batch(batch: Batch, device: torch.device) -> TransitionBatch:
-    """A batch of the table on the learner's device."""
-    tensors = to_torch(batch, device)
+def transition_batch(batch: TensorBatch) -> TransitionBatch:
+    """A batch of the table as the learner takes it."""
     return TransitionBatch(
-        obs=tensors["obs"],
-        action=tensors["action"],
-        reward=tensors["reward"],
-        discount=tensors["discount"],
-        next_obs=tensors["next_obs"],
-        weights=tensors.weights,
+        obs=batch["obs"],
+        action=batch["action"],
+        reward=batch["reward"],
+        discount=batch["discount"],
+        next_obs=batch["next_obs"],
+        weights=batch.weights,
     )
 
 
@@ -459,11 +458,12 @@ def _table_spec(settings: TrainSettings, run: RunDirectory, seeds: RunSeeds) -> 
     )
 
 
-def _draw_settings(settings: TrainSettings, timeout_s: float) -> DrawSettings:
+def _draw_settings(settings: TrainSettings, timeout_s: float, device: torch.device) -> DrawSettings:
     return DrawSettings(
         batch_size=settings.batch_size,
         weight_norm=settings.weight_norm,
         draw_mode=settings.draw_mode,
         prefetch=settings.prefetch,
         timeout_s=timeout_s,
+        device=device,
     )

@@ -47,29 +47,46 @@ class Guidance:
 
 
 class PublishedWeights:
-    """The newest weights, serialized. Threads may share one."""
+    """The newest weights. Threads may share one.
+
+    Weights leave the device and are serialized when an actor first asks for them, in the thread that answers it:
+    publishing never waits for the device, and costs nothing more where nobody asks.
+    """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         """Publish version 1."""
-        self._lock = threading.Lock()
-        self._version, self._data = 0, b""
-        self.publish(weights)
+        self._newest = _Version(1, weights)
 
     @property
     def version(self) -> int:
         """The newest version."""
-        return self._version
+        return self._newest.number
 
     def publish(self, weights: Mapping[str, Tensor]) -> None:
-        """Make these the newest."""
-        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
-        with self._lock:
-            self._version, self._data = self._version + 1, data
+        """Make these the newest; they are copied on their device. For one thread."""
+        self._newest = _Version(self.version + 1, weights)
 
     def newer_than(self, version: int) -> tuple[int, bytes]:
         """The newest version and its data, which is empty if the caller has that version."""
+        newest = self._newest
+        return newest.number, b"" if version == newest.number else newest.data()
+
+
+class _Version:
+    """Weights as they were when they were published."""
+
+    def __init__(self, number: int, weights: Mapping[str, Tensor]) -> None:
+        self.number = number
+        self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        self._lock = threading.Lock()
+        self._data: bytes | None = None
+
+    def data(self) -> bytes:
+        """The weights in safetensors format; waits for the device the first time."""
         with self._lock:
-            return self._version, b"" if version == self._version else self._data
+            if self._data is None:
+                self._data = save({name: tensor.cpu().contiguous() for name, tensor in self._weights.items()})
+            return self._data
 
 
 class Reports:

@@ -90,11 +90,11 @@ def _on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Computed:
-    """Priorities on a GPU."""
+    """Priorities on a device other than the CPU."""
 
     values: torch.Tensor
-    done: torch.cuda.Event
-    """Once it has happened, the values are there."""
+    done: torch.cuda.Event | None
+    """Once it has happened, the values are there; None: looking at them waits for them."""
 
 
 class TensorSampler:
@@ -186,8 +186,8 @@ class TensorSampler:
 
         Args:
             batch_or_keys: a batch, or int64[n]: keys of rows. Of a key given more than once, the last priority counts.
-            priorities: float64[n]: the absolute TD errors, finite; an array, or a tensor. One on the sampler's own GPU
-                is not waited for: if its values cannot be used, a later call says so.
+            priorities: float64[n]: the absolute TD errors, finite; an array, or a tensor. One on another device than
+                the CPU is not waited for: if its values cannot be used, a later call says so.
 
         Raises:
             InvalidArgumentError: for anything else.
@@ -298,9 +298,11 @@ class TensorSampler:
         self._changed.notify_all()
 
     def _taken(self, priorities: ArrayLike, row_count: int) -> NDArray[np.float64] | _Computed:
-        """A copy of priorities, checked, unless the GPU may still be computing them."""
-        if self._stream is None or not isinstance(priorities, torch.Tensor) or priorities.device != self._stream.device:
+        """A copy of priorities, checked, unless a device may still be computing them."""
+        if not isinstance(priorities, torch.Tensor) or priorities.device.type == "cpu":
             return checked_priorities(priorities, row_count).copy()
+        if self._stream is None or priorities.device != self._stream.device:
+            return _Computed(priorities.detach().clone(), None)
         with torch.cuda.device(self._stream.device):
             values = priorities.detach().clone()
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -315,7 +317,8 @@ class TensorSampler:
             )
 
     def _fetched(self, priorities: _Computed) -> NDArray[Any]:
-        assert self._stream is not None
+        if self._stream is None or priorities.done is None:
+            return as_array(priorities.values)
         self._stream.wait_event(priorities.done)
         with torch.cuda.stream(self._stream):  # only this one is waited for
             return as_array(priorities.values)

@@ -16,6 +16,7 @@ from replay_client.torch import to_torch
 
 from tests.client.numbered import assert_whole, rows
 from tests.support.deadlines import wait_until
+from tests.support.far_tensor import FarTensor
 
 ALL_DATA_PATHS = True
 
@@ -102,6 +103,20 @@ def test_its_errors_come_with_the_next_batch(table: Table, client: ReplayClient)
             sampler.update_priorities([1], [float("nan")])
     with pytest.raises(ClosedError):
         next(sampler)
+
+
+def test_its_thread_waits_for_priorities_of_another_device_in_place_of_the_caller(table: Table) -> None:
+    table.insert(rows(range(20)))
+    FarTensor.seen_by.clear()
+    with table.sampler(8, beta=0.4, prefetch=1, device="cpu") as sampler:
+        for _ in range(5):
+            sampler.update_priorities(next(sampler), FarTensor.of(torch.full((8,), 0.5)))
+        next(sampler)
+        assert FarTensor.seen_by == {"replay-to-device"}
+        sampler.update_priorities([1], FarTensor.of(torch.tensor([torch.nan])))
+        with pytest.raises(InvalidArgumentError, match="priorities: expected finite numbers"):
+            [next(sampler) for _ in range(3)]
+        assert next(sampler).batch_size == 8
 
 
 def test_its_thread_ends_with_it(table: Table) -> None:
