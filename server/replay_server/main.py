@@ -26,7 +26,7 @@ from replay_server import __version__
 from replay_server.access.caller import Authenticator
 from replay_server.allocation import keep_large_blocks
 from replay_server.catalog import Catalog, NotWrittenError
-from replay_server.checkpoint.manifest import DamagedCheckpointError
+from replay_server.checkpoint.manifest import CheckpointRemovedError, DamagedCheckpointError
 from replay_server.checkpoint.reading import RestoreError, restore
 from replay_server.checkpoint.store import Checkpoints, CheckpointsInUseError
 from replay_server.errors import RequestError
@@ -57,6 +57,7 @@ REFUSALS_TO_START = (
     DamagedTableError,
     CheckpointsInUseError,
     DamagedCheckpointError,
+    CheckpointRemovedError,
     RestoreError,
     OSError,
 )
@@ -106,6 +107,7 @@ async def serve(settings: ServerSettings) -> None:
         DamagedTableError: if a stored table cannot be read.
         CheckpointsInUseError: if another server has the directory for checkpoints.
         DamagedCheckpointError: if the checkpoint to restore cannot be read.
+        CheckpointRemovedError: if the checkpoint to restore is removed meanwhile.
         RestoreError: if the checkpoint to restore has tables that are there already.
         NotWrittenError: if the disk did not take the tables at the end.
     """

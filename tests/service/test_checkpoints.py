@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import numpy as np
@@ -25,6 +27,7 @@ from tests.support.small_disk import with_small_disk
 
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
+T = TypeVar("T")
 WRITER = b"0123456789abcdef"
 LONGEST_CALL_S = 0.1
 """No call waits longer for a checkpoint."""
@@ -322,6 +325,59 @@ def test_a_damaged_checkpoint_is_not_restored(caller: Caller, tmp_path: Path) ->
     ended = run_to_its_end("--restore", str(tmp_path / "nowhere"), "--memory-dir", str(tmp_path))
     assert ended.returncode == 1
     assert "expected the directory of a checkpoint" in ended.stderr
+
+
+# Removal.
+
+
+def read_until(path: Path, then: Callable[[], object], read: Callable[[], T]) -> T:
+    """Put a pipe in place of a file of a checkpoint, so that something happens while that file is read."""
+    path.unlink()
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(read)
+        pipe: list[int] = []
+
+        def is_read() -> bool:
+            with contextlib.suppress(OSError):
+                pipe.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+            return bool(pipe)
+
+        wait_until(is_read, "the file is being read")
+        try:
+            then()
+        finally:
+            os.close(pipe[0])
+        return reading.result()
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_verified_is_not_found(
+    caller: Caller, keeping: ServerProcess, call: Call
+) -> None:
+    caller.create("table").insert(range(20))
+    made = caller.checkpoint()
+
+    def verify() -> None:
+        with refused("CHECKPOINT_NOT_FOUND", checkpoint=made.name):
+            call(keeping).verify(made.name)
+
+    read_until(Path(made.directory) / "table" / "column-001.bin", lambda: caller.checkpoint(keep=1), verify)
+    assert caller.checkpoints() == ["checkpoint-000002"]
+    assert "damaged" not in keeping.log()
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_restored_is_named(caller: Caller, tmp_path: Path) -> None:
+    caller.create("table").insert(range(20))
+    made = caller.checkpoint()
+    ended = read_until(
+        Path(made.directory) / "table" / "column-001.bin",
+        lambda: caller.checkpoint(keep=1),
+        lambda: run_to_its_end("--restore", made.directory, "--data-dir", str(tmp_path / "data")),
+    )
+    assert ended.returncode == 1
+    assert f"{made.directory} was removed while it was read" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert list((tmp_path / "data" / "tables").iterdir()) == []
 
 
 # Names, retention, flags.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,29 @@ class DamagedCheckpointError(Exception):
         """Name the file and what is wrong with it."""
         super().__init__(f"{path}: {fault}")
         self.path = path
+
+
+class CheckpointRemovedError(Exception):
+    """A checkpoint was removed while it was read."""
+
+    def __init__(self, folder: Path) -> None:
+        """Name it."""
+        super().__init__(f"{folder} was removed while it was read; `replay checkpoint list` shows those there are")
+
+
+@contextmanager
+def unless_removed(folder: Path) -> Iterator[None]:
+    """Read a checkpoint that others may remove meanwhile, for instance because there are newer ones.
+
+    Raises:
+        CheckpointRemovedError: in place of an error that comes of it.
+    """
+    try:
+        yield
+    except (DamagedCheckpointError, OSError) as error:
+        if folder.is_dir():
+            raise
+        raise CheckpointRemovedError(folder) from error
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ import numpy as np
 from replay_proto.framing import Array
 from replay_proto.layout import column_file
 
-from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, DamagedCheckpointError, TableManifest
+from replay_server.checkpoint.manifest import (
+    MANIFEST_FILE,
+    CheckpointManifest,
+    DamagedCheckpointError,
+    TableManifest,
+    unless_removed,
+)
 from replay_server.checkpoint.writing import PRIORITIES_FILE, WRITERS_FILE
 from replay_server.storage.row_store import store_in_ring
 from replay_server.storage.table_directory import TableDirectory
@@ -30,7 +36,13 @@ def verify(folder: Path) -> CheckpointManifest:
 
     Raises:
         DamagedCheckpointError: names the first file that is not what it was written as.
+        CheckpointRemovedError: if it is removed meanwhile.
     """
+    with unless_removed(folder):
+        return _verify(folder)
+
+
+def _verify(folder: Path) -> CheckpointManifest:
     manifest = CheckpointManifest.load(folder)
     for table in manifest.tables:
         for file in table.files:
@@ -57,6 +69,7 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
     Raises:
         DamagedCheckpointError: if a file is damaged; nothing was made.
         RestoreError: if it is no checkpoint, or a table is there already; nothing was made.
+        CheckpointRemovedError: if it is removed meanwhile; nothing is left of what was made.
         NoSpaceError: if there is no room; nothing is left of what was made.
     """
     if not (folder / MANIFEST_FILE).is_file():
@@ -73,7 +86,8 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
     try:
         for table in manifest.tables:
             fill = partial(_fill, folder / table.config.name, table)
-            directory = TableDirectory.create(tables, table.config, uid=table.uid, checked=checked, fill=fill)
+            with unless_removed(folder):
+                directory = TableDirectory.create(tables, table.config, uid=table.uid, checked=checked, fill=fill)
             made.append(directory.folder)
             directory.close()
     except BaseException:

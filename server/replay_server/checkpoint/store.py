@@ -24,7 +24,12 @@ from replay_proto.errors import FieldError
 
 from replay_server import errors
 from replay_server.catalog import Catalog
-from replay_server.checkpoint.manifest import CheckpointManifest, DamagedCheckpointError
+from replay_server.checkpoint.manifest import (
+    CheckpointManifest,
+    CheckpointRemovedError,
+    DamagedCheckpointError,
+    unless_removed,
+)
 from replay_server.checkpoint.reading import verify
 from replay_server.checkpoint.snapshot import TableSnapshot, take_snapshots
 from replay_server.checkpoint.writing import CancelledError, write_checkpoint
@@ -157,6 +162,8 @@ class Checkpoints:
             raise errors.checkpoint_not_found(name)
         try:
             return Checkpoint(folder, await asyncio.to_thread(verify, folder))
+        except CheckpointRemovedError:
+            raise errors.checkpoint_not_found(name) from None
         except DamagedCheckpointError as error:
             raise errors.checkpoint_damaged(name, str(error.path.relative_to(folder)), str(error)) from error
 
@@ -194,9 +201,12 @@ class Checkpoints:
         for path in self.folder.iterdir():
             if path.is_dir() and _NUMBERED.fullmatch(path.name) and is_table_name(path.name):
                 try:
-                    found.append(Checkpoint(path, CheckpointManifest.load(path)))
+                    with unless_removed(path):
+                        found.append(Checkpoint(path, CheckpointManifest.load(path)))
                 except DamagedCheckpointError as error:
                     log.warning("%s", error)
+                except CheckpointRemovedError:
+                    continue
         return sorted(found, key=lambda each: (each.manifest.taken_s, each.folder.name))
 
 
