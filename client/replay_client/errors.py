@@ -51,7 +51,8 @@ class TableEmptyError(ReplayError):
 class LimitedError(ReplayError):
     """The table's rate limiter or queue does not allow this now. Give a `timeout_s` to wait for it.
 
-    ``metadata`` has ``waited_for``: ``rows``, ``samples``, ``inserts`` or ``room``.
+    ``metadata`` has ``waited_for`` (``rows``, ``samples``, ``inserts`` or ``room``), and how far it was: ``have`` of
+    ``needed``, whole numbers in decimal.
     """
 
     default_code = grpc.StatusCode.FAILED_PRECONDITION
@@ -64,7 +65,10 @@ class TableResetError(ReplayError):
 
 
 class DeadlineExceededError(ReplayError, TimeoutError):
-    """The time given ran out."""
+    """The time given ran out.
+
+    If the call waited for rows, samples, inserts or room, ``metadata`` is as in `LimitedError`.
+    """
 
     default_code = grpc.StatusCode.DEADLINE_EXCEEDED
 

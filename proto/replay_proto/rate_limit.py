@@ -8,6 +8,14 @@ from dataclasses import dataclass
 from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
 
+LARGEST_RATIO = 2.0**100
+"""Of samples to inserts; its inverse is the smallest. Any ratio that means something is far within."""
+LARGEST_BOUND = 2.0**200
+"""Of the difference, to either side. With these two, no arithmetic of the limiter overflows for counters up to 2^48."""
+
+LARGEST_MIN_SIZE = 1 << 48
+"""Rows: no table has more keys."""
+
 ErrorBuffer = float | tuple[float, float]
 """How far the difference may stray: so much to either side of ``min_size * samples_per_insert``, or from one to
 the other number."""
@@ -32,17 +40,21 @@ class RateLimit:
         Raises:
             FieldError: names the one that cannot be used, or would block draws or inserts for good.
         """
-        if self.min_size < 1:
-            raise FieldError("min_size", "at least 1", str(self.min_size))
+        if not 1 <= self.min_size <= LARGEST_MIN_SIZE:
+            raise FieldError("min_size", f"1 to {LARGEST_MIN_SIZE}", str(self.min_size))
         ratio = self.samples_per_insert
         if ratio is None:
             if (self.min_diff, self.max_diff) != (-math.inf, math.inf):
                 raise FieldError("error_buffer", "none without samples_per_insert", f"{self.min_diff}, {self.max_diff}")
             return
-        if not (math.isfinite(ratio) and ratio > 0):
-            raise FieldError("samples_per_insert", "a finite number above 0", str(ratio))
-        if not (math.isfinite(self.min_diff) and math.isfinite(self.max_diff)):
-            raise FieldError("error_buffer", "finite numbers", f"{self.min_diff}, {self.max_diff}")
+        if not 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO:
+            raise FieldError(
+                "samples_per_insert", f"a number from {1 / LARGEST_RATIO:.2g} to {LARGEST_RATIO:.2g}", str(ratio)
+            )
+        if not (abs(self.min_diff) <= LARGEST_BOUND and abs(self.max_diff) <= LARGEST_BOUND):
+            raise FieldError(
+                "error_buffer", f"numbers up to {LARGEST_BOUND:.2g} to either side", f"{self.min_diff}, {self.max_diff}"
+            )
         least = 2 * max(1.0, ratio)
         if self.max_diff - self.min_diff < least:
             raise FieldError(
@@ -75,8 +87,8 @@ class RateLimit:
         Raises:
             FieldError: names what cannot be used.
         """
-        if min_size is not None and not float(min_size).is_integer():
-            raise FieldError("min_size", "a whole number", repr(min_size))
+        if min_size is not None and not (abs(min_size) <= LARGEST_MIN_SIZE and float(min_size).is_integer()):
+            raise FieldError("min_size", f"a whole number up to {LARGEST_MIN_SIZE}", repr(min_size))
         least = 1 if min_size is None else int(min_size)
         if samples_per_insert is None:
             if error_buffer is not None:
@@ -84,11 +96,12 @@ class RateLimit:
             return None if min_size is None else cls(least)
         if error_buffer is None:
             raise FieldError("error_buffer", "a number or two, since samples_per_insert is given", "none")
+        ratio = _finite("samples_per_insert", samples_per_insert)
         if isinstance(error_buffer, int | float):
-            middle = samples_per_insert * least
-            return cls(least, float(samples_per_insert), middle - error_buffer, middle + error_buffer)
+            middle, buffer = ratio * least, _finite("error_buffer", error_buffer)
+            return cls(least, ratio, middle - buffer, middle + buffer)
         lower, upper = error_buffer
-        return cls(least, float(samples_per_insert), float(lower), float(upper))
+        return cls(least, ratio, _finite("error_buffer", lower), _finite("error_buffer", upper))
 
     @property
     def largest_insert(self) -> int | None:
@@ -123,3 +136,18 @@ class RateLimit:
                 "error_buffer", "none without samples_per_insert", f"{message.min_diff}, {message.max_diff}"
             )
         return cls(message.min_size)
+
+
+def _finite(field: str, value: float) -> float:
+    """A number that Python can have as an int of any size, as a float.
+
+    Raises:
+        FieldError: if it is none.
+    """
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise FieldError(field, "a finite number", repr(value))
+    return number

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import grpc
 from google.protobuf import any_pb2
@@ -98,45 +100,76 @@ def table_replaced(name: str) -> RequestError:
     )
 
 
-def table_empty(name: str) -> RequestError:
-    """There is nothing to draw."""
+WaitedFor = Literal["rows", "samples", "inserts", "room"]
+"""What a call waits for, as the contract names it."""
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What a call waits for, and how far it is."""
+
+    waited_for: WaitedFor
+    have: int
+    """So much is there; below ``needed``."""
+    needed: int
+    """So much lets the call go on. In which unit: see `_PROGRESS`."""
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        """As the contract has it."""
+        return {"waited_for": self.waited_for, "have": self.have, "needed": self.needed}
+
+    def __str__(self) -> str:
+        """For people: "3,120 of 10,000 rows"."""
+        return _PROGRESS[self.waited_for].format(have=self.have, needed=self.needed)
+
+
+_PROGRESS: Mapping[WaitedFor, str] = {
+    "rows": "{have:,} of {needed:,} rows",
+    "samples": "{have:,} of {needed:,} samples allowed",
+    "inserts": "{have:,} of {needed:,} samples drawn",
+    "room": "room for {have:,} of {needed:,} rows",
+}
+_LACKING: Mapping[WaitedFor, str] = {
+    "rows": "it does not have enough rows to draw",
+    "samples": "its rate limiter allows no more draws until rows are inserted",
+    "inserts": "its rate limiter allows no more inserts until rows are drawn",
+    "room": "the queue is full until rows are drawn",
+}
+
+
+def table_empty(name: str, needed: int = 1) -> RequestError:
+    """There is nothing to draw; so many rows are needed."""
     return RequestError(
         grpc.StatusCode.FAILED_PRECONDITION,
         replay_pb2.ERROR_REASON_TABLE_EMPTY,
-        f"table {name!r} has no rows to draw; insert some, or ask to wait for them",
+        f"table {name!r} has no rows to draw: 0 of {needed:,}; insert some, or ask to wait for them",
         table=name,
+        have=0,
+        needed=needed,
     )
 
 
-def waited_too_long(name: str, wait_s: float, waited_for: str) -> RequestError:
-    """What a call waited for did not come in time: "rows", "samples", "inserts" or "room"."""
+def waited_too_long(name: str, wait_s: float, lack: Lack) -> RequestError:
+    """What a call waited for did not come in time."""
     return RequestError(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         replay_pb2.ERROR_REASON_WAITED_TOO_LONG,
-        f"table {name!r}: {_LACKING[waited_for]}, and it stayed so for {wait_s:g} s",
+        f"table {name!r}: waited {wait_s:g} s for {lack.waited_for}: {lack}; {_LACKING[lack.waited_for]}",
         table=name,
-        waited_for=waited_for,
+        **lack.metadata,
     )
 
 
-def limited(name: str, waited_for: str) -> RequestError:
+def limited(name: str, lack: Lack) -> RequestError:
     """The table's limiter or queue does not allow something now, and the caller does not wait for it."""
     return RequestError(
         grpc.StatusCode.FAILED_PRECONDITION,
         replay_pb2.ERROR_REASON_LIMITED,
-        f"table {name!r}: {_LACKING[waited_for]}; ask to wait for it, or try again later",
+        f"table {name!r}: {_LACKING[lack.waited_for]}: {lack}; ask to wait for it, or try again later",
         table=name,
-        waited_for=waited_for,
+        **lack.metadata,
     )
-
-
-_LACKING = {
-    "rows": "it has not enough rows to draw",
-    "samples": "its rate limiter allows no more draws until rows are inserted",
-    "inserts": "its rate limiter allows no more inserts until rows are drawn",
-    "room": "the queue has no room until rows are drawn",
-}
-"""What a call lacks, by the word that the contract has for it."""
 
 
 def table_reset(name: str) -> RequestError:

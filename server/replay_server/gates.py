@@ -10,19 +10,17 @@ restart or a restore changes nothing. What was granted and not drawn yet is not:
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.rate_limit import RateLimit
 
 from replay_server import errors
-from replay_server.limiter import Counters, difference, insert_allowed, samples_allowed
+from replay_server.errors import Lack
+from replay_server.limiter import Counters, difference, insert_allowed, samples_allowed, samples_needed
 from replay_server.storage.header import Header
 from replay_server.table_config import TableConfig
-
-WaitedFor = Literal["rows", "samples", "inserts", "room"]
-"""What a call waits for, as the contract names it."""
 
 
 class Gate(Protocol):
@@ -48,8 +46,8 @@ class Gate(Protocol):
     def count_drawn(self, rows: int) -> None:
         """A draw has been granted all its rows and is about to take them."""
 
-    def draw_lacks(self) -> WaitedFor:
-        """What a draw that was not granted all its rows waits for."""
+    def draw_lacks(self, rows: int, granted: int) -> Lack:
+        """What a draw of so many rows waits for that was granted fewer."""
 
     def check_insert(self, rows: int) -> None:
         """Refuse an insert that is not allowed now and may never be.
@@ -61,8 +59,8 @@ class Gate(Protocol):
     def insert_allowed(self, rows: int) -> bool:
         """Whether so many rows may be inserted now."""
 
-    def insert_lacks(self) -> WaitedFor:
-        """What an insert that is not allowed waits for."""
+    def insert_lacks(self, rows: int) -> Lack:
+        """What inserts of so many rows in all, which are not allowed, wait for."""
 
     def reset(self) -> None:
         """The table is about to lose all its rows."""
@@ -111,9 +109,12 @@ class LimiterGate:
         self._granted -= rows
         self._header.store("sampled", self._header.state.sampled + rows)
 
-    def draw_lacks(self) -> WaitedFor:
+    def draw_lacks(self, rows: int, granted: int) -> Lack:
         """``rows`` below min_size, else ``samples``."""
-        return "rows" if self.counters.size < self.limit.min_size else "samples"
+        size = self.counters.size
+        if size < self.limit.min_size:
+            return Lack("rows", size, self.limit.min_size)
+        return Lack("samples", granted, rows)
 
     def check_insert(self, rows: int) -> None:
         """Refuse what draws of single samples might never make room for."""
@@ -125,9 +126,10 @@ class LimiterGate:
         """Whether the counters allow it."""
         return insert_allowed(self.limit, self.counters, rows)
 
-    def insert_lacks(self) -> WaitedFor:
-        """``inserts``."""
-        return "inserts"
+    def insert_lacks(self, rows: int) -> Lack:
+        """``inserts``: samples drawn, and how many of them make room."""
+        counters = self.counters
+        return Lack("inserts", counters.sampled, samples_needed(self.limit, counters, rows))
 
     def reset(self) -> None:
         """Nothing is granted any more; the state begins anew with the table's."""
@@ -182,9 +184,9 @@ class QueueGate:
         self._header.store("delivered", first + rows)
         return np.arange(first, first + rows) // self._times
 
-    def draw_lacks(self) -> WaitedFor:
-        """``rows``."""
-        return "rows"
+    def draw_lacks(self, rows: int, granted: int) -> Lack:
+        """``rows``, each as often as it goes out."""
+        return Lack("rows", granted, rows)
 
     def check_insert(self, rows: int) -> None:
         """Refuse what may never fit beside the rows that a draw which waits was granted."""
@@ -194,18 +196,25 @@ class QueueGate:
 
     def insert_allowed(self, rows: int) -> bool:
         """Whether there is room: among the rows that are nobody's yet, and in the ring."""
-        inserted = self._header.inserted + rows
-        kept = (self._next + self._granted) // self._times
-        oldest = self._header.state.released(self._times)
-        return inserted - kept <= self._config.capacity and inserted - oldest <= self._config.slots
+        return rows <= self._room
 
-    def insert_lacks(self) -> WaitedFor:
+    def insert_lacks(self, rows: int) -> Lack:
         """``room``."""
-        return "room"
+        return Lack("room", self._room, rows)
 
     def reset(self) -> None:
         """Nothing is granted any more."""
         self._granted = 0
+
+    @property
+    def _room(self) -> int:
+        """Rows that may be inserted now."""
+        state = self._header.state
+        kept = (self._next + self._granted) // self._times
+        return min(
+            kept + self._config.capacity - state.inserted,
+            state.released(self._times) + self._config.slots - state.inserted,
+        )
 
     @property
     def _next(self) -> int:

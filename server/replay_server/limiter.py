@@ -57,3 +57,11 @@ def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:
         return True
     assert limit.samples_per_insert is not None
     return (counters.inserted + rows) * limit.samples_per_insert - counters.sampled <= limit.max_diff
+
+
+def samples_needed(limit: RateLimit, counters: Counters, rows: int) -> int:
+    """How many samples have to be drawn in all before inserts of so many rows, which are not allowed now, may be."""
+    assert limit.samples_per_insert is not None
+    needed = math.ceil((counters.inserted + rows) * limit.samples_per_insert - limit.max_diff)
+    # The subtraction is rounded.
+    return max(needed, counters.sampled + 1)

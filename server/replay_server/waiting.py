@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from replay_server import errors, inserting
-from replay_server.errors import RequestError
-from replay_server.gates import Gate, WaitedFor
+from replay_server.errors import Lack, RequestError
+from replay_server.gates import Gate
 from replay_server.inserting import takes_long
 from replay_server.table import NewRows, Table, WriterStamp
 
@@ -95,12 +95,12 @@ class Waiters:
         if wait_s > 0:
             return
         if table.size == 0:
-            raise errors.table_empty(table.name)
+            raise errors.table_empty(table.name, _draw_lacks(table, rows, 0).needed)
         if table.gate is not None:
             granted = 0 if self._has_line(table, "draws") else table.gate.grant(rows)
             table.gate.give_back(granted)
             if granted < rows:
-                raise errors.limited(table.name, table.gate.draw_lacks())
+                raise errors.limited(table.name, table.gate.draw_lacks(rows, granted))
 
     async def draw(self, table: Table, rows: int, wait_s: float) -> None:
         """Return once so many rows may be drawn; they count as drawn by then, and are to be drawn without waiting.
@@ -126,7 +126,7 @@ class Waiters:
         line.append(draw)
         try:
             self.changed(table)
-            await self._wait(table, draw.admitted, wait_s, lambda: _draw_lacks(table))
+            await self._wait(table, draw.admitted, wait_s, lambda: _draw_lacks(table, rows, draw.granted))
             if table.resets != resets:
                 raise errors.table_reset(table.name)
             _count_drawn(table, rows)
@@ -170,7 +170,9 @@ class Waiters:
         if not self._has_line(table, "inserts") and gate.insert_allowed(rows.count):
             return self._apply(table, rows, stamp)
         if wait_s == 0:
-            raise errors.limited(table.name, gate.insert_lacks())
+            lines = self._lines.get(table.uid)
+            ahead = 0 if lines is None else _rows_up_to(lines.inserts)
+            raise errors.limited(table.name, gate.insert_lacks(ahead + rows.count))
         size = rows.count * table.config.schema.row_bytes
         if self._waiting_bytes and self._waiting_bytes + size > self._most_bytes:
             raise errors.too_large(
@@ -189,7 +191,9 @@ class Waiters:
         """Wait for the turn of an insert in line."""
         line = self._lines_of(table).inserts
         try:
-            inserted = await self._wait(table, insert.admitted, wait_s, gate.insert_lacks)
+            inserted = await self._wait(
+                table, insert.admitted, wait_s, lambda: gate.insert_lacks(_rows_up_to(line, insert))
+            )
         finally:
             table.waiting_inserts -= 1
             self._waiting_bytes -= size
@@ -241,7 +245,7 @@ class Waiters:
         self._lines.clear()
 
     async def _wait(
-        self, table: Table, admitted: asyncio.Future[T], wait_s: float | None, lacks: Callable[[], WaitedFor]
+        self, table: Table, admitted: asyncio.Future[T], wait_s: float | None, lacks: Callable[[], Lack]
     ) -> T:
         """Wait for a call's turn, and count it as long as it does."""
         if not admitted.done():
@@ -323,8 +327,18 @@ def _count_drawn(table: Table, rows: int) -> None:
         table.gate.count_drawn(rows)
 
 
-def _draw_lacks(table: Table) -> WaitedFor:
-    return "rows" if table.gate is None else table.gate.draw_lacks()
+def _draw_lacks(table: Table, rows: int, granted: int) -> Lack:
+    return Lack("rows", table.size, 1) if table.gate is None else table.gate.draw_lacks(rows, granted)
+
+
+def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:
+    """Rows of the inserts in line, to and including the last."""
+    rows = 0
+    for insert in line:
+        rows += 0 if insert.admitted.done() else insert.rows.count
+        if insert is last:
+            break
+    return rows
 
 
 def _insert_allowed(table: Table, insert: _Insert) -> bool:

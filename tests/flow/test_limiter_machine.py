@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from hypothesis import assume, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from replay_proto.errors import FieldError
-from replay_proto.rate_limit import RateLimit
-from replay_server.limiter import Counters, difference, insert_allowed, samples_allowed
+from replay_proto.rate_limit import ErrorBuffer, RateLimit
+from replay_server.limiter import Counters, difference, insert_allowed, samples_allowed, samples_needed
+from replay_server.storage.table_state import MAX_KEY
 
 COUNTS = st.integers(1, 40)
 
@@ -127,6 +130,52 @@ TestLimiting = Limiting.TestCase
 TestLimiting.settings = settings(max_examples=300, stateful_step_count=40)
 
 
+COUNTERS = st.sampled_from([0, 1, 1000, MAX_KEY // 2, MAX_KEY]) | st.integers(0, MAX_KEY)
+NUMBERS = (
+    st.floats()
+    | st.sampled_from([10**400, -(10**400), 8e307, 5e-324, 2.0**100, 2.0**-100, 2.0**200, -(2.0**200), 1, 1.0])
+    | st.floats(0.1, 10.0)
+)
+BUFFERS = NUMBERS | st.tuples(NUMBERS, NUMBERS)
+
+
+@settings(max_examples=2000)
+@example(8e307, 1, 1.7e308, 0, 0, 0, 1)
+@example(2.0**-100, 1, (-(2.0**200), 2.0**200), MAX_KEY, MAX_KEY, 0, MAX_KEY)
+@example(2.0**100, MAX_KEY, (-(2.0**200), 2.0**200), MAX_KEY, MAX_KEY, MAX_KEY, MAX_KEY)
+@given(NUMBERS, st.integers(1, MAX_KEY) | NUMBERS, BUFFERS, COUNTERS, COUNTERS, COUNTERS, COUNTERS.filter(bool))
+def test_whatever_is_accepted_never_overflows(
+    ratio: float,
+    min_size: float,
+    buffer: ErrorBuffer,
+    size: int,
+    inserted: int,
+    sampled: int,
+    rows: int,
+) -> None:
+    try:
+        limit = RateLimit.of(min_size, ratio, buffer)
+    except FieldError:
+        return
+    assert limit is not None
+    counters = Counters(min(size, inserted), inserted, sampled)
+    assert math.isfinite(difference(limit, counters))
+    assert 0 <= samples_allowed(limit, counters, rows) <= rows
+    if not insert_allowed(limit, counters, rows):
+        assert samples_needed(limit, counters, rows) > sampled
+    assert limit.largest_insert is not None
+    assert limit.largest_insert >= 1
+    assert RateLimit.from_proto(limit.to_proto()) == limit
+
+
+@pytest.mark.parametrize("ratio", [2.0**-100, 1.0, 2.0**100])
+def test_the_widest_limits_are_accepted(ratio: float) -> None:
+    limit = RateLimit(1, ratio, -(2.0**200), 2.0**200)
+    counters = Counters(MAX_KEY, MAX_KEY, 0)
+    assert insert_allowed(limit, counters, 1000)
+    assert samples_allowed(limit, counters, 1000) == 1000
+
+
 def test_an_error_buffer_is_centred_on_what_min_size_rows_allow() -> None:
     assert RateLimit.of(100, 4.0, 50) == RateLimit(100, 4.0, 350.0, 450.0)
     assert RateLimit.of(100, 4.0, (10.0, 500.0)) == RateLimit(100, 4.0, 10.0, 500.0)
@@ -142,6 +191,13 @@ def test_an_error_buffer_is_centred_on_what_min_size_rows_allow() -> None:
         ((1, 0.0, 5.0), "samples_per_insert"),
         ((1, -1.0, 5.0), "samples_per_insert"),
         ((1, float("nan"), 5.0), "samples_per_insert"),
+        ((1, 8e307, 1.7e308), "samples_per_insert"),
+        ((1, 2.1**100, 1e100), "samples_per_insert"),
+        ((1, 2.1**-100, 5.0), "samples_per_insert"),
+        ((1, 10**400, 5.0), "samples_per_insert"),
+        ((1, 1.0, 2.1**200), "error_buffer"),
+        ((1, 1.0, (-1.7e308, 1.7e308)), "error_buffer"),
+        ((10**400, None, None), "min_size"),
         ((1, 1.0, None), "error_buffer"),
         ((1, None, 5.0), "error_buffer"),
         ((1, 1.0, 0.9), "error_buffer"),

@@ -52,6 +52,16 @@ def test_an_insert_without_a_wait_says_what_it_lacks(even: CalledTable) -> None:
     even.insert([15], wait_s=0.0)
 
 
+def test_a_limiter_whose_arithmetic_would_overflow_is_not_made(new_table: NewTable) -> None:
+    for field, ratio, lower, upper in (
+        ("samples_per_insert", 8e307, 0.0, 1.7e308),
+        ("error_buffer", 1.0, -9e307, 9e307),
+    ):
+        limiter = replay_pb2.RateLimiter(min_size=1, samples_per_insert=ratio, min_diff=lower, max_diff=upper)
+        with refused("INVALID_FIELD", field=field):
+            new_table(rate_limiter=limiter)
+
+
 def test_a_draw_waits_until_rows_come(even: CalledTable) -> None:
     even.insert(range(9))
     draw = even.begin_sample(3)

@@ -58,11 +58,19 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_TABLE_REPLACED: _ErrorReason.ValueType  # 4
     """FAILED_PRECONDITION: the table's uid is not the one that the caller knows. Metadata: `table`."""
     ERROR_REASON_TABLE_EMPTY: _ErrorReason.ValueType  # 5
-    """FAILED_PRECONDITION: there is no row to draw, and the request did not ask to wait. Metadata: `table`."""
+    """FAILED_PRECONDITION: there is no row to draw, and the request did not ask to wait. Metadata: `table`, `have` (0) and
+    `needed`, in rows.
+    """
     ERROR_REASON_WAITED_TOO_LONG: _ErrorReason.ValueType  # 6
     """DEADLINE_EXCEEDED: what the call waited for did not come within `wait_s` seconds; the call had no effect, but
     for the update of a LearnRequest. What it was: "rows" (to draw), "samples" or "inserts" (that the rate limiter
-    allows), "room" (in a queue). Metadata: `table`, `waited_for`.
+    allows), "room" (in a queue). Metadata: `table`, `waited_for`, and how far it was when the call gave up, as two
+    whole numbers in decimal, `have` and `needed`:
+      "rows": live rows, of the min_size; of a queue, rows that were held for this draw, of its rows.
+      "samples": samples that the rate limiter has allowed this draw, of those it asked for.
+      "inserts": samples drawn since the last reset, of those that make room for the insert.
+      "room": rows that fit into the queue, of the insert's.
+    Inserts that wait in line ahead of this one are included in `needed`.
     """
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 7
     """RESOURCE_EXHAUSTED: a bound was passed. Metadata: `bound`, `limit`, `got`, `setting`."""
@@ -94,7 +102,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """
     ERROR_REASON_LIMITED: _ErrorReason.ValueType  # 17
     """FAILED_PRECONDITION: the table's rate limiter, or its queue, does not allow this now, and the request did
-    not ask to wait. Metadata: `table`, `waited_for` (as in WAITED_TOO_LONG).
+    not ask to wait. Metadata: `table`, `waited_for`, `have`, `needed` (as in WAITED_TOO_LONG).
     """
     ERROR_REASON_TABLE_RESET: _ErrorReason.ValueType  # 18
     """ABORTED: the table was reset while the call waited; the call had no effect. Metadata: `table`."""
@@ -119,11 +127,19 @@ ERROR_REASON_TABLE_EXISTS: ErrorReason.ValueType  # 3
 ERROR_REASON_TABLE_REPLACED: ErrorReason.ValueType  # 4
 """FAILED_PRECONDITION: the table's uid is not the one that the caller knows. Metadata: `table`."""
 ERROR_REASON_TABLE_EMPTY: ErrorReason.ValueType  # 5
-"""FAILED_PRECONDITION: there is no row to draw, and the request did not ask to wait. Metadata: `table`."""
+"""FAILED_PRECONDITION: there is no row to draw, and the request did not ask to wait. Metadata: `table`, `have` (0) and
+`needed`, in rows.
+"""
 ERROR_REASON_WAITED_TOO_LONG: ErrorReason.ValueType  # 6
 """DEADLINE_EXCEEDED: what the call waited for did not come within `wait_s` seconds; the call had no effect, but
 for the update of a LearnRequest. What it was: "rows" (to draw), "samples" or "inserts" (that the rate limiter
-allows), "room" (in a queue). Metadata: `table`, `waited_for`.
+allows), "room" (in a queue). Metadata: `table`, `waited_for`, and how far it was when the call gave up, as two
+whole numbers in decimal, `have` and `needed`:
+  "rows": live rows, of the min_size; of a queue, rows that were held for this draw, of its rows.
+  "samples": samples that the rate limiter has allowed this draw, of those it asked for.
+  "inserts": samples drawn since the last reset, of those that make room for the insert.
+  "room": rows that fit into the queue, of the insert's.
+Inserts that wait in line ahead of this one are included in `needed`.
 """
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 7
 """RESOURCE_EXHAUSTED: a bound was passed. Metadata: `bound`, `limit`, `got`, `setting`."""
@@ -155,7 +171,7 @@ not. Metadata: `right`, `table` (empty: no table is named).
 """
 ERROR_REASON_LIMITED: ErrorReason.ValueType  # 17
 """FAILED_PRECONDITION: the table's rate limiter, or its queue, does not allow this now, and the request did
-not ask to wait. Metadata: `table`, `waited_for` (as in WAITED_TOO_LONG).
+not ask to wait. Metadata: `table`, `waited_for`, `have`, `needed` (as in WAITED_TOO_LONG).
 """
 ERROR_REASON_TABLE_RESET: ErrorReason.ValueType  # 18
 """ABORTED: the table was reset while the call waited; the call had no effect. Metadata: `table`."""
@@ -405,9 +421,11 @@ class RateLimiter(google.protobuf.message.Message):
     min_size: builtins.int
     """Draws wait until there are so many rows; 1 to the capacity."""
     samples_per_insert: builtins.float
-    """How often a row is drawn on average, above 0. 0: no ratio is kept, and the two below are 0."""
+    """How often a row is drawn on average, 2^-100 to 2^100. 0: no ratio is kept, and the two below are 0."""
     min_diff: builtins.float
-    """Draws wait rather than take the difference below this; at most min_size * samples_per_insert."""
+    """Draws wait rather than take the difference below this; at most min_size * samples_per_insert. This and the next
+    are from -2^200 to 2^200.
+    """
     max_diff: builtins.float
     """Inserts wait rather than take the difference above this; at least min_diff + 2 * max(1, samples_per_insert)."""
     def __init__(
