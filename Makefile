@@ -46,8 +46,9 @@ torture: $(VENV)/.installed  ## Kill a server KILLS times under load, audit each
 torture-network: $(VENV)/.installed  ## Break the network for MINUTES (root), audit, write docs/reliability.md.
 	$(BIN)/python -m tests.faults.network_torture --minutes $(MINUTES) --report docs/reliability.md $(ARGS)
 
-fuzz: $(VENV)/.installed  ## Send N mutated and random messages, damage files; write docs/reliability.md.
+fuzz: $(VENV)/.installed  ## Send N hostile messages, measure what they cost, damage files; write docs/reliability.md.
 	$(BIN)/python -m tests.faults.fuzz --messages $(N) --report docs/reliability.md $(ARGS)
+	$(BIN)/python -m tests.faults.message_cost --report docs/reliability.md
 
 soak: $(VENV)/.installed  ## Keep a server under mixed load for MINUTES, write docs/reliability.md and its picture.
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --report docs/reliability.md $(ARGS)

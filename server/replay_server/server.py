@@ -7,12 +7,13 @@ import logging
 import socket as sockets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
@@ -20,6 +21,7 @@ from replay_server.checkpoint.store import Checkpoints
 from replay_server.service.frames.tcp_port import TcpPort
 from replay_server.service.frames.unix_socket import UnixSocket
 from replay_server.service.handlers import SERVICE, replay_methods
+from replay_server.service.small_requests import SmallRequests
 from replay_server.settings import BYTES_PER_MB
 
 log = logging.getLogger(__name__)
@@ -105,11 +107,13 @@ class ReplayServer:
         self._frame_listeners = frame_listeners
         self._tcp_port = TcpPort(catalog, methods, authenticator)
         self._health = health_aio.HealthServicer() if offer_health else None
+        others: Any = SmallRequests(self._server)
         if self._health is not None:
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
         if offer_reflection:
             services = (SERVICE, reflection.SERVICE_NAME, *((HEALTH_SERVICE,) if offer_health else ()))
-            reflection.enable_server_reflection(services, self._server)
+            servicer = reflection.aio.ReflectionServicer(services)
+            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, others)
 
     async def start(self, host: str, port: int) -> int:
         """Begin to serve.

@@ -9,8 +9,12 @@ import pytest
 from replay_proto.errors import FieldError
 from replay_server.backends import (
     BACKENDS,
+    FifoIndex,
+    RankIndex,
     RankParameters,
+    SumTree,
     SumTreeParameters,
+    UniformIndex,
     UniformParameters,
     make_index,
     make_parameters,
@@ -64,8 +68,11 @@ def test_an_unknown_backend_is_refused_with_the_names_of_those_there_are() -> No
         make_index("segment_tree", RankParameters(), np.zeros(1), 1)
 
 
-def test_a_backend_is_registered_under_its_own_name() -> None:
-    assert {name: backend.name for name, backend in BACKENDS.items()} == {name: name for name in BACKENDS}
+def test_each_name_of_the_contract_makes_its_own_backend() -> None:
+    expected = {"sum_tree": SumTree, "rank": RankIndex, "uniform": UniformIndex, "fifo": FifoIndex}
+    assert {*BACKENDS} == {*expected}
+    for name, kind in expected.items():
+        assert type(make_index(name, make_parameters(name, {}), np.zeros(4), 4)) is kind
 
 
 def test_warming_up_can_be_repeated() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
-def write_section(document: Path, name: str, heads: tuple[str, str], lines: Iterable[tuple[str, str]]) -> None:
-    """Put a table of two columns in place of what stands between ``<!-- name -->`` and ``<!-- /name -->``.
+def write_section(document: Path, name: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+    """Put a table in place of what stands between ``<!-- name -->`` and ``<!-- /name -->``.
 
     Raises:
         ValueError: if the document has no such marks.
     """
-    rows = "\n".join(f"| {left} | {right} |" for left, right in (heads, ("---", "---:"), *lines))
+    rule = ("---", *("---:" for _ in heads[1:]))
+    rows = "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))
     text, found = re.subn(
         rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
         lambda marks: f"{marks[1]}{rows}\n{marks[2]}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from replay_proto.v1 import replay_pb2
 
@@ -251,14 +252,25 @@ def test_damaged_messages_are_answered_or_refused(hostile_caller: Caller, method
 NUMBERS = st.one_of(
     st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, -1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)])
 )
+SOME_NUMBERS = st.one_of(st.integers(0, 30), st.sampled_from([0, 1, -1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)]))
 FLOATS = st.floats(width=64)
+MOST_DRAWN = 1000
+"""Rows that fit into an answer of this server. Numbers above it, as drawn here, are far too large."""
 
 
 @EXAMPLES
 @given(
-    draw=st.builds(dict, batch_size=NUMBERS, beta=FLOATS, weight_norm=st.integers(-3, 9), draw_mode=st.integers(-3, 9)),
-    batches=NUMBERS,
+    draw=st.builds(
+        dict,
+        batch_size=SOME_NUMBERS,
+        beta=st.one_of(st.floats(0, 10), FLOATS),
+        weight_norm=st.one_of(st.integers(0, 2), st.integers(-3, 9)),
+        draw_mode=st.one_of(st.integers(0, 2), st.integers(-3, 9)),
+    ),
+    batches=SOME_NUMBERS,
 )
+@example(draw={"batch_size": 20, "beta": 0.5, "weight_norm": 1, "draw_mode": 2}, batches=3)
+@example(draw={"batch_size": 1, "beta": 0.0, "weight_norm": 0, "draw_mode": 0}, batches=0)
 def test_a_draw_of_any_numbers_is_answered_or_refused(
     hostile_caller: Caller, draw: dict[str, int | float], batches: int
 ) -> None:
@@ -266,9 +278,17 @@ def test_a_draw_of_any_numbers_is_answered_or_refused(
     request = replay_pb2.LearnRequest(table=NAME, batches=batches)
     for name, value in draw.items():
         setattr(request.draw, name, value)
-    send(victim, "Learn", request.SerializeToString())
+    is_good = (
+        1 <= draw["batch_size"] <= MOST_DRAWN
+        and math.isfinite(draw["beta"])
+        and draw["beta"] >= 0
+        and draw["weight_norm"] in (0, 1, 2)
+        and draw["draw_mode"] in (0, 1, 2)
+    )
     sample = replay_pb2.SampleRequest(table=NAME, draw=request.draw)
-    send(victim, "Sample", sample.SerializeToString())
+    assert send(victim, "Sample", sample.SerializeToString()) is is_good
+    many_are_good = is_good and 0 <= batches <= 1024 and batches * draw["batch_size"] <= MOST_DRAWN
+    assert send(victim, "Learn", request.SerializeToString()) is many_are_good
 
 
 @EXAMPLES

@@ -1,0 +1,424 @@
+"""What a message costs everybody else: hostile messages of growing size, and how long another client waits meanwhile.
+
+    python -m tests.faults.message_cost --report docs/reliability.md
+
+One client sends messages whose fields, names and keys are chosen to be expensive. Another one makes small calls, one
+after another. The longest of these that overlaps a hostile message is the time for which the event loop did nothing
+else; or, on a busy machine, what the loop's thread computed meanwhile, if that is less. A message may cost `ALLOWED_MS`
+beyond what a well-meant one costs that has as many rows or keys; one without either, `ALLOWED_MS` in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import socket
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from numpy.typing import NDArray
+from replay_proto.v1 import replay_pb2
+from rich.progress import track
+
+from tests.faults.report import write_section
+from tests.support.caller import CalledTable, Caller, make_draw, make_update
+from tests.support.frame_stub import HEAD, FrameLink, hello_for, place_of
+from tests.support.refusals import refusal_in
+from tests.support.server_process import ServerProcess
+from tests.support.wire import END_GROUP, METHODS, SERVICE, START_GROUP, STREAMS, VARINT, bytes_field, tag
+
+ALLOWED_MS = 50.0
+SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 22)
+"""Bytes of the messages."""
+CAPACITY = 1 << 20
+"""Rows of the table that the messages are about: so many that keys can be chosen among them."""
+_NAME = "large"
+_SMALL = "small"
+"""Another table, which is quickly copied into checkpoints."""
+_NS_PER_MS = 1e6
+_READ_AT_ONCE = 1 << 18
+"""As much comes to the server in one read. Frames are answered one by one: more take longer, not more at once."""
+_TIMEOUT_S = 60.0
+_ATTEMPTS = 4
+"""A stall that another process caused does not come again: of so many attempts the shortest counts."""
+_FILL = {"varints": tag(1, VARINT) + b"\0", "unknown fields": tag(1000, VARINT) + b"\0"}
+_GROUP = tag(9, START_GROUP) + tag(9, END_GROUP)
+_GOLDEN = 0x9E3779B97F4A7C15
+_DESTROYS = ("DropTable", "ResetTable")
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A way to make messages of one method expensive."""
+
+    method: str
+    """An RPC of ours, or another name of the table."""
+    what: str
+    """What it does."""
+    make: Callable[[int], bytes]
+    """A message of about so many bytes."""
+    send: Callable[[bytes], None]
+    """Sends it, and waits until it was answered or refused."""
+    honest: Callable[[int], bytes] | None = None
+    """A well-meant message with as many rows; None: its rows, if it has any, justify nothing."""
+
+
+@dataclass
+class Costs:
+    """What messages cost, in milliseconds."""
+
+    worst: dict[str, dict[int, tuple[float, str]]] = field(default_factory=lambda: defaultdict(dict))
+    """By method and size: beyond what its rows justify, and by which attack."""
+
+    def add(self, attack: Attack, size: int, cost_ms: float) -> None:
+        """Take in a measurement."""
+        if cost_ms >= self.worst[attack.method].get(size, (0.0, ""))[0]:
+            self.worst[attack.method][size] = cost_ms, attack.what
+
+    def too_expensive(self) -> list[str]:
+        """What cost more than is allowed."""
+        return [
+            f"{method}, {size} bytes of {what}: {cost_ms:.0f} ms"
+            for method, by_size in self.worst.items()
+            for size, (cost_ms, what) in by_size.items()
+            if cost_ms > ALLOWED_MS
+        ]
+
+    def lines(self, sizes: Sequence[int]) -> Iterator[tuple[str, ...]]:
+        """A line for each method: its costs by size, and what the last of them came of."""
+        for method, by_size in self.worst.items():
+            yield (method, *(f"{by_size[size][0]:.1f}" for size in sizes), by_size[sizes[-1]][1])
+
+
+class LoopWatch:
+    """Another client: makes small calls, one after another."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        """Prepare to call a server, whose main thread runs its event loop."""
+        self._address = server.address
+        self._loop_figures = Path(f"/proc/{server.pid}/task/{server.pid}/schedstat")
+        self._calls: list[tuple[float, float, float]] = []  # begun, ended, what the loop computed meanwhile
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._call)
+
+    @contextmanager
+    def watching(self) -> Iterator[LoopWatch]:
+        """Call until the block ends."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._ends.set()
+            self._thread.join()
+
+    def stall_ms(self, action: Callable[[], None]) -> float:
+        """How long others waited at most for a call while something was done."""
+        self._calls.clear()
+        began = time.perf_counter()
+        action()
+        ended = time.perf_counter()
+        while not self._calls or self._calls[-1][0] < ended:
+            time.sleep(0.001)
+        return max(
+            min(1000 * (end - start), computed_ms)
+            for start, end, computed_ms in list(self._calls)
+            if start < ended and end > began
+        )
+
+    def _computed_ms(self) -> float:
+        """For how long the loop's thread has had a processor."""
+        return int(self._loop_figures.read_text().split()[0]) / _NS_PER_MS
+
+    def _call(self) -> None:
+        request = replay_pb2.DescribeTableRequest(table=_NAME).SerializeToString()
+        with grpc.insecure_channel(self._address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
+            describe: Any = channel.unary_unary(f"/{SERVICE.full_name}/DescribeTable")
+            while not self._ends.is_set():
+                start, computed_ms = time.perf_counter(), self._computed_ms()
+                describe(request, timeout=_TIMEOUT_S)
+                self._calls.append((start, time.perf_counter(), self._computed_ms() - computed_ms))
+
+
+class MessageCosts:
+    """Measures messages to a server of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start the server, and fill a table."""
+        self.server = ServerProcess(
+            folder / "log",
+            *("--memory-dir", str(folder), "--checkpoint-dir", str(folder / "checkpoints"), "--frame-port", "0"),
+        )
+        self._caller = Caller(self.server.address)
+        self._caller.create(_SMALL)
+        self._table = self._caller.create(_NAME, capacity=CAPACITY)
+        for start in range(0, CAPACITY, CAPACITY // 16):
+            self._table.insert(np.arange(start, start + CAPACITY // 16))
+
+    def run(self, sizes: Sequence[int] = SIZES) -> Costs:
+        """Send every attack in every size.
+
+        Raises:
+            AssertionError: if a refusal is not typed, or the server failed.
+        """
+        costs = Costs()
+        attacks = list(attacks_on(self._table))
+        with LoopWatch(self.server).watching() as watch:
+            for attack in track(attacks, description="costs of messages"):
+                for size in sizes:
+                    costs.add(attack, size, self._beyond_its_rows_ms(watch, attack, size))
+                self._tidy_up()
+        return costs
+
+    def close(self) -> None:
+        """End the server."""
+        self._caller.channel.close()
+        self.server.kill()
+
+    def _beyond_its_rows_ms(self, watch: LoopWatch, attack: Attack, size: int) -> float:
+        message = attack.make(size)
+        justified_ms = 0.0
+        if attack.honest is not None:
+            honest = attack.honest(size)
+            justified_ms = watch.stall_ms(lambda: attack.send(honest))
+        least_ms = np.inf
+        for _ in range(_ATTEMPTS):
+            least_ms = min(least_ms, watch.stall_ms(lambda: attack.send(message)) - justified_ms)
+            if least_ms < ALLOWED_MS / 2:
+                break
+        return max(0.0, float(least_ms))
+
+    def _tidy_up(self) -> None:
+        for name in self._caller.table_names():
+            if name not in (_NAME, _SMALL):
+                self._caller.table(name).drop()
+
+
+def attacks_on(table: CalledTable) -> Iterator[Attack]:
+    """Every attack."""
+    for method in METHODS:
+        send = functools.partial(_call, table.caller.channel, f"/{SERVICE.full_name}/{method}", method in STREAMS)
+        for what, make in _shapes(replay_pb2.DESCRIPTOR.message_types_by_name[f"{method}Request"]):
+            named = b"" if method in _DESTROYS or what.startswith("tables") else _named(method)
+            yield Attack(method, what, functools.partial(_after, named, make), send)
+        for what, make, honest in _with_rows(method, table):
+            yield Attack(method, what, make, send, honest)
+    yield from _attacks_in_frames(table.describe())
+    for name, path, request in (
+        ("health", "/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest),
+        (
+            "reflection",
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            reflection_pb2.ServerReflectionRequest,
+        ),
+    ):
+        described: Any = request
+        send = functools.partial(_call, table.caller.channel, path, name == "reflection")
+        for what, make in _shapes(described.DESCRIPTOR):
+            yield Attack(name, what, make, send)
+
+
+def _named(method: str) -> bytes:
+    """A table, as the requests of a method name it."""
+    fields = replay_pb2.DESCRIPTOR.message_types_by_name[f"{method}Request"].fields_by_name
+    name = _NAME if "table" in fields else _SMALL if "tables" in fields else ""
+    return bytes_field(1, name.encode()) if name else b""
+
+
+def _after(beginning: bytes, make: Callable[[int], bytes], size: int) -> bytes:
+    return beginning + make(size)
+
+
+def _shapes(described: Any) -> Iterator[tuple[str, Callable[[int], bytes]]]:
+    """Messages of any type that are hard to parse: the same in each message within them, and many of these."""
+    for what, fill in _FILL.items():
+        yield what, functools.partial(_repeated, fill)
+    yield "groups", functools.partial(_repeated, _GROUP)
+    yield "groups in groups", functools.partial(_repeated, tag(9, START_GROUP))
+    for inner in described.fields:
+        if inner.message_type is not None:
+            yield f"{inner.name} again and again", functools.partial(_repeated, bytes_field(inner.number, b""))
+            if inner.message_type.GetOptions().map_entry or inner.name == "columns":
+                yield f"{inner.name} of many names", functools.partial(_of_many_names, inner.number)
+            for what, make in _shapes(inner.message_type):
+                yield f"{inner.name}: {what}", functools.partial(_within, inner.number, make)
+        elif inner.type in (inner.TYPE_STRING, inner.TYPE_BYTES):
+            if inner.number != 15:
+                yield f"a long {inner.name}", functools.partial(_long, inner.number)
+            yield f"{inner.name} again and again", functools.partial(_repeated, bytes_field(inner.number, b""))
+            if inner.name == "tables":
+                yield "tables of many names", functools.partial(_many_texts, inner.number)
+        elif inner.name == "shape":
+            yield "a long shape", functools.partial(_long, inner.number)
+            yield "shape again and again", functools.partial(_repeated, tag(inner.number, VARINT) + b"\1")
+
+
+def _repeated(fill: bytes, size: int) -> bytes:
+    return fill * (size // len(fill))
+
+
+def _within(number: int, make: Callable[[int], bytes], size: int) -> bytes:
+    return bytes_field(number, make(size))
+
+
+def _long(number: int, size: int) -> bytes:
+    return bytes_field(number, b"\x01" * size)
+
+
+@functools.lru_cache(maxsize=8)
+def _of_many_names(number: int, size: int) -> bytes:
+    return b"".join(bytes_field(number, bytes_field(1, b"%06x" % index)) for index in range(size // 10))
+
+
+@functools.lru_cache(maxsize=8)
+def _many_texts(number: int, size: int) -> bytes:
+    return b"".join(bytes_field(number, b"%06x" % index) for index in range(size // 8))
+
+
+def _with_rows(method: str, table: CalledTable) -> Iterator[tuple[str, Callable[[int], bytes], Callable[[int], bytes]]]:
+    """Messages with keys or rows that are chosen, and the well-meant ones that they are compared with."""
+
+    def about(keys: NDArray[np.int64], last: float = 1.0) -> bytes:
+        priorities = np.ones(len(keys))
+        priorities[-1] = last
+        if method == "Read":
+            return replay_pb2.ReadRequest(table=_NAME, keys=keys.tobytes()).SerializeToString()
+        kind: Any = {"Learn": replay_pb2.LearnRequest, "UpdatePriorities": replay_pb2.UpdatePrioritiesRequest}[method]
+        update = make_update(keys, priorities)
+        message: Message = kind(table=_NAME, table_uid=table.uid, update=update)
+        return message.SerializeToString()
+
+    if method in ("Read", "UpdatePriorities", "Learn"):
+        per_key = 8 if method == "Read" else 16
+
+        def honest(size: int) -> bytes:
+            return about(np.random.default_rng(1).permutation(CAPACITY)[: size // per_key])
+
+        for what, choose in _KEYS.items():
+            yield what, lambda size, choose=choose: about(choose(size // per_key)), honest  # type: ignore[misc]
+        if method != "Read":
+            yield "a priority that is not a number", lambda size: about(np.arange(size // per_key), np.nan), honest
+    if method == "Learn":
+        many = replay_pb2.LearnRequest(table=_NAME, draw=make_draw(1), batches=1024).SerializeToString()
+        yield "many batches of one row", lambda _: many, lambda _: b""
+    if method in ("Insert", "Write"):
+        kind = {"Insert": replay_pb2.InsertRequest, "Write": replay_pb2.WriteRequest}[method]
+        row = table.describe().row_bytes
+
+        def inserted(size: int, last: float) -> bytes:
+            count = max(1, size // (row + 8))
+            priorities = np.ones(count)
+            priorities[-1] = last
+            insertion = replay_pb2.Insertion(row_count=count, priorities=priorities.tobytes())
+            message: Message = kind(table=_NAME, insertion=insertion, rows=bytes(count * row))
+            return message.SerializeToString()
+
+        yield "a priority that is not a number", lambda size: inserted(size, np.nan), lambda size: inserted(size, 1.0)
+
+
+def _chosen_for_a_multiplier(count: int) -> NDArray[np.int64]:
+    """Live keys that lie closest together once they were multiplied by the golden ratio (Fibonacci hashing)."""
+    products = np.arange(CAPACITY, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return np.argsort(products)[:count]
+
+
+_KEYS: dict[str, Callable[[int], NDArray[np.int64]]] = {
+    "keys that a multiplication leads together": _chosen_for_a_multiplier,
+    "keys far apart": lambda count: (np.arange(count) * 4096) % CAPACITY,
+    "keys in order": lambda count: np.arange(count),
+    "one key": lambda count: np.zeros(count, np.int64),
+    "keys that are not live": lambda count: np.arange(count) << 32,
+}
+
+
+def _attacks_in_frames(described: replay_pb2.TableDescription) -> Iterator[Attack]:
+    """Connections without gRPC."""
+
+    def say(message: bytes) -> None:
+        link = FrameLink(place_of(described))
+        answers = threading.Thread(target=_receive_all, args=(link,))
+        answers.start()
+        with suppress(OSError):  # it may be cut off
+            link.socket.sendall(message)
+            link.socket.shutdown(socket.SHUT_WR)
+        answers.join()
+        link.close()
+
+    def hello(size: int) -> bytes:
+        content = _repeated(_FILL["unknown fields"], size)
+        return HEAD.pack(len(content), 0) + content
+
+    def greeting() -> bytes:
+        content = hello_for(described, "UpdatePriorities").SerializeToString()
+        return HEAD.pack(len(content), 0) + content
+
+    def request(size: int) -> bytes:
+        content = bytes_field(3, _repeated(_FILL["varints"], size))
+        return greeting() + HEAD.pack(len(content), 0) + content
+
+    def empty(size: int) -> bytes:
+        return greeting() + _repeated(HEAD.pack(0, 0), min(size, _READ_AT_ONCE))
+
+    yield Attack("frames", "a hello of unknown fields", hello, say)
+    yield Attack("frames", "empty frames", empty, say)
+    yield Attack("frames", "an update of varints", request, say)
+
+
+def _receive_all(link: FrameLink) -> None:
+    with suppress(OSError):
+        while link.socket.recv(1 << 20):
+            pass
+
+
+def _call(channel: grpc.Channel, path: str, is_stream: bool, message: bytes) -> None:
+    """Send a message to an RPC; a refusal has to be a typed one, if the RPC is ours."""
+    try:
+        if is_stream:
+            stream: Any = channel.stream_stream(path)
+            list(stream(iter([message]), timeout=_TIMEOUT_S))
+        else:
+            unary: Any = channel.unary_unary(path)
+            unary(message, timeout=_TIMEOUT_S)
+    except grpc.RpcError as error:
+        if path.startswith(f"/{SERVICE.full_name}"):
+            refusal_in(error)
+
+
+def size_of(size: int) -> str:
+    """A size for people."""
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+def main() -> None:
+    """Measure, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, help="document whose section on costs is written anew")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="costs-") as name:
+        measured = MessageCosts(Path(name))
+        try:
+            costs = measured.run()
+        finally:
+            measured.close()
+    heads = ("RPC, ms", *map(size_of, SIZES), "most expensive at the last size")
+    for line in (heads, *costs.lines(SIZES)):
+        print(f"{line[0]:20}", *(f"{cell:>8}" for cell in line[1:]))
+    if arguments.report is not None:
+        write_section(arguments.report, "costs", heads, costs.lines(SIZES))
+    if found := costs.too_expensive():
+        raise SystemExit("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()
