@@ -20,6 +20,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from replay_agent import __version__
+
 GROUP, METAVAR = "group", "metavar"
 # The word for no value: TOML has no null, and a preset's value has to be switched off somehow.
 NONE = "none"
@@ -176,6 +178,7 @@ def _grouped_source(settings_class: type[CommandSettings]) -> CliSettingsSource[
     parser = argparse.ArgumentParser(
         prog=program, usage="%(prog)s [--flag value ...]", description=settings_class.__doc__, allow_abbrev=False
     )
+    parser.add_argument("--version", action="version", version=f"{program} {__version__}")
     fields = {f"--{name.replace('_', '-')}": field for name, field in settings_class.model_fields.items()}
     headings: dict[str, Any] = {}
 

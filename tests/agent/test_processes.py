@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -304,6 +306,25 @@ def test_a_run_in_use_is_not_resumed_beside_itself(tmp_path: Path, monkeypatch: 
         pass
     with RunDirectory(tmp_path).locked():
         pass
+
+
+@pytest.mark.parametrize(("command", "function"), [("replay-train", "train"), ("replay-actor", "actor")])
+def test_a_command_says_its_version_without_loading_torch(command: str, function: str) -> None:
+    program = (
+        f"import sys; from replay_agent.commands import {function} as main; sys.argv = [{command!r}, '--version']\n"
+        "status = main(); sys.exit(status or 'torch' in sys.modules or 'replay_client' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, f"{command} {version('replay-service')}\n")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"][command] == f"replay_agent.commands:{function}"
+
+
+def test_the_version_is_in_the_help_page_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        train.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"replay-train {version('replay-service')}\n"
 
 
 def test_settings_that_cannot_be_used_end_a_command_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
