@@ -8,7 +8,8 @@ happens to it only makes room, so an insert that was allowed stays allowed. The 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from replay_proto.inserts import MOST_ROWS_AT_ONCE
 
@@ -25,7 +26,9 @@ def takes_long(table: Table, rows: NewRows) -> bool:
     return rows.count > MOST_ROWS_AT_ONCE or _nbytes(table, rows) > INLINE_BYTES
 
 
-async def insert(table: Table, rows: NewRows, stamp: WriterStamp | None, committed: Callable[[], None]) -> range:
+def insert(
+    table: Table, rows: NewRows, stamp: WriterStamp | None, committed: Callable[[], None]
+) -> Coroutine[Any, Any, range]:
     """Insert rows as `Table.insert` does, while others are served. Nobody else may insert meanwhile.
 
     Args:
@@ -38,10 +41,17 @@ async def insert(table: Table, rows: NewRows, stamp: WriterStamp | None, committ
         RequestError: as `Table.insert`; TABLE_RESET if the table was reset meanwhile and its gate no longer allows
             what is left of the insert.
     """
+    # Counted now, since the gate was asked now: a task begins to run only in a later turn of the loop.
+    return _insert(table, rows, stamp, committed, table.resets)
+
+
+async def _insert(
+    table: Table, rows: NewRows, stamp: WriterStamp | None, committed: Callable[[], None], resets: int
+) -> range:
     repeated = table.find_repeat(rows.count, stamp)
     if repeated is not None:
         return repeated
-    first, resets, priority = table.inserted, table.resets, None
+    first, priority = table.inserted, None
     await asyncio.to_thread(table.reserve, rows.count)
     turn = _Turn()
     for stretch in rows.parts(table.config.slack):
@@ -52,13 +62,18 @@ async def insert(table: Table, rows: NewRows, stamp: WriterStamp | None, committ
         else:
             await turn.make_room(size / INLINE_BYTES)
             table.store(stretch, stamp)
-        for part in stretch.parts(MOST_ROWS_AT_ONCE):
-            await turn.make_room(part.count / MOST_ROWS_AT_ONCE)
-            if table.resets != resets:
-                _check_still_allowed(table, first + rows.count - table.inserted)
-            priority = priority or table.new_priority
-            table.commit(part, priority, stamp)
-            committed()
+        end = table.inserted + stretch.count
+        try:
+            for part in stretch.parts(MOST_ROWS_AT_ONCE):
+                await turn.make_room(part.count / MOST_ROWS_AT_ONCE)
+                if table.resets != resets:
+                    _check_still_allowed(table, first + rows.count - table.inserted)
+                priority = priority or table.new_priority
+                table.commit(part, priority, stamp)
+                committed()
+        except BaseException:
+            table.erase_stored(end - table.inserted)
+            raise
     return range(first, table.inserted)
 
 

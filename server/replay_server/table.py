@@ -282,6 +282,11 @@ class Table:
             origin = 0 if stamp is None else origin_word(stamp.writer_id, stamp.sequence)
             self._checksums.seal(first, rows.count, origin)
 
+    def erase_stored(self, count: int) -> None:
+        """Give up so many rows that were stored and not committed: a loss of power must not bring them back."""
+        if self._checksums is not None:
+            self._checksums.erase(self.inserted, count)
+
     def commit(self, rows: NewRows, priority: float, stamp: WriterStamp | None) -> None:
         """Make stored rows live, and evict those that they replace.
 

@@ -1,0 +1,340 @@
+"""Large inserts step by step: what happens to a table while rows of one are being stored beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from replay_proto.framing import Array
+from replay_proto.rate_limit import RateLimit
+from replay_server import inserting
+from replay_server.catalog import Catalog
+from replay_server.draws import Draw
+from replay_server.errors import RequestError
+from replay_server.storage.mapped_file import NoSpaceError
+from replay_server.storage.root import Root
+from replay_server.storage.row_store import RowStore
+from replay_server.table import NewRows, Table, WriterStamp
+from replay_server.table_config import TableConfig
+
+from tests.support.rows import WHOLE, columns_of, values_in
+
+LARGE = inserting.INLINE_BYTES // WHOLE.row_bytes + 1
+"""Rows of the smallest insert that is copied beside the loop."""
+CAPACITY = 64 * LARGE
+"""Of a table that takes so many rows in one stretch."""
+WRITER = WriterStamp(b"w" * 16, 1)
+
+
+def rows_from(first: int, count: int, priorities: NDArray[np.float64] | None = None) -> NewRows:
+    """Rows that hold the numbers from ``first`` on."""
+    return NewRows(columns_of(np.arange(first, first + count)), count, priorities)
+
+
+def values_at(table: Table, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What rows hold, each of which has to be whole."""
+    out: dict[str, Array] = {name: np.empty((len(keys), *c.shape), c.dtype) for name, c in WHOLE.items()}
+    table.directory.rows.gather(keys, out)
+    return values_in(b"".join(column.tobytes() for column in out.values()))
+
+
+def live_keys(table: Table) -> NDArray[np.int64]:
+    return np.arange(table.oldest, table.inserted)
+
+
+class Held:
+    """A table into which a large insert has begun, which cannot store its rows before it is let on."""
+
+    def __init__(self, catalog: Catalog, table: Table, rows: NewRows, stamp: WriterStamp | None) -> None:
+        self.catalog = catalog
+        self.table = table
+        self.large = self.insert(rows, stamp)
+
+    def insert(self, rows: NewRows, stamp: WriterStamp | None = None) -> asyncio.Task[range]:
+        """Begin another insert."""
+        return asyncio.create_task(self.catalog.waiters.insert(self.table, rows, stamp, None))
+
+    def let_on(self) -> None:
+        """Let the large insert store its rows."""
+        self.table.directory.storing_beside.release()
+
+
+@asynccontextmanager
+async def held(
+    folder: Path, rows: NewRows | None = None, stamp: WriterStamp | None = None, **config: Any
+) -> AsyncIterator[Held]:
+    """Begin a large insert of rows 0, 1, ... into a new table, after three rows of 1000, 1001 and 1002."""
+    catalog = Catalog(Root.durable(folder), checked=config.pop("checked", False))
+    table, _ = await catalog.create(TableConfig("t", WHOLE, **{"capacity": CAPACITY, **config}))
+    await catalog.waiters.insert(table, rows_from(1000, 3, np.array([1.0, 7.0, 3.0])), None, None)
+    await table.directory.storing_beside.acquire()
+    it = Held(catalog, table, rows or rows_from(0, LARGE), stamp)
+    while table.turns.under_way is None:
+        await asyncio.sleep(0)
+    yield it
+    await catalog.inserts_ended()
+    table.check()
+    catalog.close()
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_draws_and_updates_go_on_and_see_no_row_of_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with held(tmp_path) as it:
+            assert set(it.table.draw(Draw(64, beta=1.0)).keys) <= {0, 1, 2}
+            assert it.table.update(np.array([1, 3]), np.array([9.0, 9.0])) == (1, 1)
+            assert (it.table.size, it.large.done()) == (3, False)
+            it.let_on()
+            assert await it.large == range(3, 3 + LARGE)
+            assert values_at(it.table, live_keys(it.table)).tolist() == [1000, 1001, 1002, *range(LARGE)]
+            assert set(it.table.priorities(np.arange(3, 3 + LARGE))) == {9.0}, "the largest when they became live"
+
+    run(test)
+
+
+def test_other_inserts_wait_for_their_turn_and_keep_their_order(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with held(tmp_path) as it:
+            others = [it.insert(rows_from(2000, 2)), it.insert(rows_from(0, LARGE)), it.insert(rows_from(3000, 2))]
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert it.table.inserted == 3
+            it.let_on()
+            keys = [await each for each in (it.large, *others)]
+            assert [each.start for each in keys] == [3, 3 + LARGE, 5 + LARGE, 5 + 2 * LARGE]
+            assert it.table.turns.are_free
+
+    run(test)
+
+
+def test_who_gives_up_while_others_wait_leaves_no_gap(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with held(tmp_path) as it:
+            first, second = it.insert(rows_from(2000, 2)), it.insert(rows_from(3000, 2))
+            await asyncio.sleep(0)
+            first.cancel()
+            it.let_on()
+            assert (await second).start == 3 + LARGE
+            assert first.cancelled()
+
+    run(test)
+
+
+def test_an_insert_whose_caller_hangs_up_goes_on_to_its_end(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with held(tmp_path) as it:
+            it.large.cancel()
+            await asyncio.gather(it.large, return_exceptions=True)
+            behind = it.insert(rows_from(2000, 1))
+            it.let_on()
+            assert await behind == range(3 + LARGE, 4 + LARGE)
+            assert values_at(it.table, live_keys(it.table)).tolist()[3:] == [*range(LARGE), 2000]
+
+    run(test)
+
+
+def test_a_repeat_that_comes_meanwhile_gets_the_same_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inserting, "INLINE_BYTES", 1000)
+
+    async def test() -> None:
+        async with held(tmp_path, rows_from(0, 100), WRITER) as it:
+            repeat = it.insert(rows_from(0, 100), WRITER)
+            following = it.insert(rows_from(100, 100), WriterStamp(WRITER.writer_id, 2))
+            await asyncio.sleep(0)
+            it.large.cancel()
+            it.let_on()
+            assert await repeat == range(3, 103)
+            assert await following == range(103, 203)
+            assert (it.table.inserted, it.table.repeated_inserts) == (203, 1)
+
+    run(test)
+
+
+def test_after_a_reset_its_rows_are_the_only_ones(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with held(tmp_path) as it:
+            assert it.table.reset() == 3
+            it.let_on()
+            await it.large
+            assert values_at(it.table, live_keys(it.table)).tolist() == list(range(LARGE))
+            assert set(it.table.priorities(live_keys(it.table))) == {1.0}, "the table was empty"
+
+    run(test)
+
+
+def test_after_a_reset_the_rate_limiter_is_asked_again(tmp_path: Path) -> None:
+    """Draws had made room for more rows than an empty table may take at once."""
+    rows = rows_from(0, LARGE * 5 // 2)
+    limit = RateLimit(1, 1.0, -2.0 * LARGE, LARGE / 2)
+
+    async def test() -> None:
+        catalog = Catalog(Root.durable(tmp_path), checked=True)
+        table, _ = await catalog.create(TableConfig("t", WHOLE, capacity=CAPACITY, rate_limit=limit))
+        await catalog.waiters.insert(table, rows_from(1000, 3), None, None)
+        await catalog.waiters.draw(table, 2 * LARGE + 3, 0)
+        await table.directory.storing_beside.acquire()
+        large = asyncio.create_task(catalog.waiters.insert(table, rows, None, 0))
+        while table.turns.under_way is None:
+            await asyncio.sleep(0)
+        table.reset()
+        table.directory.storing_beside.release()
+        with pytest.raises(RequestError, match="was reset"):
+            await large
+        assert (table.size, table.inserted) == (0, 3)
+        checksums = table.directory.rows.checksums
+        assert checksums is not None
+        assert not checksums.whole(3, LARGE).any(), "a loss of power would bring rows of it back"
+        assert await catalog.waiters.insert(table, rows_from(7, 3), None, 0) == range(3, 6)
+        catalog.close()
+
+    run(test)
+
+
+def test_a_drop_waits_for_it_and_sends_those_behind_it_away(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with held(tmp_path) as it:
+            behind = it.insert(rows_from(2000, 2))
+            await asyncio.sleep(0)
+            drop = asyncio.create_task(it.catalog.drop("t", b""))
+            with pytest.raises(RequestError, match="no table"):
+                await behind
+            assert (it.table.directory.folder.is_dir(), drop.done()) == (True, False)
+            it.let_on()
+            assert len(await it.large) == LARGE
+            await drop
+            assert list((tmp_path / "tables").iterdir()) == []
+
+    run(test)
+
+
+def test_one_that_finds_no_space_changes_nothing_and_lets_others_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise NoSpaceError(errno.ENOSPC, "full")
+
+    async def test() -> None:
+        catalog = Catalog(Root.durable(tmp_path))
+        table, _ = await catalog.create(TableConfig("t", WHOLE, capacity=CAPACITY))
+        with monkeypatch.context() as patch:
+            patch.setattr(RowStore, "reserve", full)
+            with pytest.raises(RequestError, match="no space left"):
+                await catalog.waiters.insert(table, rows_from(0, LARGE), None, None)
+        assert (table.inserted, table.write_horizon) == (0, 0)
+        assert await catalog.waiters.insert(table, rows_from(0, 2), None, None) == range(2)
+        table.check()
+        catalog.close()
+
+    run(test)
+
+
+# Any order of calls, against what they have to come to.
+
+STAMPED = st.tuples(st.just("stamped"), st.integers(1, 8))
+PLAIN = st.tuples(st.just("plain"), st.integers(1, 300))
+OTHERS = st.tuples(st.sampled_from(["draw", "update", "reset", "repeat", "hang up"]), st.just(1))
+PAUSE = st.tuples(st.just("pause"), st.integers(1, 4))
+BACKENDS = st.sampled_from(["sum_tree", "rank", "uniform"])
+
+
+class Calls:
+    """Calls of a small table whose every insert takes long, and what they were told."""
+
+    def __init__(self, catalog: Catalog, table: Table) -> None:
+        self.catalog = catalog
+        self.table = table
+        self.sequence = 0
+        self.begun: list[tuple[asyncio.Task[range], int, int]] = []
+        self.drawn: dict[int, int] = {}
+        self.numbers = 0
+        self.last = (0, 0)
+        self.plain: asyncio.Task[range] | None = None
+
+    def insert(self, count: int, stamp: WriterStamp | None) -> asyncio.Task[range]:
+        """Begin an insert of rows that no other has."""
+        self.numbers += count
+        return self._begin(self.numbers - count, count, stamp)
+
+    def _begin(self, first: int, count: int, stamp: WriterStamp | None) -> asyncio.Task[range]:
+        call = asyncio.create_task(self.catalog.waiters.insert(self.table, rows_from(first, count), stamp, None))
+        self.begun.append((call, first, count))
+        return call
+
+    async def do(self, what: str, count: int) -> None:
+        """Do one thing."""
+        if what == "plain":
+            self.plain = self.insert(count, None)
+        elif what == "stamped":
+            self.sequence += 1
+            self.last = (self.numbers, count)
+            self.insert(count, WriterStamp(WRITER.writer_id, self.sequence))
+        elif what == "repeat" and self.sequence:
+            self._begin(*self.last, WriterStamp(WRITER.writer_id, self.sequence))
+        elif what == "hang up" and self.plain is not None:
+            self.plain.cancel()
+        elif what == "draw" and self.table.size:
+            keys = self.table.draw(Draw(16, beta=1.0)).keys
+            assert ((self.table.oldest <= keys) & (keys < self.table.inserted)).all()
+            self.drawn.update(zip(keys.tolist(), values_at(self.table, keys).tolist(), strict=True))
+        elif what == "update":
+            keys = np.arange(self.table.oldest, self.table.inserted + 5)
+            assert self.table.update(keys, np.ones(len(keys)))[0] == self.table.size
+        elif what == "reset":
+            self.table.reset()
+            assert self.table.size == 0
+        else:
+            for _ in range(count):
+                await asyncio.sleep(0)
+
+    async def check(self) -> None:
+        """Every row that was acknowledged has one key, and is whole as long as it lives."""
+        await asyncio.gather(*(task for task, _, _ in self.begun), return_exceptions=True)
+        await self.catalog.inserts_ended()
+        number_of: dict[int, int] = {}
+        for task, first, count in self.begun:
+            if not task.cancelled():
+                keys = task.result()
+                assert len(keys) == count
+                for key, number in zip(keys, range(first, first + count), strict=True):
+                    assert number_of.setdefault(key, number) == number, "two rows have one key"
+        values = values_at(self.table, live_keys(self.table))
+        assert len(set(values.tolist())) == len(values), "a row was inserted twice"
+        for key, value in [*zip(live_keys(self.table).tolist(), values.tolist(), strict=True), *self.drawn.items()]:
+            assert number_of.get(key, value) == value
+        self.table.check()
+
+
+@given(
+    calls=st.lists(st.one_of(PLAIN, STAMPED, OTHERS, PAUSE), min_size=1, max_size=30),
+    backend=BACKENDS,
+    capacity=st.sampled_from([20, 500]),
+)
+@settings(max_examples=40)
+def test_any_calls_at_once_tear_lose_and_double_no_row(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, int]], backend: str, capacity: int
+) -> None:
+    async def test() -> None:
+        catalog = Catalog(Root.durable(tmp_path_factory.mktemp("data")))
+        table, _ = await catalog.create(TableConfig("t", WHOLE, capacity=capacity, backend=backend))
+        it = Calls(catalog, table)
+        for what, count in calls:
+            await it.do(what, count)
+        await it.check()
+        catalog.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inserting, "INLINE_BYTES", 5 * WHOLE.row_bytes)
+        patch.setattr(inserting, "MOST_ROWS_AT_ONCE", 8)
+        run(test)
