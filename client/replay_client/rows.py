@@ -102,7 +102,7 @@ def as_array(value: Any) -> Array:
         ValueError: lists of different lengths.
         TypeError, RuntimeError: what a library says of a tensor that cannot be read.
     """
-    if hasattr(value, "detach"):
+    if not isinstance(value, np.ndarray) and hasattr(value, "detach"):
         return _of_torch(value)
     try:
         array = np.asarray(value)
