@@ -28,14 +28,14 @@ RUN touch README.md \
 
 # The project, and its kernels compiled. Numba drops a compiled kernel when its source's time stamp differs by the
 # least, and layers keep whole seconds: hence the round date. On another kind of processor the service compiles anew,
-# into the same folder.
+# into the same folder. Under another user, who cannot write there, it works on a copy.
 FROM service-dependencies AS application
 COPY . .
 RUN pip install --quiet --no-deps --no-compile --target /opt/replay/application . \
     && find /opt/replay/application -exec touch --date=2000-01-01 {} + \
     && python -m compileall -q /opt/replay/application
 USER replay
-RUN python -c 'import pathlib, replay_server.warming as w; w.warm_up(pathlib.Path("/tmp"))'
+RUN python -m replay_server.warming
 
 FROM service-dependencies AS server
 COPY --from=application /opt/replay/application /opt/replay/application

@@ -20,7 +20,7 @@ run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and sh
 # Kernels are compiled once beforehand, not by every worker at the same time. Tests wait more than they compute: there
 # are more workers than the two cores that the project is developed on. Tests that limit a time run after them, alone.
 test: $(VENV)/.installed  ## All tests, with coverage.
-	$(BIN)/python -c "from replay_server.backends import warm_up; warm_up()"
+	$(BIN)/python -m replay_server.warming
 	$(BIN)/pytest -m "not timed" --numprocesses 3 --dist worksteal --cov --cov-report= $(ARGS) || test $$? -eq $(MAY_END_WITH)
 	$(BIN)/pytest -m timed --cov --cov-append --cov-report term:skip-covered $(ARGS) || test $$? -eq $(MAY_END_WITH)
 

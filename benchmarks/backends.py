@@ -27,8 +27,8 @@ from replay_server.backends import (
     PriorityIndex,
     make_index,
     make_parameters,
-    warm_up,
 )
+from replay_server.warming import warm_up
 from rich.console import Console
 from rich.table import Table
 

@@ -39,7 +39,7 @@ from replay_server.storage.permissions import GROUP_UMASK, UMASK, GroupError, ke
 from replay_server.storage.root import Root, RootInUseError
 from replay_server.storage.table_directory import DamagedTableError
 from replay_server.syncing import Syncer
-from replay_server.warming import warm_up
+from replay_server.warming import WarmUpCancelledError, warm_up
 
 log = logging.getLogger("replay_server")
 
@@ -124,9 +124,8 @@ async def serve(settings: ServerSettings) -> None:
     checkpoints: Checkpoints | None = None
     try:
         keep_private(root) if settings.group is None else share_with_group(root, settings.group)
-        # Before there are tables: they go again, and what is loaded here is never looked through for garbage.
-        with loading():
-            warm_up(root.path)
+        if not await _warm_up(stop):
+            return
         if settings.restore is not None:
             restored = restore(settings.restore, root.tables, checked=checked)
             log.info("%s restored: %d tables", settings.restore, len(restored.tables))
@@ -170,6 +169,27 @@ async def serve(settings: ServerSettings) -> None:
         finally:
             _let_go_of(catalog, root)
     log.info("stopped")
+
+
+async def _warm_up(stop: asyncio.Event) -> bool:
+    """Compile or load kernels, before there are tables: what is loaded here is never looked through for garbage.
+
+    Returns:
+        Whether it was done; False if the server was told to stop meanwhile.
+    """
+    cancelled = threading.Event()
+    with loading():
+        warming = asyncio.create_task(asyncio.to_thread(warm_up, cancelled))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((warming, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        cancelled.set()
+        try:
+            await warming
+        except WarmUpCancelledError:
+            log.info("stopped before the kernels were compiled")
+            return False
+    return True
 
 
 def _let_go_of(catalog: Catalog, root: Root) -> None:

@@ -1,48 +1,163 @@
-"""Runs every hot path once before the port opens, so that no caller waits for a compilation."""
+"""Compiles or loads every kernel before the port opens, so that no caller waits for a compilation.
+
+On a new machine, or with a new version, kernels are compiled first: by two processes side by side, each of which takes
+some of the backends, while this one says how far they are. Then, and on every later start, they are loaded.
+"""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
 
 import numpy as np
-from replay_proto.schema import Column, Schema
 
-from replay_server import backends
-from replay_server.draws import Draw
-from replay_server.storage.table_directory import TableDirectory
-from replay_server.table import NewRows, Table
-from replay_server.table_config import TableConfig
-from replay_server.updates import first_unusable
+from replay_server.backends import BACKENDS, kernel_cache, warm_up_backend
+from replay_server.backends.compile import KERNELS
+from replay_server.statistics.times_sampled import TimesSampled
+from replay_server.storage.row_checksums import compile_checksums
+from replay_server.updates import first_unusable, resolve_update
 
-_ROWS = 4
+log = logging.getLogger(__name__)
+
+_APART = "rank"
+"""The backend whose kernels take as long to compile as all others together."""
+_LOOK_S = 0.1
+_SAY_S = 3.0
 
 
-def warm_up(parent: Path) -> None:
-    """Use a small table of each backend below ``parent``, and leave nothing behind.
+class WarmUpCancelledError(Exception):
+    """The server was told to stop while its kernels were being compiled."""
+
+
+def warm_up(cancelled: threading.Event | None = None) -> None:
+    """Load every kernel; compile first what was not compiled before, and say so.
+
+    Args:
+        cancelled: ends the compilation once it is set.
 
     Raises:
-        OSError: if no table can be made there.
+        WarmUpCancelledError: if it was cancelled.
     """
-    backends.warm_up()
-    with tempfile.TemporaryDirectory(dir=parent, prefix=".warm-up-") as folder:
-        for backend in backends.BACKENDS:
-            _use(Table(TableDirectory.create(Path(folder), _config(backend))))
+    folder = kernel_cache.folder()
+    if not kernel_cache.is_complete(folder):
+        _compile_beside(cancelled or threading.Event())
+    # Whatever a process beside this one did not compile, is compiled here.
+    _use(list(BACKENDS))
+    if not kernel_cache.is_complete(folder):
+        kernel_cache.set_complete(folder)
 
 
-def _config(backend: str) -> TableConfig:
-    return TableConfig(backend, Schema({"value": Column("float32")}), capacity=_ROWS, backend=backend)
+def _use(names: Sequence[str]) -> None:
+    """Call every kernel of some backends, and with any but the one apart those that all tables share."""
+    for name in names:
+        warm_up_backend(name)
+    if set(names) != {_APART}:
+        _use_what_tables_share()
 
 
-def _use(table: Table) -> None:
-    rows = NewRows({"value": np.zeros(_ROWS, np.float32)}, _ROWS)
-    # Twice, so that rows are evicted as well.
-    for _ in range(2):
-        table.insert(rows, None)
-    batch = table.draw(Draw(_ROWS, beta=0.5))
-    table.update(batch.keys, np.ones(_ROWS))
-    first_unusable(np.ones(_ROWS), table.priority_limit)
-    # Arrays of a message are read-only, for which kernels are compiled on their own unless they are copied.
-    table.update(np.frombuffer(batch.keys.tobytes(), np.int64), np.frombuffer(np.ones(_ROWS).tobytes(), np.float64))
-    table.reset()
-    table.close()
+def _use_what_tables_share() -> None:
+    keys, priorities = np.arange(4, dtype=np.int64), np.ones(4)
+    counts = TimesSampled(8)
+    counts.appear(len(keys))
+    counts.draw(keys)
+    counts.disappear(keys)
+    first_unusable(priorities, 1.0)
+    resolve_update(keys, priorities, 0, len(keys))
+    compile_checksums()
+
+
+def _compile_beside(cancelled: threading.Event) -> None:
+    """Have other processes compile, or wait for those of another server that does."""
+    folder = kernel_cache.folder()
+    progress = _Progress()
+    while True:
+        with kernel_cache.lock(folder) as is_ours:
+            if is_ours:
+                if not kernel_cache.is_complete(folder):
+                    _compile(progress, cancelled)
+                progress.end()
+                return
+        progress.say(by_another=True)
+        _wait(cancelled)
+
+
+def _compile(progress: _Progress, cancelled: threading.Event) -> None:
+    shares = ([_APART], [name for name in BACKENDS if name != _APART])
+    try:
+        helpers = [_start_helper(share) for share in shares]
+    except OSError as error:
+        log.warning("kernels are compiled one after the other, as no process could be started beside: %s", error)
+        return
+    try:
+        while any(helper.poll() is None for helper in helpers):
+            progress.say()
+            _wait(cancelled)
+    finally:
+        for helper in helpers:
+            helper.kill()
+            helper.wait()
+    failed = [helper.returncode for helper in helpers if helper.returncode]
+    if failed:
+        log.warning("a process that compiled kernels ended with %d; this one goes on without it", failed[0])
+
+
+def _start_helper(names: Sequence[str]) -> subprocess.Popen[bytes]:
+    # The same modules as here, and the same folder, which may be a temporary one of this process.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "NUMBA_CACHE_DIR": str(kernel_cache.folder().parent),
+    }
+    code = f"from replay_server.warming import _use; _use({list(names)!r})"
+    return subprocess.Popen([sys.executable, "-P", "-c", code], env=environment, stdin=subprocess.DEVNULL)
+
+
+def _wait(cancelled: threading.Event) -> None:
+    if cancelled.wait(_LOOK_S):
+        raise WarmUpCancelledError
+
+
+class _Progress:
+    """Says how far the compilation is: in one line on a terminal, else in a line every few seconds."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._said = -_SAY_S
+        self._terminal = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
+        where = kernel_cache.folder()
+        kept = (
+            "for this start alone, since no folder for them can be written to: set NUMBA_CACHE_DIR"
+            if kernel_cache.is_temporary()
+            else f"first start of this version; kept in {where}"
+        )
+        log.info("compiling %d kernels (%s)", len(KERNELS), kept)
+
+    def say(self, *, by_another: bool = False) -> None:
+        passed = time.monotonic() - self._began
+        if not self._terminal and passed - self._said < _SAY_S:
+            return
+        self._said = passed
+        done = min(kernel_cache.kernels_in(kernel_cache.folder()), len(KERNELS))
+        line = f"compiling kernels: {done} of {len(KERNELS)} after {passed:.0f} s"
+        if by_another:
+            line += ", by another server"
+        if self._terminal:
+            sys.stderr.write(f"\r{line}\x1b[K")
+            sys.stderr.flush()
+        else:
+            log.info("%s", line)
+
+    def end(self) -> None:
+        if self._terminal:
+            sys.stderr.write("\r\x1b[K")
+        log.info("kernels compiled in %.0f s", time.monotonic() - self._began)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    warm_up()

@@ -18,7 +18,6 @@ from replay_server.backends import (
     UniformParameters,
     make_index,
     make_parameters,
-    warm_up,
 )
 
 
@@ -73,8 +72,3 @@ def test_each_name_of_the_contract_makes_its_own_backend() -> None:
     assert {*BACKENDS} == {*expected}
     for name, kind in expected.items():
         assert type(make_index(name, make_parameters(name, {}), np.zeros(4), 4)) is kind
-
-
-def test_warming_up_can_be_repeated() -> None:
-    warm_up()
-    warm_up()

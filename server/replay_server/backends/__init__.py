@@ -42,7 +42,7 @@ __all__ = [
     "make_index",
     "make_parameters",
     "most_rows",
-    "warm_up",
+    "warm_up_backend",
 ]
 
 
@@ -123,23 +123,27 @@ def make_index(name: str, parameters: Parameters, priorities: NDArray[np.float64
     return _backend(name)(parameters, priorities, capacity)
 
 
-def warm_up() -> None:
-    """Compile every kernel of every backend, or load it from the cache, by using each method once."""
-    for name in BACKENDS:
-        slots = 4
-        live = LiveRows(oldest=0, size=2, slots=slots)
-        keys = np.arange(3, dtype=np.int64)
-        fractions = np.array([0.0, 0.5])
-        index = make_index(name, make_parameters(name, {}), np.full(slots, DEAD_PRIORITY), slots)
-        index.rebuild(LiveRows(oldest=0, size=0, slots=slots))
-        index.write(keys, np.array([0.0, 1.0, 2.0]))
-        index.clear(keys[2:])
-        index.draw(fractions, live)
-        index.smallest_probability(live)
-        index.write(keys[:2], np.zeros(2))
-        index.draw(fractions, live)
-        index.rebuild(live)
-        index.check()
+def warm_up_backend(name: str) -> None:
+    """Compile every kernel of a backend, or load it from the cache, by using each method once.
+
+    Args:
+        name: a key of `BACKENDS`.
+    """
+    slots = 4
+    live = LiveRows(oldest=0, size=2, slots=slots)
+    keys = np.arange(3, dtype=np.int64)
+    fractions = np.array([0.0, 0.5])
+    index = make_index(name, make_parameters(name, {}), np.full(slots, DEAD_PRIORITY), slots)
+    index.rebuild(LiveRows(oldest=0, size=0, slots=slots))
+    index.write(keys, np.array([0.0, 1.0, 2.0]))
+    assert (index.smallest_priority, index.largest_priority) == (0.0, 2.0)
+    index.clear(keys[2:])
+    index.draw(fractions, live)
+    index.smallest_probability(live)
+    index.write(keys[:2], np.zeros(2))
+    index.draw(fractions, live)
+    index.rebuild(live)
+    index.check()
 
 
 def _backend(name: str) -> Backend:

@@ -1,51 +1,32 @@
-"""How the backends' inner loops are compiled: one typed decorator around `numba.njit`.
-
-Compiled kernels are cached on disk. Numba decides whether a cached kernel still fits by the age of the one file it
-stands in, but kernels here call kernels of other files. So the cache lies in a folder named after the text of all
-files of this package: when one changes, every kernel is compiled anew.
-"""
+"""How the inner loops are compiled: typed decorators around `numba.njit`. `kernel_cache` says where they are kept."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core import types as numba_types
 from numpy.typing import NDArray
+
+from replay_server.backends import kernel_cache
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 Element = TypeVar("Element", bound=np.generic)
 
 CACHE_LINE_BYTES = 64
 
-_PACKAGE = Path(__file__).parent
+KERNELS: list[Any] = []
+"""Every kernel, as numba's dispatchers: what `replay_server.warming` compiles."""
 
-
-def _source_digest() -> str:
-    """Return a short name for the text of all files of this package."""
-    digest = hashlib.sha256()
-    for file in sorted(_PACKAGE.rglob("*.py")):
-        digest.update(str(file.relative_to(_PACKAGE)).encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _choose_cache_folder() -> None:
-    """Point numba at a cache folder of these very sources, inside ``NUMBA_CACHE_DIR`` if that is set."""
-    config: Any = numba.config
-    base = Path(config.CACHE_DIR or _PACKAGE / "__pycache__")
-    config.CACHE_DIR = str(base / f"kernels-{_source_digest()}")
-
-
-_choose_cache_folder()
+types: Any = numba_types
 
 
 def kernel(function: Kernel) -> Kernel:
     """Compile a function of arrays and numbers to machine code on its first call, or load it from the cache."""
-    return cast(Kernel, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    return cast(Kernel, _compiled(function))
 
 
 def part_of_kernel(function: Kernel) -> Kernel:
@@ -54,7 +35,42 @@ def part_of_kernel(function: Kernel) -> Kernel:
     In a call proper numba counts the references to each array it is given, which takes longer than looking at a row.
     Such a function has no branch in it that calls another one with its arrays: across branches it would count as well.
     """
-    return cast(Kernel, numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)(function))
+    return cast(Kernel, _compiled(function, forceinline=True))
+
+
+def _compiled(function: Callable[..., object], **options: bool) -> Any:
+    # A function of a file that the digest does not cover, a test's say, is compiled anew by every process.
+    is_covered = Path(function.__code__.co_filename) in kernel_cache.sources()
+    dispatcher = _dispatcher(function, cached=is_covered, **options)
+    if is_covered:
+        # Numba falls back on other folders, which all versions share, if it cannot write to the one that it was given.
+        if not Path(dispatcher.stats.cache_path).is_relative_to(kernel_cache.folder()):
+            return _dispatcher(function, cached=False, **options)
+        KERNELS.append(dispatcher)
+    return dispatcher
+
+
+def _dispatcher(function: Callable[..., object], *, cached: bool, **options: bool) -> Any:
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    # Numba asks for its folder here and now; whatever else in this process uses numba keeps its own.
+    config.CACHE_DIR = str(kernel_cache.folder()) if cached else before
+    try:
+        dispatcher: Any = numba.njit(nogil=True, cache=cached, error_model="numpy", **options)(function)
+    finally:
+        config.CACHE_DIR = before
+    call_template = dispatcher.get_call_template
+    dispatcher.get_call_template = lambda args, keywords: call_template([_widened(each) for each in args], keywords)
+    return dispatcher
+
+
+def _widened(argument: Any) -> Any:
+    """The type as which one kernel hands an argument to another: integers are int64, whatever they came from.
+
+    Numba would compile the callee once for each of int64, int32, int8 and every constant: twice the time to compile.
+    """
+    argument = types.unliteral(argument)
+    return types.int64 if isinstance(argument, types.Integer) and argument.signed else argument
 
 
 def as_kernel_input(array: NDArray[Element]) -> NDArray[Element]:

@@ -51,7 +51,10 @@ def _write_piece(
     priorities: NDArray[np.float64],
     order: ranking.Ranking,
 ) -> int:
-    """Store priorities, move rows to their new ranks, and return by how much the number of rows grew."""
+    """Store at most `ranking.MOST_MOVED` priorities, move rows to their new ranks, and return how many rows came.
+
+    Pieces are counted in Python: a kernel around this one would be as much again to compile.
+    """
     old_keys = np.empty(len(keys), dtype=np.int64)
     old_priorities = np.empty(len(keys), dtype=np.float64)
     added_keys = np.empty(len(keys), dtype=np.int64)
@@ -80,21 +83,6 @@ def _write_piece(
             added += 1
     ranking.move(order, old_priorities[:removed], old_keys[:removed], added_priorities[:added], added_keys[:added])
     return added - removed
-
-
-@kernel
-def _write(
-    keys: NDArray[np.int64],
-    new_priorities: NDArray[np.float64],
-    priorities: NDArray[np.float64],
-    order: ranking.Ranking,
-) -> int:
-    """Write piece by piece, and return by how much the number of rows grew."""
-    grown = 0
-    for first in range(0, len(keys), ranking.MOST_MOVED):
-        piece = slice(first, first + ranking.MOST_MOVED)
-        grown += _write_piece(keys[piece], new_priorities[piece], priorities, order)
-    return grown
 
 
 @kernel
@@ -166,7 +154,10 @@ class RankIndex:
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Set the priorities of rows, whether they are new or already there."""
-        self._size += _write(as_kernel_input(keys), as_kernel_input(priorities), self._priorities, self._order)
+        keys, priorities = as_kernel_input(keys), as_kernel_input(priorities)
+        for first in range(0, len(keys), ranking.MOST_MOVED):
+            piece = slice(first, first + ranking.MOST_MOVED)
+            self._size += _write_piece(keys[piece], priorities[piece], self._priorities, self._order)
 
     def clear(self, keys: NDArray[np.int64]) -> None:
         """Forget rows that are no longer live."""

@@ -70,7 +70,7 @@ def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: ND
             # The batch reaches most nodes of this level, some of them repeatedly: take each once.
             for node in range(width):
                 _add_up_node(sums, start + node, below + node * FAN_OUT)
-            slots[:width] = np.arange(width)
+                slots[node] = node
             pending = width
             continue
         kept = 0

@@ -105,7 +105,7 @@ class RowChecksums:
             columns: content of its columns and links, ``dtype[slots, elements]`` each.
             create: make the file, or open it.
         """
-        _compile()
+        compile_checksums()
         slots = len(columns[0])
         self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)
         self._words: NDArray[np.uint64] = self.file.view(np.dtype("<u8"), (slots, 2))  # type: ignore[assignment]
@@ -228,7 +228,7 @@ def _erase(words: NDArray[np.uint64], first: int, count: int) -> None:
 
 
 @cache
-def _compile() -> None:
+def compile_checksums() -> None:
     """Compile every kernel for every width of words, or load them from the cache, before a table is served."""
     words = np.zeros((2, 2), np.uint64)
     _store_origins(words, 1, 2, np.uint64(_HAS_WRITER))

@@ -46,7 +46,9 @@ def fill(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int
     """
     empty_pools(ranking)
     rows = len(keys)
-    ranking.words[NEWEST] = keys.max() if rows > 0 else 0
+    ranking.words[NEWEST] = 0
+    for i in range(rows):
+        ranking.words[NEWEST] = max(ranking.words[NEWEST], keys[i])
     leaves = max(1, -(-rows // int(LEAF_ROWS * BULK_FILL)))
     level = np.empty(leaves, dtype=np.int64)
     counts = np.empty(leaves, dtype=np.int64)
@@ -56,8 +58,8 @@ def fill(ranking: Ranking, priorities: NDArray[np.float64], keys: NDArray[np.int
         first = i * rows // leaves
         size = (i + 1) * rows // leaves - first
         leaf = take_leaf(ranking)
-        ranking.leaf_floats[leaf, :size] = priorities[first : first + size]
         for row in range(size):
+            ranking.leaf_floats[leaf, row] = priorities[first + row]
             ranking.leaf_ints[leaf, ROW_KEYS + row] = np.int32(keys[first + row])
         resize_leaf(ranking, leaf, size)
         level[i], counts[i], firsts[i] = leaf, size, first

@@ -1,0 +1,198 @@
+"""Where compiled kernels are kept: in a folder that no other version of the code has written to.
+
+Numba reuses a compiled kernel as long as the one file that defines it is unchanged. Kernels here call kernels of other
+files and use their constants, so that is not enough: an old kernel would go on using an old callee. Hence each version
+has a folder of its own, ``kernels-<digest>``. The digest covers every source file that defines a kernel, everything
+those files import from this project, and what numba's own index does not check. Numba checks the processor.
+
+The folder lies in the first of these places that can be written to:
+
+1. ``NUMBA_CACHE_DIR``, if it is set,
+2. ``__pycache__`` beside this file: a source checkout, or an environment of the user's own,
+3. the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``,
+4. a temporary folder that goes with the process. If an earlier place has the kernels but is read-only, as in an image
+   that runs under another user, they are copied from there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import llvmlite
+import numba
+import numpy as np
+import replay_proto
+from llvmlite import binding
+
+from replay_server import held_folders
+
+PREFIX = "kernels-"
+KEPT_UNUSED_S = 28 * 24 * 3600.0
+"""Folders of other versions that nobody has used for so long are removed."""
+
+_COMPLETE = "complete-"
+_REMOVED = ".removed-"
+_TEMPORARY = "replay-kernels-"
+_DECORATORS = "backends.compile"
+"""A file that defines kernels imports this module."""
+_ROOTS = {"replay_server": Path(__file__).parents[1], "replay_proto": Path(replay_proto.__file__).parent}
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+(?P<source>[\w.]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n]*)"
+    r"|import[ \t]+(?P<whole>[\w.]+))",
+    re.MULTILINE,
+)
+
+
+@cache
+def sources() -> frozenset[Path]:
+    """All files of this project that a kernel may be made of."""
+    found: set[Path] = set()
+    pending = [file for file in _ROOTS["replay_server"].rglob("*.py") if _DECORATORS in file.read_text("utf-8")]
+    while pending:
+        file = pending.pop()
+        if file not in found:
+            found.add(file)
+            pending.extend(_imported_by(file))
+    return frozenset(found)
+
+
+def _imported_by(file: Path) -> Iterator[Path]:
+    for match in _IMPORT.finditer(file.read_text("utf-8")):
+        module = match["source"] or match["whole"]
+        for name in (module, *(f"{module}.{word}" for word in re.findall(r"\w+", match["names"] or ""))):
+            yield from _files_of(name)
+
+
+def _files_of(module: str) -> Iterator[Path]:
+    """The file of a module, and those of the packages around it, which are executed before it."""
+    package, *parts = module.split(".")
+    if package not in _ROOTS:
+        return
+    path = _ROOTS[package]
+    for part in (None, *parts):
+        path = path if part is None else path / part
+        yield from (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file())
+
+
+@cache
+def digest() -> str:
+    """A short name for this version of all kernels, and of what compiles them."""
+    settings = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("NUMBA_") and name != "NUMBA_CACHE_DIR"  # the optimization level, checks of bounds, ...
+    }
+    tools = (numba.__version__, llvmlite.__version__, np.__version__, platform.python_implementation())
+    summary = hashlib.sha256(repr((tools, platform.python_version(), settings)).encode())
+    for name, root in _ROOTS.items():
+        for file in sorted(sources()):
+            if file.is_relative_to(root):
+                content = file.read_bytes()
+                summary.update(f"{name}/{file.relative_to(root)} {len(content)}\n".encode() + content)
+    return summary.hexdigest()[:16]
+
+
+@cache
+def folder() -> Path:
+    """The folder of these very kernels, which exists and can be written to."""
+    name = f"{PREFIX}{digest()}"
+    read_only: Path | None = None
+    for place in _places():
+        if _can_be_written_to(place / name):
+            _remove_unused(place)
+            return place / name
+        if read_only is None and is_complete(place / name):
+            read_only = place / name
+    parent = Path(tempfile.gettempdir())
+    held_folders.sweep(parent, _TEMPORARY)
+    temporary, _ = held_folders.make(parent, _TEMPORARY)  # held until the process ends
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    if read_only is None:
+        (temporary / name).mkdir()
+    else:
+        shutil.copytree(read_only, temporary / name, copy_function=shutil.copyfile)
+    return temporary / name
+
+
+def is_temporary() -> bool:
+    """Whether the kernels go with this process, as there is no lasting place for them."""
+    return folder().parent not in _places()
+
+
+def is_complete(where: Path) -> bool:
+    """Whether every kernel was compiled there, for this processor."""
+    return _mark(where).exists()
+
+
+def set_complete(where: Path) -> None:
+    """Remember that every kernel was compiled there, for this processor."""
+    _mark(where).touch()
+
+
+def kernels_in(where: Path) -> int:
+    """How many kernels were compiled there."""
+    return sum(1 for _ in where.rglob("*.nbi"))
+
+
+@contextmanager
+def lock(where: Path) -> Iterator[bool]:
+    """Try to be the one that compiles there; says whether this process is. Whoever is killed lets go."""
+    descriptor = held_folders.open_lock(where)
+    try:
+        is_ours = held_folders.try_lock(descriptor)
+    except OSError:  # a file system without locks: servers that start at once compile the same, which harms none
+        is_ours = True
+    try:
+        yield is_ours
+    finally:
+        os.close(descriptor)
+
+
+@cache
+def _places() -> tuple[Path, ...]:
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    places = [Path(given).absolute()] if given else []
+    places.append(Path(__file__).parent / "__pycache__")
+    if os.path.isabs(home):
+        places.append(Path(home) / "replay-service")
+    return tuple(places)
+
+
+def _can_be_written_to(path: Path) -> bool:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        os.utime(path)  # it is in use
+        return all(os.access(inner, os.W_OK | os.X_OK) for inner in (path, *path.iterdir()) if inner.is_dir())
+    except OSError:
+        return False
+
+
+def _mark(where: Path) -> Path:
+    processor = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
+    return where / f"{_COMPLETE}{hashlib.sha256(processor.encode()).hexdigest()[:16]}"
+
+
+def _remove_unused(place: Path) -> None:
+    """Remove folders of other versions that were not used for long. A server reads its own only while it starts."""
+    oldest = time.time() - KEPT_UNUSED_S
+    for path in (*place.glob(f"{PREFIX}*"), *place.glob(f"{_REMOVED}*")):
+        try:
+            if path.stat().st_mtime >= oldest and not path.name.startswith(_REMOVED):
+                continue
+            # Under another name first: what is removed by halves must not look complete.
+            gone = path.rename(path.with_name(f"{_REMOVED}{os.getpid()}-{path.name.removeprefix(_REMOVED)}"))
+        except OSError:  # another server was faster, or it is not ours
+            continue
+        shutil.rmtree(gone, ignore_errors=True)

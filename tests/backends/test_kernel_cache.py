@@ -1,0 +1,159 @@
+"""Where compiled kernels are kept: never where another version of the code finds them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import replay_proto
+import replay_server
+from replay_server.backends import kernel_cache
+
+from tests.support.deadlines import PATIENCE_S
+
+NOWHERE = "/proc/nobody"
+"""Where nobody can make a folder."""
+POWERLESS = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"] if os.getuid() == 0 else []
+"""Root writes where it likes. Without capabilities it may not, just as any other user."""
+pytestmark = pytest.mark.skipif(bool(POWERLESS) and not shutil.which("setpriv"), reason="needs setpriv")
+CALLEE = """
+from replay_server.backends.compile import part_of_kernel
+
+@part_of_kernel
+def callee(number: int) -> int:
+    return number + {step}
+"""
+CALLER = """
+from replay_server.backends.compile import kernel
+from replay_server.callee import callee
+
+@kernel
+def caller(number: int) -> int:
+    return callee(number)
+"""
+CALL = """
+from replay_server.caller import caller
+from replay_server.backends import kernel_cache
+print(caller(0), sum(caller.stats.cache_hits.values()), kernel_cache.folder())
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A folder for an installation, and whatever its processes write."""
+    (tmp_path / "tmp").mkdir()
+    yield tmp_path
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
+
+
+def install(place: Path, step: int) -> Path:
+    """Install a version of the server whose callee adds ``step``, where nobody may write."""
+    site = place / "site"
+    if site.exists():
+        for path in (site, *site.rglob("*")):
+            path.chmod(0o755)
+        shutil.rmtree(site)
+    for package in (replay_server, replay_proto):
+        source = Path(str(package.__file__)).parent
+        shutil.copytree(source, site / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (site / "replay_server" / "callee.py").write_text(CALLEE.format(step=step))
+    (site / "replay_server" / "caller.py").write_text(CALLER)
+    for path in (site, *site.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    return site
+
+
+def call(place: Path, variables: Mapping[str, str]) -> tuple[int, int, Path]:
+    """Call the kernel in a process of a user who may not write to the installation.
+
+    Returns:
+        What it returned, how often it came out of the cache, and where that is.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    done = subprocess.run(
+        [*POWERLESS, sys.executable, "-P", "-c", CALL],
+        env={**inherited, "PYTHONPATH": str(place / "site"), "TMPDIR": str(place / "tmp"), **variables},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result, hits, folder = done.stdout.split()
+    return int(result), int(hits), Path(folder)
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME", "NUMBA_CACHE_DIR"])
+def test_a_new_version_in_a_read_only_place_never_uses_kernels_of_the_old_one(place: Path, variable: str) -> None:
+    writable = place / "cache"
+    nowhere = {"HOME": NOWHERE, "XDG_CACHE_HOME": ""}
+    variables = {**nowhere, variable: str(writable)}
+    install(place, step=1)
+    first = call(place, variables)
+    again = call(place, variables)
+    install(place, step=2)
+    second = call(place, variables)
+    assert (first[0], again[0], second[0]) == (1, 1, 2)
+    assert (first[1], again[1], second[1]) == (0, 1, 0), "kernels are kept for the same version, and for no other"
+    assert all(folder.is_relative_to(writable) for _, _, folder in (first, again, second))
+    assert first[2] == again[2] != second[2]
+
+
+def test_without_any_writable_place_kernels_go_with_their_process(place: Path) -> None:
+    install(place, step=1)
+    result, _, folder = call(place, {"HOME": NOWHERE, "XDG_CACHE_HOME": ""})
+    assert result == 1
+    assert folder.is_relative_to(place / "tmp")
+    assert list((place / "tmp").iterdir()) == []
+
+
+def test_kernels_in_a_place_that_became_read_only_are_used_from_a_copy(place: Path) -> None:
+    cache = place / "cache"
+    install(place, step=1)
+    variables = {"HOME": NOWHERE, "XDG_CACHE_HOME": "", "NUMBA_CACHE_DIR": str(cache)}
+    _, _, folder = call(place, variables)
+    kernel_cache.set_complete(folder)
+    for path in (cache, *cache.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    result, hits, copy = call(place, variables)
+    assert (result, hits) == (1, 1)
+    assert copy.is_relative_to(place / "tmp")
+
+
+def test_a_version_that_nobody_has_used_for_weeks_is_removed(place: Path) -> None:
+    cache = place / "cache"
+    old, recent = (cache / f"{kernel_cache.PREFIX}{name}" for name in ("old", "recent"))
+    old.mkdir(parents=True)
+    recent.mkdir()
+    (old / "kernel.nbi").touch()
+    days = 24 * 3600
+    os.utime(old, (0, time.time() - 40 * days))
+    os.utime(recent, (0, time.time() - 7 * days))
+    install(place, step=1)
+    _, _, folder = call(place, {"NUMBA_CACHE_DIR": str(cache)})
+    assert {path.name for path in cache.iterdir()} == {recent.name, folder.name}
+
+
+def test_every_kernel_of_the_server_is_covered_and_compiled_once_before_the_port_opens() -> None:
+    """Also by those who write a new one: what the start does not compile, the first caller would wait for."""
+    seen = (
+        "from replay_server.warming import warm_up; import replay_server.main\n"
+        "from replay_server.backends.compile import KERNELS\n"
+        "warm_up()\n"
+        "print(*(f'{kernel.__module__}.{kernel.__name__}:{len(kernel.signatures)}' for kernel in KERNELS))"
+    )
+    done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    signatures = dict(kernel.split(":") for kernel in done.stdout.split())
+    assert len(signatures) > 50
+    several = {name for name, count in signatures.items() if count != "1"}
+    # Columns have words of four widths.
+    assert several == {"replay_server.storage.row_checksums._take_in"}
