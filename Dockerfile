@@ -43,7 +43,7 @@ COPY --from=application --chown=replay /var/cache/numba /var/cache/numba
 COPY docker/healthcheck.py /opt/replay/
 USER replay
 WORKDIR /data
-# Reached from outside the container, it starts only with tokens, TLS or --insecure: see docs/security.md.
+# Reached from outside the container, it starts only with tokens, client certificates or --insecure: see docs/security.md.
 ENV REPLAY_SERVER_HOST=0.0.0.0
 EXPOSE 50051
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["python", "/opt/replay/healthcheck.py", "localhost:50051"]

@@ -143,7 +143,9 @@ class TrainSettings(CommandSettings):
         None, ACTING, "TOML file of tokens, as the server's; an actor needs the right to write to the run's table"
     )
     learner_insecure: bool = option(
-        False, ACTING, "listen for actors beyond this machine without TLS and tokens, where everybody is trusted"
+        False,
+        ACTING,
+        "listen for actors beyond this machine without tokens and client certificates, where all are trusted",
     )
     publish_interval: int = option(50, ACTING, "gradient steps between versions of the weights that actors get", ge=1)
     grant_steps: int = option(50, ACTING, "environment steps that an actor takes between two reports", ge=1)

@@ -11,13 +11,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from replay_server import errors
+from replay_server.defaults import DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
 from replay_server.table_config import TableConfig
-from replay_server.waiting import DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
 
 PLAIN_BYTES: Final = 1 << 20
 """What a request may have beside its rows, and its arrays of keys and priorities: the contract says so."""
 _BYTES_PER_ROW: Final = 16
 """A key and a priority."""
+
+
+HEAD_BYTES = 1 << 16
+"""What a message may carry beside its rows and what is said about each: some numbers, and a table's name."""
+ABOUT_A_ROW_BYTES = 32
+"""A row's key, priority, stream and episode; of one drawn, its key, probability and weight take less."""
+ABOUT_A_BATCH_BYTES = 128
+"""The numbers that come with a batch."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,11 @@ class Bounds:
     """One table once it is full; None: what the file system has."""
     max_bytes: int | None = None
     """All tables once they are full; None: what the file system has."""
+
+    @property
+    def max_reply_bytes(self) -> int:
+        """Rows of a reply, with all that is said about each of them."""
+        return self.max_message_bytes - HEAD_BYTES
 
     def check_message(self, size: int) -> None:
         """Refuse a request that is too long.
@@ -104,7 +117,8 @@ class Bounds:
         """
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
         self.check_columns(len(config.schema))
-        _check("bytes of a row", self.max_message_bytes, config.schema.row_bytes, "max_message_mb of the server")
+        most = self.max_reply_bytes - ABOUT_A_ROW_BYTES - ABOUT_A_BATCH_BYTES  # or it could never be drawn
+        _check("bytes of a row", most, config.schema.row_bytes, "max_message_mb of the server")
         _check("bytes of a full table", self.max_table_bytes, size, "max_table_bytes of the server")
         if self.max_bytes is not None:
             total = size + sum(others)

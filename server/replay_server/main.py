@@ -1,4 +1,4 @@
-"""What `replay-server` does: reads the settings, restores the tables, serves until it is told to stop."""
+"""What `replay-server` does: restores the tables, serves until it is told to stop."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import grpc
 import uvloop
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 from replay_proto.access.certificates import ServerCertificates
-from replay_proto.access.exposure import ExposedError, check_exposure
 from replay_proto.access.watched import UnusableFileError
 from replay_proto.errors import FieldError
 
@@ -34,7 +30,7 @@ from replay_server.loading import loading
 from replay_server.server import BindError, ReplayServer
 from replay_server.service.frames.tcp_port import listen_on
 from replay_server.service.frames.unix_socket import SOCKET_NAME
-from replay_server.settings import ServerSettings, faults_of, load_settings
+from replay_server.settings import ServerSettings
 from replay_server.storage.permissions import GROUP_UMASK, UMASK, GroupError, keep_private, share_with_group
 from replay_server.storage.root import Root, RootInUseError
 from replay_server.storage.table_directory import DamagedTableError
@@ -63,23 +59,11 @@ REFUSALS_TO_START = (
 )
 
 
-def main() -> None:
+def run(settings: ServerSettings) -> None:
     """Run the server until SIGTERM or SIGINT.
 
-    Exits with 2 if the settings cannot be used, with 1 if it cannot start, or the disk does not take its tables at the
-    end.
+    Exits with 1 if it cannot start, or the disk does not take its tables at the end.
     """
-    try:
-        settings = load_settings(sys.argv[1:])
-    except ValidationError as error:
-        _refuse_settings(*faults_of(error))
-    except SettingsError as error:
-        _refuse_settings(str(error))
-    _set_up_logging(settings.log_level)
-    try:
-        check_exposure(settings.host, settings.protection, insecure=settings.insecure)
-    except ExposedError as error:
-        _refuse_settings(str(error))
     _allow_many_files()
     keep_large_blocks()
     try:
@@ -87,12 +71,6 @@ def main() -> None:
     except (*REFUSALS_TO_START, NotWrittenError) as error:
         log.error("%s", error)
         sys.exit(1)
-
-
-def _refuse_settings(*faults: str) -> NoReturn:
-    for fault in faults:
-        print(f"replay-server: {fault}", file=sys.stderr)
-    sys.exit(2)
 
 
 async def serve(settings: ServerSettings) -> None:
@@ -283,13 +261,3 @@ def _allow_many_files() -> None:
     """Take as many file descriptors as we may have: a table needs two for each of its files."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s  %(message)s"
-    )
-
-
-if __name__ == "__main__":
-    main()

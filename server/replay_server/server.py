@@ -16,6 +16,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from replay_server.access.caller import Authenticator
+from replay_server.bounds import HEAD_BYTES
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.store import Checkpoints
 from replay_server.service.frames.tcp_port import TcpPort
@@ -33,8 +34,6 @@ _KEEPALIVE_TIMEOUT_MS = 10_000
 """How long a client may take to say that it is there."""
 _LONGEST_BYTES = (1 << 31) - 1
 """gRPC counts the bytes of a message in 31 bits."""
-_HEAD_BYTES = 1 << 20
-"""What a message may carry beside its rows."""
 
 
 class BindError(Exception):
@@ -95,7 +94,7 @@ class ReplayServer:
         )
         methods = replay_methods(
             catalog,
-            limit - _HEAD_BYTES,
+            limit - HEAD_BYTES,
             socket=socket,
             frame_port=frame_listeners[0].getsockname()[1] if frame_listeners else 0,
             authenticator=authenticator,

@@ -24,7 +24,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -41,10 +41,11 @@ from replay_proto.access.exposure import Protection
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
-from replay_server.bounds import Bounds
-from replay_server.storage.sync_point import DEFAULT_SYNC_EVERY_S
-from replay_server.table_config import DEFAULT_BACKEND, TableConfig
-from replay_server.waiting import DEFAULT_MAX_WAITING
+from replay_server.defaults import DEFAULT_BACKEND, DEFAULT_MAX_WAITING, DEFAULT_SYNC_EVERY_S
+
+if TYPE_CHECKING:  # these load the kernels, which --help and a refusal do without
+    from replay_server.bounds import Bounds
+    from replay_server.table_config import TableConfig
 
 _OWN_FAULT = "Value error, "
 """What pydantic puts before the messages of our own checks."""
@@ -97,6 +98,8 @@ class TableSettings(BaseModel):
         Raises:
             FieldError: names the field that cannot be used.
         """
+        from replay_server.table_config import TableConfig
+
         columns = {name: Column(column.dtype, column.shape) for name, column in self.columns.items()}
         return TableConfig(
             self.name,
@@ -110,7 +113,7 @@ class TableSettings(BaseModel):
 
 
 class ServerSettings(BaseSettings):
-    """Prioritized experience replay as a gRPC service."""
+    """Prioritized experience replay as a gRPC service. `--version` prints its version."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -201,7 +204,8 @@ class ServerSettings(BaseSettings):
         None, description="TOML file of bearer tokens and their rights; read again when it changes"
     )
     insecure: bool = Field(
-        False, description="listen beyond this machine without TLS and tokens, where everybody is trusted"
+        False,
+        description="listen beyond this machine without tokens and client certificates, where everybody is trusted",
     )
     group: str | None = Field(
         None, description="group whose members may read the tables' files; without it only the server's user may"
@@ -254,6 +258,8 @@ class ServerSettings(BaseSettings):
 
     def bounds(self) -> Bounds:
         """What callers may ask for at most."""
+        from replay_server.bounds import Bounds
+
         return Bounds(
             max_message_bytes=self.max_message_mb * BYTES_PER_MB,
             max_rows_per_call=self.max_rows_per_call,

@@ -15,8 +15,8 @@ from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_server.backends import FifoIndex, make_parameters, most_rows
+from replay_server.defaults import DEFAULT_BACKEND
 
-DEFAULT_BACKEND = "sum_tree"
 _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _MIN_SLACK = 64
 _SLACK_FRACTION = 64

@@ -16,17 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from replay_server import errors, inserting
+from replay_server.defaults import DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
 from replay_server.errors import Lack, RequestError
 from replay_server.gates import Gate
 from replay_server.inserting import takes_long
 from replay_server.table import NewRows, Table, WriterStamp
 
 T = TypeVar("T")
-
-DEFAULT_MAX_WAITING = 16_384
-"""Calls that wait at once, unless the settings say otherwise."""
-DEFAULT_MAX_WAITING_BYTES = 1 << 30
-"""Bytes of the rows of inserts that wait at once, unless the settings say otherwise."""
 
 
 @dataclass(eq=False)

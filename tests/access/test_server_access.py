@@ -260,10 +260,6 @@ def test_which_addresses_are_reached_from_this_machine_alone(host: str, alone: b
     ("protection", "warning"),
     [
         (Protection(tls=False, client_certificates=False, tokens=True), "tokens and rows travel in plain text"),
-        (
-            Protection(tls=True, client_certificates=False, tokens=False),
-            "anybody who reaches 0.0.0.0 may do everything",
-        ),
         (Protection(tls=True, client_certificates=True, tokens=False), ""),
         (Protection(tls=True, client_certificates=False, tokens=True), ""),
     ],
@@ -276,12 +272,24 @@ def test_protection_by_halves_is_warned_of(
     assert bool(caplog.text) == bool(warning)
 
 
-def test_without_any_protection_other_machines_are_kept_out() -> None:
-    nothing = Protection(tls=False, client_certificates=False, tokens=False)
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS alone"])
+def test_where_anybody_could_call_other_machines_are_kept_out(tls: bool, caplog: pytest.LogCaptureFixture) -> None:
+    nothing = Protection(tls=tls, client_certificates=False, tokens=False)
     check_exposure("127.0.0.1", nothing, insecure=False)
+    assert caplog.text == ""
     check_exposure("0.0.0.0", nothing, insecure=True)
-    with pytest.raises(ExposedError, match="whoever reaches it could read and remove everything"):
+    assert "anybody who reaches 0.0.0.0 may do everything" in caplog.text
+    with pytest.raises(ExposedError, match="whoever reaches it could read and remove everything") as refusal:
         check_exposure("0.0.0.0", nothing, insecure=False)
+    assert ("TLS alone encrypts, but lets everybody in" in str(refusal.value)) == tls
+
+
+def test_a_server_with_tls_alone_does_not_listen_beyond_this_machine(tmp_path: Path) -> None:
+    certified = Authority(tmp_path / "ca").certify("server")
+    ended = run_to_its_end("--host", "0.0.0.0", *tls_flags(certified), "--memory-dir", str(tmp_path / "memory"))
+    assert ended.returncode == 2
+    for part in ("TLS alone encrypts, but lets everybody in", "--tokens", "--tls-client-ca", "--insecure"):
+        assert part in ended.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
@@ -296,8 +304,9 @@ def test_a_server_says_why_it_does_not_listen_beyond_this_machine(tmp_path: Path
 def test_a_server_listens_everywhere_if_it_is_told_to_or_protected(
     start_server: StartServer, tokens: Path, tmp_path: Path
 ) -> None:
-    certified = Authority(tmp_path / "ca").certify("server")
-    for flags in (["--insecure"], ["--tokens", str(tokens)], tls_flags(certified)):
+    authority = Authority(tmp_path / "ca")
+    certified = authority.certify("server")
+    for flags in (["--insecure"], ["--tokens", str(tokens)], tls_flags(certified, authority.ca)):
         server = start_server("--host", "0.0.0.0", *flags)
         with socket.create_connection(("127.0.0.1", server.port), timeout=10):
             pass

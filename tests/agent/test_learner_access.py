@@ -93,6 +93,18 @@ def test_a_learner_is_not_reached_from_elsewhere_unprotected(tmp_path: Path, cap
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_learner_with_tls_alone_is_not_reached_from_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = Authority(tmp_path / "authority").certify("learner")
+    flags = ["--learner-tls-cert", str(served.cert), "--learner-tls-key", str(served.key)]
+    runs = tmp_path / "runs"
+    assert train.main(["--learner-host", "0.0.0.0", "--runs-dir", str(runs), *flags]) == train.EXIT_FAILED
+    for part in ("TLS alone encrypts", "--learner-tokens", "--learner-tls-client-ca", "--learner-insecure"):
+        assert part in caplog.text
+    assert not runs.exists()
+
+
 def test_half_a_certificate_is_refused() -> None:
     for flags in (["--learner-tls-cert", "c"], ["--learner-tls-key", "k"], ["--learner-tls-client-ca", "ca"]):
         with pytest.raises(ValidationError, match="learner_tls_cert and learner_tls_key"):

@@ -158,6 +158,13 @@ def test_a_flag_comes_before_a_variable_and_a_variable_before_the_file(
     assert max_message_mb(start_server("--config", str(file), "--max-message-mb", "7", environment=variable)) == 7
 
 
+def test_with_the_smallest_messages_most_of_one_is_room_for_rows(start_server: StartServer, call: Call) -> None:
+    table = call(start_server("--max-message-mb", "1")).create(capacity=100_000)
+    table.insert(range(15_000))
+    assert len(table.sample(15_000).values) == 15_000
+    assert table.read(range(15_000)).values.tolist() == list(range(15_000))
+
+
 def test_the_file_can_be_named_by_a_variable(start_server: StartServer, call: Call, tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text(CARTPOLE)
@@ -433,7 +440,10 @@ def test_a_server_that_watches_its_input_ends_in_order_when_it_is_told_to(start_
 
 def test_the_garbage_collector_never_looks_through_what_a_server_loads() -> None:
     """Calls would wait for it: numba's modules alone take it 60 ms."""
-    seen = "import gc, replay_server.__main__; print(gc.isenabled(), gc.get_freeze_count(), len(gc.get_objects()))"
+    seen = (
+        "import gc; from replay_server.__main__ import load_server; load_server(); "
+        "print(gc.isenabled(), gc.get_freeze_count(), len(gc.get_objects()))"
+    )
     done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     is_enabled, frozen, left = done.stdout.split()
     assert is_enabled == "True"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,51 @@ def test_what_is_not_a_root_is_not_swept(tmp_path: Path) -> None:
     (tmp_path / "somebody-elses").mkdir()
     assert sweep(tmp_path) == []
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_root_that_is_being_swept_is_taken_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that starts there in between would lose its tables."""
+    dead = abandoned(tmp_path)
+    removed = shutil.rmtree
+    refused = []
+
+    def take_then_remove(path: Path, **options: bool) -> None:
+        with pytest.raises(RootInUseError):
+            Root.durable(path)
+        refused.append(path)
+        removed(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", take_then_remove)
+    assert sweep(tmp_path) == [dead]
+    assert refused == [dead]
+
+
+@pytest.mark.parametrize("swept", ["being swept", "swept"])
+def test_a_server_whose_new_root_is_swept_before_it_is_locked_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swept: str
+) -> None:
+    lock, sweepers = fcntl.flock, []
+
+    def lock_second(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        if swept == "swept":
+            assert len(sweep(tmp_path)) == 1
+        else:
+            (folder,) = tmp_path.iterdir()
+            sweepers.append((folder / "lock").open())
+            fcntl.flock(sweepers[0], fcntl.LOCK_EX)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_second)
+    root = Root.in_memory(tmp_path)
+    assert root.tables.is_dir()
+    assert sweep(tmp_path) == []
+    root.close()
+    for sweeper in sweepers:
+        sweeper.close()
+
+
+def test_what_an_earlier_version_left_of_its_warm_up_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".warm-up-abc" / "sum_tree").mkdir(parents=True)
+    Root.durable(tmp_path).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "tables"]

@@ -27,7 +27,9 @@ class Protection:
 
 
 def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_prefix: str = "--") -> None:
-    """Refuse to listen beyond this machine without any protection; warn of protection by halves.
+    """Refuse to listen beyond this machine where anybody could call; warn of protection by halves.
+
+    Tokens are protection, and so are client certificates. TLS alone is not: it encrypts, but lets everybody in.
 
     Args:
         host: address to listen on.
@@ -40,18 +42,19 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
     """
     if is_loopback(host):
         return
-    if not (protection.tls or protection.tokens):
+    if not (protection.tokens or protection.client_certificates):
         if not insecure:
+            missing = "tokens or client certificates" if protection.tls else "tokens and TLS"
+            encrypts = "; TLS alone encrypts, but lets everybody in" if protection.tls else ""
             raise ExposedError(
-                f"{flag_prefix}host {host} is reached from other machines, and without TLS and tokens whoever reaches "
-                f"it could read and remove everything; expected {flag_prefix}tls-cert and {flag_prefix}tls-key, or "
-                f"{flag_prefix}tokens, or, on a network where everybody is trusted, {flag_prefix}insecure"
+                f"{flag_prefix}host {host} is reached from other machines, and without {missing} whoever reaches "
+                f"it could read and remove everything{encrypts}; expected {flag_prefix}tokens, or "
+                f"{flag_prefix}tls-client-ca with {flag_prefix}tls-cert and {flag_prefix}tls-key, or, on a network "
+                f"where everybody is trusted, {flag_prefix}insecure"
             )
-        log.warning("anybody who reaches %s may do everything: there are neither TLS nor tokens", host)
+        log.warning("anybody who reaches %s may do everything: there are no tokens and no client certificates", host)
     elif not protection.tls:
         log.warning("tokens and rows travel in plain text: there is no TLS")
-    elif not (protection.tokens or protection.client_certificates):
-        log.warning("anybody who reaches %s may do everything: there are no tokens and no client certificates", host)
 
 
 def is_loopback(host: str) -> bool:

@@ -122,6 +122,8 @@ def folder() -> Path:
         (temporary / name).mkdir()
     else:
         shutil.copytree(read_only, temporary / name, copy_function=shutil.copyfile)
+        for path in (temporary / name, *(temporary / name).iterdir()):
+            path.chmod(0o700 if path.is_dir() else 0o600)
     return temporary / name
 
 

@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 from replay_proto.framing import blank_message, column_views
 
 from replay_server import errors
+from replay_server.bounds import ABOUT_A_BATCH_BYTES, ABOUT_A_ROW_BYTES
 from replay_server.table import Table
 
 INLINE_BYTES = 1 << 22
 """Up to this much is gathered on the event loop (about 0.3 ms); more, in a worker thread. The way to a thread and back
 costs the loop 0.1 ms, during which it serves nobody either."""
-_ABOUT_A_ROW_BYTES = 32
-"""A row's key, priority, stream and episode; of one drawn, its key, probability and weight take less."""
-_ABOUT_A_BATCH_BYTES = 128
-"""The numbers that come with a batch."""
 _ATTEMPTS_BESIDE = 3
 """A gather beside the loop that was overtaken by inserts is tried again this often, then done on the loop."""
 
@@ -33,7 +30,7 @@ def check_reply_size(table: Table, rows: int, limit_bytes: int, batches: int = 1
     Raises:
         RequestError: TOO_LARGE.
     """
-    size = rows * (table.config.schema.row_bytes + _ABOUT_A_ROW_BYTES) + batches * _ABOUT_A_BATCH_BYTES
+    size = rows * (table.config.schema.row_bytes + ABOUT_A_ROW_BYTES) + batches * ABOUT_A_BATCH_BYTES
     if size > limit_bytes:
         raise errors.too_large("bytes of a reply", limit_bytes, size, "max_message_mb of the server")
 

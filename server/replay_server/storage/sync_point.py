@@ -17,8 +17,6 @@ from replay_server.storage.table_state import STATE_WORDS, TableState
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES
 
 SYNC_POINT_FILE = "synced.bin"
-DEFAULT_SYNC_EVERY_S = 1.0
-"""How often sync points are made."""
 _PAGE_BYTES = 4096
 _PLACES = 2
 _WORDS = np.dtype("<i8")

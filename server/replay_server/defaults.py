@@ -1,0 +1,10 @@
+"""What holds unless a setting or a request says otherwise."""
+
+DEFAULT_BACKEND = "sum_tree"
+"""Backend of a table."""
+DEFAULT_SYNC_EVERY_S = 1.0
+"""Seconds of inserts that a loss of power may take, with durability power."""
+DEFAULT_MAX_WAITING = 16_384
+"""Calls that wait at once."""
+DEFAULT_MAX_WAITING_BYTES = 1 << 30
+"""Bytes of the rows of inserts that wait at once."""
