@@ -19,7 +19,7 @@ import numpy as np
 from replay_server.backends import BACKENDS, kernel_cache, warm_up_backend
 from replay_server.backends.compile import KERNELS
 from replay_server.statistics.times_sampled import TimesSampled
-from replay_server.storage.row_checksums import compile_checksums
+from replay_server.storage.checksum_kernels import compile_checksums
 from replay_server.updates import first_unusable, resolve_update
 
 log = logging.getLogger(__name__)

@@ -158,4 +158,4 @@ def test_every_kernel_of_the_server_is_covered_and_compiled_once_before_the_port
     assert len(signatures) > 50
     several = {name for name, count in signatures.items() if count != "1"}
     # Columns have words of four widths.
-    assert several == {"replay_server.storage.row_checksums._take_in"}
+    assert several == {"replay_server.storage.checksum_kernels.take_in"}

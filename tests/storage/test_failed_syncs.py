@@ -97,6 +97,17 @@ def insert_many(table: Table, values: range) -> None:
     table.insert(NewRows(columns_of(np.array(values)), len(values)), None)
 
 
+def record_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are synced from now on."""
+    synced: list[str] = []
+
+    def record(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    monkeypatch.setattr(os, "fdatasync", record)
+    return synced
+
+
 def sync(table: Table) -> None:
     if table.directory.has_to_be_stored_anew:
         for _ in table.directory.store_anew():
@@ -243,3 +254,38 @@ def test_checksums_are_added_once_the_disk_takes_them(tmp_path: Path, monkeypatc
     whole = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))
     assert live_values(whole) == {key: key for key in range(20)}
     whole.close()
+
+
+def test_files_of_rows_are_synced_only_after_an_insert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=CAPACITY), checked=True))
+    synced = record_syncs(monkeypatch)
+    insert(table, range(20), 1)
+    sync(table)
+    everything = {path.name for path in table.directory.folder.glob("*.bin")}
+    assert set(synced) == everything
+    synced.clear()
+    table.update(np.arange(20), np.ones(20))
+    sync(table)
+    assert synced == ["priorities.bin", "writers.bin", "header.bin", "synced.bin"]
+    synced.clear()
+    insert(table, range(20, 40), 2)
+    sync(table)
+    assert set(synced) == everything
+
+
+def test_after_a_failed_sync_the_files_of_rows_are_synced_without_an_insert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch, 0, errno.EIO)
+    table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=CAPACITY), checked=True))
+    folder = table.directory.folder
+    disk.begin(folder)
+    insert(table, range(20), 1)
+    sync(table)
+    table.update(np.arange(20), np.ones(20))
+    disk.calls_until_failure = 0
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        sync(table)
+    synced = record_syncs(monkeypatch)
+    sync(table)
+    assert set(synced) == {path.name for path in folder.glob("*.bin")}

@@ -44,8 +44,8 @@ KEPT_UNUSED_S = 28 * 24 * 3600.0
 _COMPLETE = "complete-"
 _REMOVED = ".removed-"
 _TEMPORARY = "replay-kernels-"
-_DECORATORS = "backends.compile"
-"""A file that defines kernels imports this module."""
+_DECORATOR = re.compile(r"\bbackends\.compile\b(?s:.*)\b(part_of_)?kernel\b")
+"""What the text of a file that defines kernels has: it imports a decorator, and uses it."""
 _ROOTS = {"replay_server": Path(__file__).parents[1], "replay_proto": Path(replay_proto.__file__).parent}
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(?P<source>[\w.]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n]*)"
@@ -58,7 +58,7 @@ _IMPORT = re.compile(
 def sources() -> frozenset[Path]:
     """All files of this project that a kernel may be made of."""
     found: set[Path] = set()
-    pending = [file for file in _ROOTS["replay_server"].rglob("*.py") if _DECORATORS in file.read_text("utf-8")]
+    pending = [file for file in _ROOTS["replay_server"].rglob("*.py") if _DECORATOR.search(file.read_text("utf-8"))]
     while pending:
         file = pending.pop()
         if file not in found:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,19 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 
-from replay_server.backends.compile import kernel
+from replay_server.storage import checksum_kernels
+from replay_server.storage.checksum_kernels import FIRST, HAS_WRITER, LAST, compile_checksums
 from replay_server.storage.mapped_file import MappedFile
 
 CHECKSUMS_FILE = "checksums.bin"
 CHECKSUM_BYTES = 16
 """Per row."""
-_PRIME = np.uint64(0xBF58476D1CE4E5B9)
-"""First multiplier of SplitMix64; odd."""
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""Increment of SplitMix64: 2^64 over the golden ratio."""
-_SHIFT = np.uint64(32)
-
-_HAS_WRITER, _FIRST, _LAST = 1, 2, 4
 _SEQUENCE_BIT, _SEQUENCE_BITS = 3, 21
 _TAG_BIT = _SEQUENCE_BIT + _SEQUENCE_BITS
 _TAG_BYTES = 5
@@ -63,7 +56,7 @@ class InsertTrace:
 
 def inserts_in(words: NDArray[np.uint64]) -> Iterator[InsertTrace]:
     """The inserts that rows came with. words: uint64[n], by `RowChecksums.origins`."""
-    names = words & ~np.uint64(_FIRST | _LAST)
+    names = words & ~np.uint64(FIRST | LAST)
     starts = np.flatnonzero(np.diff(names)) + 1
     # Sorted and each once: of no rows there is no pair.
     for start, stop in pairwise(sorted({0, *starts.tolist(), len(words)})):
@@ -71,11 +64,11 @@ def inserts_in(words: NDArray[np.uint64]) -> Iterator[InsertTrace]:
         yield InsertTrace(
             start=start,
             stop=stop,
-            has_writer=bool(word & _HAS_WRITER),
+            has_writer=bool(word & HAS_WRITER),
             tag=word >> _TAG_BIT,
             sequence=short_sequence(word >> _SEQUENCE_BIT),
-            has_first=bool(int(words[start]) & _FIRST),
-            has_last=bool(int(words[stop - 1]) & _LAST),
+            has_first=bool(int(words[start]) & FIRST),
+            has_last=bool(int(words[stop - 1]) & LAST),
         )
 
 
@@ -91,7 +84,7 @@ def short_sequence(sequence: int) -> int:
 
 def origin_word(writer_id: bytes, sequence: int) -> int:
     """What all rows of an insert have in common."""
-    return writer_tag(writer_id) << _TAG_BIT | short_sequence(sequence) << _SEQUENCE_BIT | _HAS_WRITER
+    return writer_tag(writer_id) << _TAG_BIT | short_sequence(sequence) << _SEQUENCE_BIT | HAS_WRITER
 
 
 class RowChecksums:
@@ -120,12 +113,12 @@ class RowChecksums:
             origin: `origin_word` of the insert; 0: it has no writer.
         """
         first = first_key % len(self._words)
-        _store_origins(self._words, first, count, np.uint64(origin))
-        _store_checksums(self._words, first, self._checksums(first_key, count))
+        checksum_kernels.store_origins(self._words, first, count, np.uint64(origin))
+        checksum_kernels.store_checksums(self._words, first, self._checksums(first_key, count))
 
     def whole(self, first_key: int, count: int) -> NDArray[np.bool_]:
         """bool[count]: whether each row is there under its key, as it was written."""
-        return _compare(self._words, first_key % len(self._words), self._checksums(first_key, count))
+        return checksum_kernels.compare(self._words, first_key % len(self._words), self._checksums(first_key, count))
 
     def origins(self, first_key: int, count: int) -> NDArray[np.uint64]:
         """uint64[count]: the words of the rows' origins, see `inserts_in`."""
@@ -133,7 +126,7 @@ class RowChecksums:
 
     def erase(self, first_key: int, count: int) -> None:
         """Make sure that rows which are not live never verify, whatever was written there; at most one per slot."""
-        _erase(self._words, first_key % len(self._words), count)
+        checksum_kernels.erase(self._words, first_key % len(self._words), count)
 
     def close(self) -> None:
         """Unmap them."""
@@ -143,9 +136,9 @@ class RowChecksums:
 
     def _checksums(self, first_key: int, count: int) -> NDArray[np.uint64]:
         first = first_key % len(self._words)
-        sums = _begin(self._words, first, first_key, count)
+        sums = checksum_kernels.begin(self._words, first, first_key, count)
         for words in self._columns:
-            _take_in(words, first, sums)
+            checksum_kernels.take_in(words, first, sums)
         return sums
 
 
@@ -154,87 +147,3 @@ def _as_words(column: Array) -> Array:
     row_bytes = column.nbytes // len(column)
     width = next(width for width in (8, 4, 2, 1) if row_bytes % width == 0)
     return column.view(np.dtype(f"<u{width}"))
-
-
-@kernel
-def _step(checksum: np.uint64, word: np.uint64) -> np.uint64:
-    checksum = (checksum ^ word) * _PRIME
-    return checksum ^ (checksum >> _SHIFT)
-
-
-@kernel
-def _begin(words: NDArray[np.uint64], first: int, first_key: int, count: int) -> NDArray[np.uint64]:
-    """Checksums that know of keys and origins only."""
-    sums = np.empty(count, dtype=np.uint64)
-    slot = first
-    for i in range(count):
-        sums[i] = _step(_step(_GOLDEN, np.uint64(first_key + i)), words[slot, 0])
-        slot = slot + 1 if slot + 1 < len(words) else 0
-    return sums
-
-
-@kernel
-def _take_in(words: Array, first: int, sums: NDArray[np.uint64]) -> None:
-    """Take in a column of rows in consecutive slots."""
-    slot = first
-    for i in range(len(sums)):
-        checksum = sums[i]
-        for j in range(words.shape[1]):
-            checksum = _step(checksum, np.uint64(words[slot, j]))
-        sums[i] = checksum
-        slot = slot + 1 if slot + 1 < len(words) else 0
-
-
-@kernel
-def _store_origins(words: NDArray[np.uint64], first: int, count: int, origin: np.uint64) -> None:
-    slot = first
-    for i in range(count):
-        word = origin
-        if word != np.uint64(0):
-            if i == 0:
-                word |= np.uint64(_FIRST)
-            if i == count - 1:
-                word |= np.uint64(_LAST)
-        words[slot, 0] = word
-        slot = slot + 1 if slot + 1 < len(words) else 0
-
-
-@kernel
-def _store_checksums(words: NDArray[np.uint64], first: int, sums: NDArray[np.uint64]) -> None:
-    slot = first
-    for i in range(len(sums)):
-        words[slot, 1] = sums[i]
-        slot = slot + 1 if slot + 1 < len(words) else 0
-
-
-@kernel
-def _compare(words: NDArray[np.uint64], first: int, sums: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    equal = np.empty(len(sums), dtype=np.bool_)
-    slot = first
-    for i in range(len(sums)):
-        equal[i] = words[slot, 1] == sums[i]
-        slot = slot + 1 if slot + 1 < len(words) else 0
-    return equal
-
-
-@kernel
-def _erase(words: NDArray[np.uint64], first: int, count: int) -> None:
-    slot = first
-    for _ in range(count):
-        # What was never stored to has no space, and is 0.
-        if words[slot, 1] != np.uint64(0):
-            words[slot, 1] = np.uint64(0)
-        slot = slot + 1 if slot + 1 < len(words) else 0
-
-
-@cache
-def compile_checksums() -> None:
-    """Compile every kernel for every width of words, or load them from the cache, before a table is served."""
-    words = np.zeros((2, 2), np.uint64)
-    _store_origins(words, 1, 2, np.uint64(_HAS_WRITER))
-    sums = _begin(words, 1, 0, 2)
-    for dtype in (np.uint64, np.uint32, np.uint16, np.uint8):
-        _take_in(np.zeros((2, 1), dtype), 1, sums)
-    _store_checksums(words, 1, sums)
-    _compare(words, 1, sums)
-    _erase(words, 1, 2)

@@ -85,6 +85,8 @@ class TableDirectory:
         self._is_stored_anew = False
         self.storing_beside = asyncio.Lock()
         """Held by whoever stores rows in a worker thread, and against that by whoever calls `store_anew`."""
+        self._rows_synced_to: int | None = None
+        """Rows ever inserted when their files were last synced; None: not since this was opened, or a sync failed."""
         if checked:
             self._erase_uncommitted()
 
@@ -231,18 +233,25 @@ class TableDirectory:
     def sync(self, point: SyncPoint) -> None:
         """Write all files to the disk and then the sync point; in any thread, while the table goes on being used.
 
+        The files of rows, all but three, are left out while nothing was inserted: a learner alone changes priorities.
+
         Raises:
             OSError: if the disk refuses; the last sync point stays, and all has to be stored anew before the next.
         """
         assert self._sync_points is not None
         assert not self.has_to_be_stored_anew
         try:
-            for file in self._files:
+            if self._rows_synced_to != point.state.inserted:
+                for file in self.rows.files():
+                    file.sync()
+            for file in self._other_files:
                 file.sync()
             self._sync_points.store(point)
         except BaseException:
+            self._rows_synced_to = None
             self.header.sync_failed, self._is_stored_anew = True, False
             raise
+        self._rows_synced_to = point.state.inserted
         self.header.sync_failed = self._is_stored_anew = False
 
     def add_checksums(self) -> None:
@@ -294,7 +303,12 @@ class TableDirectory:
     @property
     def _files(self) -> Sequence[MappedFile]:
         """All that is mapped, but for the sync points."""
-        return (*self.rows.files(), self._priorities_file, self.writers.file, self.header.file)
+        return (*self.rows.files(), *self._other_files)
+
+    @property
+    def _other_files(self) -> Sequence[MappedFile]:
+        """What is stored to without rows being inserted as well."""
+        return (self._priorities_file, self.writers.file, self.header.file)
 
     @property
     def _live(self) -> range:

@@ -1,0 +1,111 @@
+"""The loops of `row_checksums`, which has what they compute.
+
+They import nothing of the storage, so that a change there does not have all kernels compiled anew.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import kernel
+
+_PRIME = np.uint64(0xBF58476D1CE4E5B9)
+"""First multiplier of SplitMix64; odd."""
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""Increment of SplitMix64: 2^64 over the golden ratio."""
+_SHIFT = np.uint64(32)
+
+HAS_WRITER, FIRST, LAST = 1, 2, 4
+"""Bits of a row's origin."""
+
+
+@kernel
+def _step(checksum: np.uint64, word: np.uint64) -> np.uint64:
+    checksum = (checksum ^ word) * _PRIME
+    return checksum ^ (checksum >> _SHIFT)
+
+
+@kernel
+def begin(words: NDArray[np.uint64], first: int, first_key: int, count: int) -> NDArray[np.uint64]:
+    """Checksums that know of keys and origins only."""
+    sums = np.empty(count, dtype=np.uint64)
+    slot = first
+    for i in range(count):
+        sums[i] = _step(_step(_GOLDEN, np.uint64(first_key + i)), words[slot, 0])
+        slot = slot + 1 if slot + 1 < len(words) else 0
+    return sums
+
+
+@kernel
+def take_in(words: NDArray[Any], first: int, sums: NDArray[np.uint64]) -> None:
+    """Take in a column of rows in consecutive slots."""
+    slot = first
+    for i in range(len(sums)):
+        checksum = sums[i]
+        for j in range(words.shape[1]):
+            checksum = _step(checksum, np.uint64(words[slot, j]))
+        sums[i] = checksum
+        slot = slot + 1 if slot + 1 < len(words) else 0
+
+
+@kernel
+def store_origins(words: NDArray[np.uint64], first: int, count: int, origin: np.uint64) -> None:
+    """Store the origin of rows in consecutive slots, and mark the first and last of an insert."""
+    slot = first
+    for i in range(count):
+        word = origin
+        if word != np.uint64(0):
+            if i == 0:
+                word |= np.uint64(FIRST)
+            if i == count - 1:
+                word |= np.uint64(LAST)
+        words[slot, 0] = word
+        slot = slot + 1 if slot + 1 < len(words) else 0
+
+
+@kernel
+def store_checksums(words: NDArray[np.uint64], first: int, sums: NDArray[np.uint64]) -> None:
+    """Store the checksums of rows in consecutive slots."""
+    slot = first
+    for i in range(len(sums)):
+        words[slot, 1] = sums[i]
+        slot = slot + 1 if slot + 1 < len(words) else 0
+
+
+@kernel
+def compare(words: NDArray[np.uint64], first: int, sums: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return bool[n]: whether the checksums of rows in consecutive slots are these."""
+    equal = np.empty(len(sums), dtype=np.bool_)
+    slot = first
+    for i in range(len(sums)):
+        equal[i] = words[slot, 1] == sums[i]
+        slot = slot + 1 if slot + 1 < len(words) else 0
+    return equal
+
+
+@kernel
+def erase(words: NDArray[np.uint64], first: int, count: int) -> None:
+    """Let consecutive slots hold rows that do not verify."""
+    slot = first
+    for _ in range(count):
+        # What was never stored to has no space, and is 0.
+        if words[slot, 1] != np.uint64(0):
+            words[slot, 1] = np.uint64(0)
+        slot = slot + 1 if slot + 1 < len(words) else 0
+
+
+@cache
+def compile_checksums() -> None:
+    """Compile every kernel for every width of words, or load them from the cache, before a table is served."""
+    words = np.zeros((2, 2), np.uint64)
+    store_origins(words, 1, 2, np.uint64(HAS_WRITER))
+    sums = begin(words, 1, 0, 2)
+    for dtype in (np.uint64, np.uint32, np.uint16, np.uint8):
+        take_in(np.zeros((2, 1), dtype), 1, sums)
+    store_checksums(words, 1, sums)
+    compare(words, 1, sums)
+    erase(words, 1, 2)
