@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.caller import Caller
+from tests.support.caller import CalledTable, Caller
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
@@ -35,6 +35,10 @@ def slow(tmp_path: Path) -> Path:
     return tmp_path / "disk" / "slow"
 
 
+def wait_until_synced(table: CalledTable) -> None:
+    wait_until(lambda: table.stats().unsynced == 0, f"{table.name} is synced")
+
+
 def test_tables_that_the_disk_takes_long_over_delay_no_other_one(
     start_server: Callable[..., ServerProcess], call: Callable[[ServerProcess], Caller], slow: Path, tmp_path: Path
 ) -> None:
@@ -48,15 +52,15 @@ def test_tables_that_the_disk_takes_long_over_delay_no_other_one(
     quick = caller.create("zebra", capacity=10_000)  # looked at after all of the slow ones
     for table in (*slow_ones, quick):
         table.insert([1])
-        wait_until(lambda table=table: table.stats().unsynced == 0, "it is synced")
+        wait_until_synced(table)
     slow.touch()
     for table in slow_ones:
         table.insert([2])
     for count in range(1, 6):
         quick.insert(np.arange(count))
-        wait_until(lambda: quick.stats().unsynced == 0, "the quick one is synced")
+        wait_until_synced(quick)
     assert [table.stats().unsynced for table in slow_ones] == [1] * SLOW_TABLES
     slow.unlink()
     for table in slow_ones:
-        wait_until(lambda table=table: table.stats().unsynced == 0, "it is synced")
+        wait_until_synced(table)
     assert server.terminate() == 0

@@ -87,11 +87,11 @@ def test_a_root_that_is_being_swept_is_taken_by_nobody(tmp_path: Path, monkeypat
     removed = shutil.rmtree
     refused = []
 
-    def take_then_remove(path: Path, **options: bool) -> None:
+    def take_then_remove(path: Path, ignore_errors: bool = False) -> None:
         with pytest.raises(RootInUseError):
             Root.durable(path)
         refused.append(path)
-        removed(path, **options)
+        removed(path, ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", take_then_remove)
     assert sweep(tmp_path) == [dead]

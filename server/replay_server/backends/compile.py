@@ -38,25 +38,26 @@ def part_of_kernel(function: Kernel) -> Kernel:
     return cast(Kernel, _compiled(function, forceinline=True))
 
 
-def _compiled(function: Callable[..., object], **options: bool) -> Any:
+def _compiled(function: Callable[..., object], *, forceinline: bool = False) -> Any:
     # A function of a file that the digest does not cover, a test's say, is compiled anew by every process.
     is_covered = Path(function.__code__.co_filename) in kernel_cache.sources()
-    dispatcher = _dispatcher(function, cached=is_covered, **options)
+    dispatcher = _dispatcher(function, cached=is_covered, forceinline=forceinline)
     if is_covered:
         # Numba falls back on other folders, which all versions share, if it cannot write to the one that it was given.
         if not Path(dispatcher.stats.cache_path).is_relative_to(kernel_cache.folder()):
-            return _dispatcher(function, cached=False, **options)
+            return _dispatcher(function, cached=False, forceinline=forceinline)
         KERNELS.append(dispatcher)
     return dispatcher
 
 
-def _dispatcher(function: Callable[..., object], *, cached: bool, **options: bool) -> Any:
+def _dispatcher(function: Callable[..., object], *, cached: bool, forceinline: bool) -> Any:
     config: Any = numba.config
     before = config.CACHE_DIR
     # Numba asks for its folder here and now; whatever else in this process uses numba keeps its own.
     config.CACHE_DIR = str(kernel_cache.folder()) if cached else before
     try:
-        dispatcher: Any = numba.njit(nogil=True, cache=cached, error_model="numpy", **options)(function)
+        decorate = numba.njit(nogil=True, cache=cached, error_model="numpy", forceinline=forceinline)
+        dispatcher: Any = decorate(function)
     finally:
         config.CACHE_DIR = before
     call_template = dispatcher.get_call_template

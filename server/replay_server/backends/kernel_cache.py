@@ -44,8 +44,8 @@ KEPT_UNUSED_S = 28 * 24 * 3600.0
 _COMPLETE = "complete-"
 _REMOVED = ".removed-"
 _TEMPORARY = "replay-kernels-"
-_DECORATOR = re.compile(r"\bbackends\.compile\b(?s:.*)\b(part_of_)?kernel\b")
-"""What the text of a file that defines kernels has: it imports a decorator, and uses it."""
+_DECORATOR = re.compile(r"^@(part_of_)?kernel$", re.MULTILINE)
+"""What a file that defines kernels has. Whatever else is compiled is not kept, see `compile`."""
 _ROOTS = {"replay_server": Path(__file__).parents[1], "replay_proto": Path(replay_proto.__file__).parent}
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(?P<source>[\w.]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n]*)"

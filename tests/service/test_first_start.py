@@ -1,0 +1,104 @@
+"""The first start of a version on a machine, and what later ones need not do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from replay_server.backends import BACKENDS, kernel_cache
+from replay_server.warming import warm_up
+
+from tests.support.caller import Caller
+from tests.support.deadlines import PATIENCE_S
+from tests.support.server_process import ServerProcess, run_to_its_end, server_command, server_environment
+
+StartServer = Callable[..., ServerProcess]
+Call = Callable[[ServerProcess], Caller]
+
+
+def compiled_in(folder: Path) -> set[str]:
+    """The kernels that were compiled there, with each of their signatures."""
+    return {path.name for path in folder.rglob("*.nbc")}
+
+
+def test_servers_that_start_first_together_say_how_far_they_are_and_compile_once(
+    start_server: StartServer, call: Call, tmp_path: Path
+) -> None:
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    started: list[ServerProcess] = []
+    threads = [threading.Thread(target=lambda: started.append(start_server(environment=environment))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    logs = sorted((server.log() for server in started), key=lambda log: "by another server" in log)
+    assert "(first start of this version; kept in" in logs[0]
+    assert "compiling kernels: 0 of" in logs[0]
+    assert "kernels compiled in" in logs[0]
+    assert ["by another server" in log for log in logs] == [False, True]
+    (folder,) = (tmp_path / "kernels").iterdir()
+    assert kernel_cache.is_complete(folder)
+    compiled = compiled_in(folder)
+    for backend in BACKENDS:
+        tables = [call(server).create(f"table-{backend}", capacity=1_000, backend=backend) for server in started]
+        for table in tables:
+            table.insert(range(1_500) if backend != "fifo" else range(500))
+            drawn = table.sample(300)
+            table.update(drawn.keys, [2.0] * 300)
+            table.reset()
+    again = start_server(environment=environment)
+    assert "compil" not in again.log()
+    assert compiled_in(folder) == compiled, "no call, and no later start, compiles anything"
+
+
+def test_a_server_that_starts_makes_nothing_but_tables_in_its_data_directory(tmp_path: Path) -> None:
+    """A killed one would leave it there."""
+    data, seen = tmp_path / "data", set()
+    command = server_command("--port", "0", "--data-dir", str(data))
+    with subprocess.Popen(command, env=server_environment({}), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        ready = threading.Thread(target=server.stdout.readline)
+        ready.start()
+        while ready.is_alive():
+            seen |= {path.name.split("-")[0] for path in data.glob("*")}
+            ready.join(0.005)
+        server.kill()
+    assert seen >= {"lock", "tables"}
+    assert seen <= {"lock", "tables", "boot.json", ".new"}
+
+
+@pytest.mark.parametrize(("flag", "answer"), [("--version", "replay-server 0."), ("--help", "--max-message-mb")])
+def test_what_needs_no_server_is_answered_without_loading_one(flag: str, answer: str) -> None:
+    asked = (
+        "import sys\n"
+        "from replay_server.__main__ import main\n"
+        f"sys.argv = ['replay-server', '{flag}']\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    assert not {'numba', 'uvloop', 'grpc.aio'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert answer in done.stdout
+
+
+def test_a_setting_is_refused_without_loading_the_server() -> None:
+    ended = run_to_its_end("--port", "70000", environment={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert ended.returncode == 2
+    assert "numba" not in ended.stderr
+
+
+def test_a_copy_of_the_kernels_serves_another_place(tmp_path: Path) -> None:
+    """Images are built in one place and run in another."""
+    warm_up()
+    shutil.copytree(kernel_cache.folder(), tmp_path / kernel_cache.folder().name)
+    ended = run_to_its_end(
+        *("--memory-dir", str(tmp_path), "--exit-with-parent"), environment={"NUMBA_CACHE_DIR": str(tmp_path)}
+    )
+    assert ended.returncode == 0
+    assert "compil" not in ended.stderr
