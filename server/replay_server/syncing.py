@@ -9,6 +9,7 @@ not take away, but a loss of power does.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -67,8 +68,11 @@ class Syncer:
             if table.directory.is_checked and table.uid not in self._syncing and self._is_due(table):
                 task = asyncio.create_task(self._sync_held(table.name, table.uid), name=f"sync-{table.name}")
                 self._syncing[table.uid] = task
-                task.add_done_callback(lambda _, uid=table.uid: self._syncing.pop(uid))
+                task.add_done_callback(functools.partial(self._ended, table.uid))
         self._synced = {table.uid: self._synced[table.uid] for table in self._catalog if table.uid in self._synced}
+
+    def _ended(self, uid: bytes, _: asyncio.Task[None]) -> None:
+        del self._syncing[uid]
 
     def _is_due(self, table: Table) -> bool:
         last = self._synced.get(table.uid)
