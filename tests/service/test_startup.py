@@ -15,12 +15,13 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 from replay_server.storage.root import Root
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table_config import TableConfig
 
-from tests.support.caller import Caller
+from tests.support.caller import Caller, make_draw
 from tests.support.deadlines import PATIENCE_S, wait_until
 from tests.support.refusals import code_of, refused
 from tests.support.rows import WHOLE
@@ -163,6 +164,18 @@ def test_with_the_smallest_messages_most_of_one_is_room_for_rows(start_server: S
     table.insert(range(15_000))
     assert len(table.sample(15_000).values) == 15_000
     assert table.read(range(15_000)).values.tolist() == list(range(15_000))
+
+
+def test_the_longest_row_that_a_table_may_have_can_be_drawn(start_server: StartServer, call: Call) -> None:
+    caller = call(start_server("--max-message-mb", "1"))
+    with refused("TOO_LARGE", bound="bytes of a row") as refusal:
+        caller.create(capacity=1, schema=Schema({"x": Column("uint8", (1 << 20,))}))
+    longest = int(refusal.metadata["limit"])
+    table = caller.create(capacity=1, schema=Schema({"x": Column("uint8", (longest,))}))
+    insertion = replay_pb2.Insertion(row_count=1)
+    table.stub.Insert(replay_pb2.InsertRequest(table=table.name, insertion=insertion, rows=bytes(longest)))
+    answer = table.stub.Sample(replay_pb2.SampleRequest(table=table.name, draw=make_draw(1)))
+    assert len(answer.rows) == longest
 
 
 def test_the_file_can_be_named_by_a_variable(start_server: StartServer, call: Call, tmp_path: Path) -> None:
