@@ -9,6 +9,9 @@ from torch import Tensor
 
 DECAY = 0.99
 """What a gradient step leaves of the smoothed figures before it."""
+FIGURES = ("loss", "grad_norm", "mean_value")
+FOLDED_STEPS = 256
+"""Gradient steps whose figures wait to be summed up at most."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,40 @@ class FiguresMeter:
         Args:
             device: where the figures arise.
         """
+        self._device = device
         self._steps = 0
-        self._smoothed = torch.zeros(3, device=device)
-        self._is_finite = torch.ones((), dtype=torch.bool, device=device)
+        self._waiting: list[Tensor] = []
+        self._smoothed = torch.zeros(len(FIGURES), device=device)
         self._finite_steps = torch.zeros((), dtype=torch.int64, device=device)
+        self._is_finite = torch.ones((), dtype=torch.int64, device=device)
 
     def add(self, loss: Tensor, grad_norm: Tensor, mean_value: Tensor) -> None:
         """Take in the figures of a gradient step, each float32[]."""
-        latest = torch.stack((loss, grad_norm, mean_value))
+        # To sum up many at once costs a step next to nothing.
+        self._waiting += (loss, grad_norm, mean_value)
         self._steps += 1
-        self._smoothed.lerp_(latest, 1 - DECAY)
-        self._is_finite.logical_and_(latest.isfinite().all())
-        self._finite_steps.add_(self._is_finite)
+        if len(self._waiting) >= FOLDED_STEPS * len(FIGURES):
+            self._fold()
 
     def fetch(self) -> Figures | None:
         """Wait for the device, once; None before the first step."""
         if not self._steps:
             return None
+        self._fold()
         together = torch.cat((self._smoothed.double(), self._finite_steps.double().unsqueeze(0)))
         loss, grad_norm, mean_value, finite_steps = together.tolist()
         weight = 1 - DECAY**self._steps
         return Figures(loss / weight, grad_norm / weight, mean_value / weight, self._steps, int(finite_steps))
+
+    def _fold(self) -> None:
+        """Sum up what was added since the last time, on the device."""
+        if not self._waiting:
+            return
+        values = torch.stack(self._waiting).view(-1, len(FIGURES))
+        self._waiting.clear()
+        ages = torch.arange(len(values) - 1, -1, -1, device=self._device)
+        weights = (1 - DECAY) * DECAY**ages
+        self._smoothed = self._smoothed * DECAY ** len(values) + (weights.unsqueeze(1) * values).sum(0)
+        finite = values.isfinite().all(dim=1).long().cumprod(0)
+        self._finite_steps += self._is_finite * finite.sum()
+        self._is_finite *= finite[-1]

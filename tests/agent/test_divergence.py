@@ -9,7 +9,7 @@ import pytest
 import torch
 from replay_agent.checkpoint import checkpoints
 from replay_agent.divergence import DivergedError, require_finite_figures
-from replay_agent.figures import DECAY, FiguresMeter
+from replay_agent.figures import DECAY, FOLDED_STEPS, FiguresMeter
 from replay_agent.learner import Learner, LearnerConfig
 from replay_agent.metrics import NoLog
 from replay_agent.networks import NetworkSpec
@@ -121,3 +121,21 @@ def test_figures_are_smoothed_and_right_from_the_first_on() -> None:
     assert found is not None
     assert found.loss == pytest.approx((DECAY * 4 + 8) / (1 + DECAY))
     assert (found.steps, found.finite_steps) == (2, 2)
+
+
+def test_figures_of_many_steps_are_those_of_the_steps_one_by_one() -> None:
+    together, one_by_one = FiguresMeter(CPU), FiguresMeter(CPU)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(2 * FOLDED_STEPS + 7):
+        values = list(torch.rand(3, generator=generator))
+        if step == FOLDED_STEPS + 3:
+            values[1] = torch.tensor(torch.inf)
+        for meter in (together, one_by_one):
+            meter.add(values[0], values[1], values[2])
+        found = one_by_one.fetch()
+    last = together.fetch()
+    assert found is not None
+    assert last is not None
+    assert (last.loss, last.mean_value) == pytest.approx((found.loss, found.mean_value), rel=1e-4)
+    assert last.grad_norm == found.grad_norm == torch.inf
+    assert last.finite_steps == found.finite_steps == FOLDED_STEPS + 3
