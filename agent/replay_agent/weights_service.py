@@ -30,6 +30,8 @@ PAUSE_MS = 20
 MAX_NAME_LENGTH = 256
 STOP_GRACE_S = 1.0
 # Networks may be of any size.
+MAX_REQUEST_BYTES = 1 << 20
+"""A request of an actor: what it reports are some bytes for each episode."""
 UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
@@ -203,7 +205,11 @@ class LearnerServer:
         self._server = grpc.server(
             ThreadPoolExecutor(SERVICE_THREADS, thread_name_prefix="learner-service"),
             # Two learners on one port would share its actors between them.
-            options=(*UNLIMITED_MESSAGES, ("grpc.so_reuseport", 0)),
+            options=(
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+                ("grpc.so_reuseport", 0),
+            ),
             interceptors=access.interceptors(service.table),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(service, self._server)

@@ -156,6 +156,8 @@ class Schema(Mapping[str, Column]):
                 raise FieldError(
                     f"{where}.data_type", f"one of {', '.join(DTYPES)}", f"number {column.stored.data_type}"
                 )
+            if len(column.stored.shape) > MAX_DIMENSIONS:  # before so many are looked at
+                raise _too_many_dimensions(f"{where}.shape", len(column.stored.shape))
             parsed[column.name] = _with_field(where, dtype, column.stored.shape)
         return cls(parsed)
 
@@ -188,10 +190,14 @@ def _checked_shape(given: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int,
     except TypeError:
         sizes = (given,)  # type: ignore[assignment]
     if len(sizes) > MAX_DIMENSIONS:
-        raise FieldError("shape", f"at most {MAX_DIMENSIONS} dimensions", f"{len(sizes)}")
+        raise _too_many_dimensions("shape", len(sizes))
     if not all(_is_size(size) for size in sizes):
         raise FieldError("shape", "a whole number of at least 1, or several", repr(given))
     return tuple(operator.index(size) for size in sizes)
+
+
+def _too_many_dimensions(where: str, got: int) -> FieldError:
+    return FieldError(where, f"at most {MAX_DIMENSIONS} dimensions", f"{got}")
 
 
 def _is_size(value: object) -> bool:

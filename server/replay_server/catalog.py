@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,6 +87,14 @@ class Catalog:
     def __iter__(self) -> Iterator[Table]:
         """All tables, in the order of their names."""
         return iter([self._tables[name] for name in sorted(self._tables)])
+
+    async def in_turns(self) -> AsyncIterator[Table]:
+        """All tables, in the order of their names. Others are served between two of them, and may drop some."""
+        for name in sorted(self._tables):
+            table = self._tables.get(name)
+            if table is not None:
+                yield table
+                await asyncio.sleep(0)
 
     def get(self, name: str) -> Table | None:
         """The table of this name, if there is one."""

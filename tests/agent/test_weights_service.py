@@ -19,6 +19,8 @@ from replay_agent.task import Assignment, Task
 from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
 from replay_proto.v1 import learner_pb2
 
+from tests.support.refusals import code_of
+
 SPEC = NetworkSpec((10, 10, 4), "bool", actions=6, hidden_sizes=(32, 16), dueling=True)
 TASK = Task("Some-v0", "table-1", n_step=3, gamma=0.97, network=SPEC)
 
@@ -210,3 +212,14 @@ def test_weights_are_whole_while_many_fetch_and_others_are_published(served: Ser
 def test_a_port_in_use_is_refused_with_advice(served: Served) -> None:
     with pytest.raises(OSError, match="choose another --learner-port"):
         LearnerServer(served.service, "127.0.0.1", served.server.port)
+
+
+def test_a_request_that_is_far_too_long_is_not_received(served: Served) -> None:
+    with grpc.insecure_channel(served.server.address) as channel:
+        report: Callable[..., bytes] = channel.unary_unary("/replay.v1.LearnerService/Report")
+        run = learner_pb2.ReportRequest(run_id=served.service.run_id).SerializeToString()
+        assert report(run, timeout=20.0)
+        with pytest.raises(grpc.RpcError) as error:
+            report(run + b"\x1a\x00" * (1 << 20), timeout=20.0)
+    assert code_of(error.value) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert served.service.reports.take_episodes() == []

@@ -44,7 +44,7 @@ SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 22)
 """Bytes of the messages."""
 CAPACITY = 1 << 20
 """Rows of the table that the messages are about: so many that keys can be chosen among them."""
-_NAME = "large"
+PROBED = "large"
 _SMALL = "small"
 """Another table, which is quickly copied into checkpoints."""
 _NS_PER_MS = 1e6
@@ -123,7 +123,7 @@ class LoopWatch:
             self._ends.set()
             self._thread.join()
 
-    def stall_ms(self, action: Callable[[], None]) -> float:
+    def stall_ms(self, action: Callable[[], object]) -> float:
         """How long others waited at most for a call while something was done."""
         self._calls.clear()
         began = time.perf_counter()
@@ -142,7 +142,7 @@ class LoopWatch:
         return int(self._loop_figures.read_text().split()[0]) / _NS_PER_MS
 
     def _call(self) -> None:
-        request = replay_pb2.DescribeTableRequest(table=_NAME).SerializeToString()
+        request = replay_pb2.DescribeTableRequest(table=PROBED).SerializeToString()
         with grpc.insecure_channel(self._address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
             describe: Any = channel.unary_unary(f"/{SERVICE.full_name}/DescribeTable")
             while not self._ends.is_set():
@@ -162,7 +162,7 @@ class MessageCosts:
         )
         self._caller = Caller(self.server.address)
         self._caller.create(_SMALL)
-        self._table = self._caller.create(_NAME, capacity=CAPACITY)
+        self._table = self._caller.create(PROBED, capacity=CAPACITY)
         for start in range(0, CAPACITY, CAPACITY // 16):
             self._table.insert(np.arange(start, start + CAPACITY // 16))
 
@@ -201,7 +201,7 @@ class MessageCosts:
 
     def _tidy_up(self) -> None:
         for name in self._caller.table_names():
-            if name not in (_NAME, _SMALL):
+            if name not in (PROBED, _SMALL):
                 self._caller.table(name).drop()
 
 
@@ -232,7 +232,7 @@ def attacks_on(table: CalledTable) -> Iterator[Attack]:
 def _named(method: str) -> bytes:
     """A table, as the requests of a method name it."""
     fields = replay_pb2.DESCRIPTOR.message_types_by_name[f"{method}Request"].fields_by_name
-    name = _NAME if "table" in fields else _SMALL if "tables" in fields else ""
+    name = PROBED if "table" in fields else _SMALL if "tables" in fields else ""
     return bytes_field(1, name.encode()) if name else b""
 
 
@@ -293,10 +293,10 @@ def _with_rows(method: str, table: CalledTable) -> Iterator[tuple[str, Callable[
         priorities = np.ones(len(keys))
         priorities[-1] = last
         if method == "Read":
-            return replay_pb2.ReadRequest(table=_NAME, keys=keys.tobytes()).SerializeToString()
+            return replay_pb2.ReadRequest(table=PROBED, keys=keys.tobytes()).SerializeToString()
         kind: Any = {"Learn": replay_pb2.LearnRequest, "UpdatePriorities": replay_pb2.UpdatePrioritiesRequest}[method]
         update = make_update(keys, priorities)
-        message: Message = kind(table=_NAME, table_uid=table.uid, update=update)
+        message: Message = kind(table=PROBED, table_uid=table.uid, update=update)
         return message.SerializeToString()
 
     if method in ("Read", "UpdatePriorities", "Learn"):
@@ -310,7 +310,7 @@ def _with_rows(method: str, table: CalledTable) -> Iterator[tuple[str, Callable[
         if method != "Read":
             yield "a priority that is not a number", lambda size: about(np.arange(size // per_key), np.nan), honest
     if method == "Learn":
-        many = replay_pb2.LearnRequest(table=_NAME, draw=make_draw(1), batches=1024).SerializeToString()
+        many = replay_pb2.LearnRequest(table=PROBED, draw=make_draw(1), batches=1024).SerializeToString()
         yield "many batches of one row", lambda _: many, lambda _: b""
     if method in ("Insert", "Write"):
         kind = {"Insert": replay_pb2.InsertRequest, "Write": replay_pb2.WriteRequest}[method]
@@ -321,7 +321,7 @@ def _with_rows(method: str, table: CalledTable) -> Iterator[tuple[str, Callable[
             priorities = np.ones(count)
             priorities[-1] = last
             insertion = replay_pb2.Insertion(row_count=count, priorities=priorities.tobytes())
-            message: Message = kind(table=_NAME, insertion=insertion, rows=bytes(count * row))
+            message: Message = kind(table=PROBED, insertion=insertion, rows=bytes(count * row))
             return message.SerializeToString()
 
         yield "a priority that is not a number", lambda size: inserted(size, np.nan), lambda size: inserted(size, 1.0)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from replay_proto.schema import Column, Schema
 
 from tests.faults.fuzz import Figures, FileFuzzer, MessageFuzzer
-from tests.faults.message_cost import MessageCosts
-from tests.support.wire import METHODS
+from tests.faults.message_cost import PROBED, LoopWatch, MessageCosts
+from tests.support.caller import Caller
+from tests.support.server_process import ServerProcess
+from tests.support.wire import METHODS, call_raw
 
 MESSAGES = 10_000
 FILES = 300
@@ -45,3 +48,22 @@ def test_no_message_makes_others_wait(tmp_path: Path) -> None:
         measured.close()
     assert {*METHODS, "frames", "health", "reflection"} == {*costs.worst}
     assert costs.too_expensive() == []
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("method", ["ListTables", "Stats"])
+def test_a_question_about_all_tables_leaves_room_for_others(tmp_path: Path, method: str) -> None:
+    server = ServerProcess(tmp_path / "log", "--memory-dir", str(tmp_path))
+    try:
+        with Caller(server.address) as caller:
+            schema = Schema({f"column-{index}": Column("bool") for index in range(400)})
+            for index in range(20):
+                caller.create(f"table-{index}", schema=schema)
+            caller.create(PROBED)
+            with LoopWatch(server).watching() as watch:
+                before = server.cpu_s
+                stalls = [watch.stall_ms(lambda: call_raw(caller.channel, method, b"")) for _ in range(5)]
+                answering_ms = (server.cpu_s - before) / 5 * 1000
+            assert min(stalls) < answering_ms / 3
+    finally:
+        server.kill()

@@ -63,6 +63,12 @@ class ServerProcess:
         memory = psutil.Process(self.pid).memory_info()
         return int(memory.rss - memory.shared)
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that it has used."""
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
+
     def log(self) -> str:
         """What it has logged so far."""
         return self._log.read_text("utf-8")

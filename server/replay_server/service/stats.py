@@ -41,11 +41,11 @@ class StatsHandler:
         """Figures of the server, and of one table or all that the caller may read."""
         name = request.head.table
         tables = (
-            [self._catalog.find(name)]
+            [self._table(self._catalog.find(name))]
             if name
-            else [table for table in self._catalog if caller.may(Right.READ, table.name)]
+            else [self._table(table) async for table in self._catalog.in_turns() if caller.may(Right.READ, table.name)]
         )
-        return replay_pb2.StatsResponse(server=self._server(), tables=map(self._table, tables)).SerializeToString()
+        return replay_pb2.StatsResponse(server=self._server(), tables=tables).SerializeToString()
 
     def _server(self) -> replay_pb2.ServerStats:
         with self._process.oneshot():

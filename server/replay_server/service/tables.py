@@ -61,7 +61,11 @@ class TableHandlers:
     async def list(self, request: Framed[replay_pb2.ListTablesRequest], caller: Caller) -> bytes:
         """Describe all tables that the caller may read."""
         return replay_pb2.ListTablesResponse(
-            tables=[self._describe(table, caller) for table in self._catalog if caller.may(Right.READ, table.name)]
+            tables=[
+                self._describe(table, caller)
+                async for table in self._catalog.in_turns()
+                if caller.may(Right.READ, table.name)
+            ]
         ).SerializeToString()
 
     async def describe(self, request: Framed[replay_pb2.DescribeTableRequest], caller: Caller) -> bytes:
