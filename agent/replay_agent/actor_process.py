@@ -149,7 +149,12 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
     token, learner_tls = token_from_environment(), Tls.from_environment(LEARNER_TLS_PREFIX)
     with (
         LearnerClient(settings.learner, settings.learner_timeout_s, token, learner_tls, stop) as learner,
-        ReplayClient(settings.server, token=token, tls=Tls.from_environment()) as client,
+        ReplayClient(
+            settings.server,
+            token=token,
+            tls=Tls.from_environment(),
+            wait_for_server_s=settings.reconnect_timeout_s,
+        ) as client,
     ):
         try:
             while not stop.is_set() and not _act_for_one_run(settings, learner, client, stop):

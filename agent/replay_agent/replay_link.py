@@ -72,6 +72,7 @@ class TableSpec:
                 capacity=self.capacity,
                 backend=self.backend,
                 seed=self.seed,
+                if_exists="open",
                 **parameters,
             )
         except TableExistsError as error:

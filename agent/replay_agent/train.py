@@ -102,7 +102,14 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         address = settings.server or (embedded.address if embedded else "")
         # A server of our own is reached from this machine only, without TLS.
         tls = None if embedded else Tls.from_environment()
-        client = stack.enter_context(ReplayClient(address, token=token_from_environment(), tls=tls))
+        client = stack.enter_context(
+            ReplayClient(
+                address,
+                token=token_from_environment(),
+                tls=tls,
+                wait_for_server_s=settings.reconnect_timeout_s,
+            )
+        )
         metrics: MetricsLog = TensorBoardLog(run.tensorboard) if settings.tensorboard else NoLog()
         stack.callback(metrics.close)
         timeout_s = EMBEDDED_TIMEOUT_S if embedded else settings.reconnect_timeout_s

@@ -3,36 +3,41 @@
     with ReplayClient("localhost:50051") as client:
         table = client.create_table("cartpole", columns={"obs": Column("float32", (4,)), ...}, capacity=1_000_000)
 
-Calls wait for a server that is starting or restarting, up to `timeout_s`. Threads may share a client; processes may
-not: after a fork it raises `ForkedError`.
+The first call says soon if there is no server (`wait_for_server_s`). Later ones wait for a server that restarts, up to
+`timeout_s`. Threads may share a client. Processes may not: after a fork it raises `ForkedError`.
+
+Clients and tables pickle and copy, and connect again where they are used first. A token does not travel: a client that
+was made with one takes that of the variable REPLAY_TOKEN in the process that receives it, and raises
+`UnauthenticatedError` if there is none. Files of TLS travel as paths.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+import copy
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Final
+from typing import Final, Literal, get_args
 
 from replay_proto.schema import Column
 from replay_proto.v1 import replay_pb2
 
+from replay_client.address import checked_address
 from replay_client.checkpoints import Checkpoint
-from replay_client.connection import Connection
-from replay_client.data_path import DataPath
+from replay_client.connection import FIRST_CONTACT_S
 from replay_client.description import TableDescription, table_config
-from replay_client.direct import FramePort, host_of
-from replay_client.errors import InvalidArgumentError
-from replay_client.frame_calls import FrameCalls
+from replay_client.errors import InvalidArgumentError, TableExistsError, TableNotFoundError
 from replay_client.security import Tls
+from replay_client.server_link import LinkOptions, ServerLink
 from replay_client.stats import Stats
 from replay_client.table import Table, drop_table
 from replay_client.time_limits import time_limit
 
+log = logging.getLogger(__name__)
+
 DEFAULT_TIMEOUT_S: Final = 30.0
-_LOOK_UP_S: Final = 0.5
-"""How long a server may take that is asked where its port is now: it may be away."""
+IfExists = Literal["open", "reset", "error"]
+"""What `ReplayClient.create_table` does with a table that exists."""
 
 
 class ReplayClient:
@@ -45,17 +50,21 @@ class ReplayClient:
         token: str | None = None,
         tls: Tls | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        wait_for_server_s: float | None = FIRST_CONTACT_S,
         same_host: bool = True,
         frame_port: bool = True,
     ) -> None:
         """Open a channel; the server need not be there yet.
 
         Args:
-            address: ``host:port``.
+            address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``.
             token: says who calls, where the server wants to know; it travels in plain text unless there is `tls`.
             tls: how to encrypt, and what makes sure of the server; None: neither.
             timeout_s: how long a call may take, in seconds, a wait for the server included; `math.inf`: for ever.
                 It is the limit wherever a method's `timeout_s` is None.
+            wait_for_server_s: how long to wait for a server that is not there, in seconds, before the first contact.
+                0: not at all; None: `timeout_s`; `math.inf`: for ever. Once it has answered, every call waits up to
+                its own limit for a server that restarts.
             same_host: where the server is on this host, copy rows of batches out of its files instead of having them
                 sent, and make a learner's calls over a unix-domain socket; `TableStats.sampled_same_host` tells
                 whether rows are copied.
@@ -63,22 +72,31 @@ class ReplayClient:
                 TCP instead of gRPC; never with `tls`. `TableStats.sampled_in_frames` tells whether rows come this way.
 
         Raises:
-            InvalidArgumentError: for an empty address, a time that is not positive, a token that cannot be one, or a
-                file of `tls` that cannot be read.
+            InvalidArgumentError: for an address of another form, a time that is none, a token that cannot be one, or
+                a file of `tls` that cannot be read.
         """
-        if not isinstance(address, str) or not address:
-            raise InvalidArgumentError.of_field("address", "host:port", repr(address))
-        if timeout_s is None or not time_limit("timeout_s", timeout_s, DEFAULT_TIMEOUT_S):
+        own_s = time_limit("timeout_s", timeout_s, 0.0)
+        if not own_s:
             raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
-        self._connection = Connection(address, timeout_s=timeout_s, token=token, tls=tls)
-        self._same_host = same_host
-        self._frame_host = host_of(address) if frame_port and tls is None else None
-        self._calls: weakref.WeakSet[FrameCalls] = weakref.WeakSet()
+        options = LinkOptions(
+            address=checked_address(address),
+            timeout_s=own_s,
+            wait_for_server_s=time_limit("wait_for_server_s", wait_for_server_s, own_s),
+            tls=tls,
+            same_host=same_host,
+            frame_port=frame_port,
+        )
+        self._link = ServerLink(options, token)
+        self._link.connection  # noqa: B018 - files of TLS are read, and refused, here
 
     @property
     def address(self) -> str:
         """As it was given."""
-        return self._connection.address
+        return self._link.options.address
+
+    def __repr__(self) -> str:
+        """Where to."""
+        return f"<ReplayClient of {self.address}>"
 
     def create_table(
         self,
@@ -88,12 +106,16 @@ class ReplayClient:
         capacity: int,
         backend: str = "sum_tree",
         seed: int | None = None,
+        if_exists: IfExists | None = None,
         min_size: float | None = None,
         samples_per_insert: float | None = None,
         error_buffer: float | tuple[float, float] | None = None,
         **parameters: float | None,
     ) -> Table:
-        """Make a table, or find it, if one of this name and the very same config exists.
+        """Make a table, or open the one that has this name.
+
+        A table that is opened has to have the same config but for the seed; it keeps its own. `Table.created` tells
+        which it was.
 
         Args:
             name: 1 to 128 letters, digits, '_', '-' and '.', a letter or digit first.
@@ -103,6 +125,9 @@ class ReplayClient:
             backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
                 whose rows go out oldest first and are gone then, and whose inserts wait when it is full.
             seed: makes draws repeat for the same operations in the same order.
+            if_exists: what to do with a table of this name and config: ``"open"`` it with its rows, ``"reset"`` it,
+                or raise an ``"error"``. None opens it, too, but logs a warning if it has rows. A reset is a call of
+                its own after opening: of two callers, the later one removes what the earlier one has inserted since.
             min_size: draws wait until there are so many rows, a whole number.
             samples_per_insert: how often a row is drawn on average: while there are `min_size` rows, draws wait for
                 inserts and inserts for draws to keep it.
@@ -113,17 +138,26 @@ class ReplayClient:
                 `epsilon` (1e-6), `max_priority` (none). ``rank``: `alpha` (0.6). ``fifo``: `max_times_sampled` (1).
 
         Raises:
-            TableExistsError: a table of this name has another config.
+            TableExistsError: a table of this name has another config, or exists at all and that is to be an error.
             ResourceExhaustedError: it would be too large, or one too many.
             InvalidArgumentError: for a config that cannot be.
             ReplayError: another failure.
         """
         limit = (min_size, samples_per_insert, error_buffer)
         config = table_config(name, columns, capacity, backend, seed, parameters, limit)
-        response = self._connection.call_message(
-            "CreateTable", replay_pb2.CreateTableRequest(config=config), replay_pb2.CreateTableResponse, repeat=True
+        if if_exists not in (None, *get_args(IfExists)):
+            raise InvalidArgumentError.of_field("if_exists", "'open', 'reset' or 'error'", repr(if_exists))
+        response = self._link.connection.call_message(
+            "CreateTable",
+            replay_pb2.CreateTableRequest(config=config),
+            replay_pb2.CreateTableResponse,
+            repeat=if_exists != "error",  # a repeat might find what the first attempt made
         )
-        return self._table(response.table)
+        description = TableDescription.from_proto(response.table)
+        table = Table(self._link, description, created=response.created)
+        if not table.created:
+            _opened(table, description, if_exists)
+        return table
 
     def table(self, name: str) -> Table:
         """A table that exists.
@@ -132,7 +166,7 @@ class ReplayClient:
             TableNotFoundError: there is none of this name.
             ReplayError: another failure.
         """
-        return self._table(self._described(name))
+        return Table(self._link, self._link.described(name))
 
     def tables(self) -> list[TableDescription]:
         """All tables as they stand, in the order of their names.
@@ -140,7 +174,7 @@ class ReplayClient:
         Raises:
             ReplayError: a failure.
         """
-        response = self._connection.call_message(
+        response = self._link.connection.call_message(
             "ListTables", replay_pb2.ListTablesRequest(), replay_pb2.ListTablesResponse, repeat=True
         )
         return [TableDescription.from_proto(table) for table in response.tables]
@@ -152,7 +186,7 @@ class ReplayClient:
             TableNotFoundError: there is none.
             ReplayError: another failure.
         """
-        drop_table(self._connection, name, b"")
+        drop_table(self._link.connection, name, b"")
 
     def stats(self) -> Stats:
         """Figures of the server and all its tables; cheap.
@@ -160,7 +194,7 @@ class ReplayClient:
         Raises:
             ReplayError: a failure.
         """
-        response = self._connection.call_message(
+        response = self._link.connection.call_message(
             "Stats", replay_pb2.StatsRequest(), replay_pb2.StatsResponse, repeat=True
         )
         return Stats.from_proto(response)
@@ -194,7 +228,7 @@ class ReplayClient:
         if keep is not None and keep < 1:
             raise InvalidArgumentError.of_field("keep", "at least 1, or None", repr(keep))
         request = replay_pb2.CheckpointRequest(tables=tables, series=series, keep=keep or 0)
-        response = self._connection.call_message(
+        response = self._link.connection.call_message(
             "Checkpoint", request, replay_pb2.CheckpointResponse, timeout_s=timeout_s, repeat=False
         )
         return Checkpoint.from_proto(response.checkpoint)
@@ -206,7 +240,7 @@ class ReplayClient:
             CheckpointsOffError: the server has no directory for checkpoints.
             ReplayError: another failure.
         """
-        response = self._connection.call_message(
+        response = self._link.connection.call_message(
             "ListCheckpoints", replay_pb2.ListCheckpointsRequest(), replay_pb2.ListCheckpointsResponse, repeat=True
         )
         return [Checkpoint.from_proto(checkpoint) for checkpoint in response.checkpoints]
@@ -223,7 +257,7 @@ class ReplayClient:
             CheckpointNotFoundError: there is none of this name.
             ReplayError: another failure.
         """
-        response = self._connection.call_message(
+        response = self._link.connection.call_message(
             "VerifyCheckpoint",
             replay_pb2.VerifyCheckpointRequest(name=name),
             replay_pb2.VerifyCheckpointResponse,
@@ -234,10 +268,7 @@ class ReplayClient:
 
     def close(self) -> None:
         """Close all connections. Writers and samplers are closed first, by those who made them."""
-        if not self._connection.is_forked:
-            for calls in list(self._calls):
-                calls.close()
-        self._connection.close()
+        self._link.close()
 
     def __enter__(self) -> ReplayClient:
         """Use it in a ``with`` block."""
@@ -249,31 +280,55 @@ class ReplayClient:
         """Close it."""
         self.close()
 
-    def _described(self, name: str, timeout_s: float | None = None) -> replay_pb2.TableDescription:
-        response = self._connection.call_message(
-            "DescribeTable",
-            replay_pb2.DescribeTableRequest(table=name),
-            replay_pb2.DescribeTableResponse,
-            timeout_s=timeout_s,
-            repeat=True,
+    def __contains__(self, name: object) -> bool:
+        """Whether the server has a table of this name.
+
+        Raises:
+            ReplayError: a failure.
+        """
+        try:
+            self._link.described(str(name))
+        except TableNotFoundError:
+            return False
+        return True
+
+    def __getitem__(self, name: str) -> Table:
+        """A table that exists, as `table` returns it."""
+        return self.table(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all tables, in order."""
+        return iter([table.name for table in self.tables()])
+
+    def __reduce__(self) -> tuple[Callable[..., ReplayClient], tuple[object, ...]]:
+        """It travels to other processes as its options; see the module."""
+        return _client_over, (self._link,)
+
+    def __copy__(self) -> ReplayClient:
+        """A client with a connection of its own: closing one leaves the other open."""
+        return copy.deepcopy(self)
+
+
+def _client_over(link: ServerLink) -> ReplayClient:
+    client = ReplayClient.__new__(ReplayClient)
+    client._link = link
+    return client
+
+
+def _opened(table: Table, description: TableDescription, if_exists: IfExists | None) -> None:
+    """Do what the caller wants done with a table that existed."""
+    if if_exists == "error":
+        raise TableExistsError(
+            f"table {table.name!r} exists already, with {description.size:,} rows",
+            reason="TABLE_EXISTS",
+            metadata={"table": table.name},
         )
-        return response.table
-
-    def _table(self, message: replay_pb2.TableDescription) -> Table:
-        description = TableDescription.from_proto(message)
-        path = self._data_path(description)
-        if path.calls is not None:
-            self._calls.add(path.calls)
-        return Table(self._connection, description, path)
-
-    def _data_path(self, table: TableDescription) -> DataPath:
-        """The shortest way to a table."""
-        authorization = self._connection.authorization
-        path = DataPath.on_same_host(table, authorization) if self._same_host else DataPath()
-        if path.calls is not None or self._frame_host is None or not table.frame_port:
-            return path
-        return replace(path, calls=FramePort(table, self._frame_host, authorization, self._look_up(table.name)))
-
-    def _look_up(self, name: str) -> Callable[[], TableDescription]:
-        """Describes a table as it is now, if the server is there."""
-        return lambda: TableDescription.from_proto(self._described(name, _LOOK_UP_S))
+    if if_exists == "reset":
+        table.reset()
+    if if_exists is None and description.size:
+        log.warning(
+            "table %r existed already: it is opened with its %s rows; say so with if_exists='open', or empty it with "
+            "if_exists='reset'",
+            table.name,
+            f"{description.size:,}",
+        )

@@ -8,15 +8,18 @@
 Messages are bytes here, in both directions: those that carry rows are built and read in place by
 `replay_proto.framing`. Failures are raised as the types in `replay_client.errors`.
 
-What rides through a restart of the server: `call(..., repeat=True)` goes on repeating until its deadline, and is for
-what may be applied twice without harm; methods that change nothing are repeated by gRPC itself before that (the policy
-below). A server that cannot be reached is told apart from one that is slow: the former is
-`ServerUnavailableError`, the latter `DeadlineExceededError`.
+Before the first contact a server that cannot be reached is an error soon: the address is wrong, or nobody started it.
+What rides through a restart later: `call(..., repeat=True)` goes on repeating until its deadline, and is for what may
+be applied twice without harm; methods that change nothing are repeated by gRPC itself before that (the policy below).
+A server that cannot be reached is told apart from one that is slow: the former is `ServerUnavailableError`, the latter
+`DeadlineExceededError`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import random
 import time
@@ -27,6 +30,7 @@ from typing import Final, Literal, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from replay_client.address import how_to_start
 from replay_client.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -38,8 +42,16 @@ from replay_client.errors import (
 from replay_client.security import Tls, open_channel, token_metadata
 from replay_client.time_limits import left_s, time_limit
 
+log = logging.getLogger(__name__)
+
 M = TypeVar("M", bound=Message)
 
+FIRST_CONTACT_S: Final = 1.5
+"""How long a client waits for a server before the first contact, unless it is told otherwise."""
+_KNOCK_S: Final = 0.5
+"""How long one attempt at the first contact may take at least."""
+_HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
+"""Open to everybody, and cheap."""
 SERVICE: Final = "replay.v1.ReplayService"
 Method = Literal[
     "CreateTable",
@@ -135,17 +147,19 @@ class MessageStream:
     """One bidirectional stream, while it lasts. All that this library needs of a transport for streams."""
 
     def __init__(
-        self, channel: grpc.Channel, method: StreamMethod, requests: Iterator[bytes], metadata: Metadata
+        self, channel: grpc.Channel, address: str, method: StreamMethod, requests: Iterator[bytes], metadata: Metadata
     ) -> None:
         """Open it.
 
         Args:
             channel: to the server.
+            address: the server's.
             method: name of the RPC.
             requests: messages to send; consumed in a thread of its own until it ends, which ends our side.
             metadata: says who calls.
         """
         multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_path(method))
+        self._address = address
         self._call = multi(requests, metadata=metadata)
 
     def receive(self) -> bytes:
@@ -157,9 +171,9 @@ class MessageStream:
         try:
             return next(self._call)
         except StopIteration:
-            raise ServerUnavailableError("the server ended the stream") from None
+            raise ServerUnavailableError(f"the replay server at {self._address} ended the stream") from None
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self._address) from None
 
     def cancel(self) -> None:
         """End it from here; `receive` raises from then on."""
@@ -174,6 +188,7 @@ class Connection:
         address: str,
         *,
         timeout_s: float,
+        wait_for_server_s: float = FIRST_CONTACT_S,
         token: str | None = None,
         tls: Tls | None = None,
         backoff: Backoff | None = None,
@@ -185,6 +200,7 @@ class Connection:
         Args:
             address: ``host:port``, or another form that gRPC knows.
             timeout_s: how long a call may take that does not say so itself, in seconds.
+            wait_for_server_s: how long the first contact may take, in seconds; 0: one attempt.
             token: says who calls, where the server wants to know.
             tls: how to encrypt; None: not at all.
             backoff: pauses between attempts.
@@ -196,11 +212,14 @@ class Connection:
         """
         self.address = address
         self.timeout_s = timeout_s
+        self.wait_for_server_s = wait_for_server_s
         self.backoff = backoff or Backoff()
         self.clock = clock
         self.rng = rng or random.Random()
         self._process = os.getpid()
         self._closed = False
+        self._is_encrypted = tls is not None
+        self._was_reached = False
         self._metadata = token_metadata(token)
         self._channel = open_channel(address, tls, _CHANNEL_OPTIONS)
         self._unary: dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]] = {}
@@ -262,11 +281,36 @@ class Connection:
             InvalidArgumentError: for a time limit that is none.
             ReplayError: of the type that fits.
         """
-        self.check_usable()
-        deadline = self.deadline("timeout_s", timeout_s)
+        limit_s = time_limit("timeout_s", timeout_s, self.timeout_s)
+        self.reach()
+        deadline = self.clock() + limit_s
         if not repeat:
             return self._attempt(method, request, deadline + margin_s, wait_for_ready=True)
         return self._repeated(method, request, deadline, margin_s)
+
+    def reach(self) -> None:
+        """Make sure that a server was there once; only the first call waits for it.
+
+        Raises:
+            ServerUnavailableError: nobody answers; the message says where, and what to start.
+            ReplayError: as `check_usable`.
+        """
+        self.check_usable()
+        if self._was_reached:
+            return
+        deadline = self.clock() + self.wait_for_server_s
+        warn_at = self.clock() + FIRST_CONTACT_S
+        for pause_s in self.backoff.pauses_s(self.rng):
+            refusal = self._knock(deadline)
+            if refusal is None:
+                self._was_reached = True
+                return
+            if self.clock() + pause_s >= deadline:
+                raise refusal
+            if self.clock() >= warn_at:
+                log.warning("%s; waiting for it", refusal)
+                warn_at = math.inf
+            time.sleep(pause_s)
 
     def open_stream(self, method: StreamMethod, requests: Iterator[bytes]) -> MessageStream:
         """Open a bidirectional stream; see `MessageStream`.
@@ -276,7 +320,7 @@ class Connection:
             ForkedError: it belongs to another process.
         """
         self.check_usable()
-        return MessageStream(self._channel, method, requests, self._metadata)
+        return MessageStream(self._channel, self.address, method, requests, self._metadata)
 
     def close(self) -> None:
         """Close the channel; calls and streams that are under way end. Does nothing in a forked child."""
@@ -304,6 +348,22 @@ class Connection:
         assert away is not None
         raise away
 
+    def _knock(self, deadline: float) -> ServerUnavailableError | None:
+        """Ask whether somebody is there: any answer will do. None if so."""
+        left = left_s(deadline, self.clock())
+        timeout_s = FIRST_CONTACT_S if left is None else max(left, _KNOCK_S)
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_HEALTH_CHECK)
+        try:
+            check(b"", timeout=timeout_s, wait_for_ready=False)
+        except grpc.RpcError as error:
+            self.check_usable()
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return no_server(self.address, error.details() or "", is_encrypted=self._is_encrypted)
+        except ValueError:  # how gRPC says that the channel was closed
+            self.check_usable()
+            raise
+        return None
+
     def _attempt(self, method: Method, request: bytes, deadline: float, *, wait_for_ready: bool) -> bytes:
         unary = self._unary.get(method)
         if unary is None:
@@ -318,10 +378,20 @@ class Connection:
         except grpc.RpcError as error:
             if self._closed:
                 raise ClosedError("this client was closed meanwhile") from None
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.address) from None
         except ValueError:  # how gRPC says that the channel was closed
             self.check_usable()
             raise
+
+
+def no_server(address: str, detail: str, *, is_encrypted: bool) -> ServerUnavailableError:
+    """Nobody answers at an address; ``detail`` is what gRPC says about it."""
+    over = " over TLS" if is_encrypted else ""
+    error = ServerUnavailableError(
+        f"no replay server answers at {address}{over}; {how_to_start(address)}", metadata={"detail": detail}
+    )
+    error.add_note(f"gRPC: {detail}")
+    return error
 
 
 def _path(method: str) -> str:

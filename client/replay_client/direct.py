@@ -1,7 +1,5 @@
 """Calls to a server on another host over the TCP port that it has for frames, in plain text.
 
-    target = host_of("dns:///replay:50051")             # "replay"; None where we cannot know
-
 The port is the one that the table's description names, at the host that gRPC connects to. Behind an address that stands
 for several servers, another one may be there: it does not know the table's uid, and refuses. After a restart the port
 may be another one, so it is looked up anew where nobody answers.
@@ -9,7 +7,6 @@ may be another one, so it is looked up anew where nobody answers.
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from collections.abc import Callable
@@ -22,18 +19,8 @@ from replay_client.description import TableDescription
 from replay_client.errors import ReplayError
 from replay_client.frame_calls import FrameCalls, NobodyThereError
 
-_TARGET: Final = re.compile(
-    r"(?:dns:(?://[^/]*)?/?)?(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\[\]:/,%]+)):\d+"
-)
-"""Targets of gRPC that name one host; see its document on naming."""
 _RETRY_S: Final = 30.0
 """A packet filter that drops what we send, without a word, costs us the time for a hello each time."""
-
-
-def host_of(target: str) -> str | None:
-    """The host that a target of gRPC's names; None if it is of a form of which we do not know that."""
-    found = _TARGET.fullmatch(target)
-    return None if found is None else found["v6"] or found["host"]
 
 
 class FramePort(FrameCalls):

@@ -24,10 +24,14 @@ from replay_proto.errors import InvalidArgumentError as InvalidArgumentError
 from replay_proto.errors import ReplayError as ReplayError
 
 
-class TableNotFoundError(ReplayError, LookupError):
+class TableNotFoundError(ReplayError, KeyError):
     """There is no table of this name, or it was dropped while the call waited."""
 
     default_code = grpc.StatusCode.NOT_FOUND
+
+    def __str__(self) -> str:
+        """The message; a `KeyError` would put it into quotes."""
+        return self.message
 
 
 class TableExistsError(ReplayError):
@@ -194,20 +198,33 @@ _BY_CODE: Final[Mapping[grpc.StatusCode, type[ReplayError]]] = {
     grpc.StatusCode.UNKNOWN: InternalServerError,
 }
 
+_SAYINGS: Final[Mapping[grpc.StatusCode, str]] = {
+    grpc.StatusCode.UNAVAILABLE: "cannot be reached",
+    grpc.StatusCode.CANCELLED: "went away in the middle of an answer",
+    grpc.StatusCode.INTERNAL: "went away in the middle of an answer",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
+    grpc.StatusCode.UNIMPLEMENTED: "does not know this call: it is of another version, or is none",
+}
+"""What it means for the caller when it was not the service that spoke but gRPC."""
+
 _CODES: Final[Mapping[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def from_rpc_error(error: grpc.RpcError) -> ReplayError:
+def from_rpc_error(error: grpc.RpcError, address: str) -> ReplayError:
     """The typed exception for a call that failed.
 
     Args:
         error: as the synchronous gRPC API raises it: it is the call, too.
+        address: the server's.
     """
     try:
         status = rpc_status.from_call(error)
     except ValueError:  # The details do not belong to this status: somebody between us put them there.
         status = None
-    return _typed(error.code(), error.details() or "", _error_info(status))
+    info = _error_info(status)
+    if info is None:
+        return _of_transport(error.code(), error.details() or "", address)
+    return _typed(error.code(), error.details() or "", info)
 
 
 def from_status(status: status_pb2.Status) -> ReplayError:
@@ -215,11 +232,21 @@ def from_status(status: status_pb2.Status) -> ReplayError:
     return _typed(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, _error_info(status))
 
 
+def _of_transport(code: grpc.StatusCode, detail: str, address: str) -> ReplayError:
+    """The exception for what gRPC says, and not the service. Its own words are in ``detail`` and in a note."""
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return _cut_off(detail)
+    saying = _SAYINGS.get(code, "failed with {code}").format(code=code.name)
+    error = _BY_CODE.get(code, ReplayError)(
+        f"the replay server at {address} {saying}", code=code, metadata={"detail": detail}
+    )
+    error.add_note(f"gRPC: {detail}")
+    return error
+
+
 def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo | None) -> ReplayError:
-    if info is None and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return _cut_off(message)
     if info is None:
-        return _BY_CODE.get(code, ReplayError)(f"{message} ({code.name})", code=code)
+        return _BY_CODE.get(code, ReplayError)(message, code=code)
     kind = BY_REASON.get(info.reason) or _BY_CODE.get(code, ReplayError)
     return kind(message, code=code, reason=info.reason, metadata=info.metadata)
 

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final
+from typing import Final, NoReturn
 
 from numpy.typing import ArrayLike
 from replay_proto.framing import split_message
@@ -140,6 +140,18 @@ class Sampler:
         """Messages with updates that are not acknowledged yet; updates that were not sent yet count as one."""
         with self._stream.changed:
             return bool(self._keys) + sum(exchange.has_update for exchange in self._stream.pending)
+
+    def __repr__(self) -> str:
+        """Of what, and where."""
+        return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {self._options}>"
+
+    def __reduce__(self) -> NoReturn:
+        """A stream belongs to its process.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a sampler cannot be pickled or copied; send the table, and make a sampler of it there")
 
     def __iter__(self) -> Sampler:
         """The sampler is its own iterator."""

@@ -12,7 +12,7 @@ was dropped and made anew under the same name is another one: calls raise `Table
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
@@ -27,13 +27,14 @@ from replay_client.connection import Connection
 from replay_client.data_path import DataPath
 from replay_client.description import TableDescription
 from replay_client.draws import DrawMode, DrawOptions, WeightNorm, beta_for
-from replay_client.errors import ReplayError, WriterUnknownError
+from replay_client.errors import ReplayError, TableReplacedError, WriterUnknownError
 from replay_client.frame_stream import Answer
 from replay_client.insert_ids import InsertId, InsertIds
 from replay_client.inspection import Inspection
 from replay_client.mapped_rows import MappedRows
 from replay_client.rows import checked_keys, checked_priorities, checked_rows, packed_rows
 from replay_client.sampler import Sampler
+from replay_client.server_link import ServerLink
 from replay_client.stats import Stats, TableStats
 from replay_client.time_limits import time_limit
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
@@ -50,11 +51,20 @@ _WAIT_MARGIN_S: Final = 5.0
 class Table:
     """See the module. Threads may share one."""
 
-    def __init__(self, connection: Connection, description: TableDescription, data_path: DataPath) -> None:
-        """Known to `ReplayClient`, which makes these."""
-        self._connection = connection
+    def __init__(
+        self,
+        link: ServerLink,
+        description: TableDescription,
+        *,
+        created: bool = False,
+        data_path: DataPath | None = None,
+    ) -> None:
+        """Known to `ReplayClient`, which makes these; ``data_path`` None is the shortest that the link finds."""
+        self.created = created
+        """Whether `ReplayClient.create_table` made it; False if it opened a table that existed."""
+        self._link = link
         self._description = description
-        self._data_path = data_path
+        self._data_path = data_path or link.data_path(description)
         self._insert_ids = InsertIds()
 
     @property
@@ -92,10 +102,41 @@ class Table:
         """Length of the ring in rows: row k lies in slot k % slots."""
         return self._description.slots
 
+    @property
+    def size(self) -> int:
+        """Live rows now; a cheap call.
+
+        Raises:
+            TableNotFoundError: it was dropped.
+            TableReplacedError: it was dropped and another has its name.
+            ReplayError: another failure.
+        """
+        description = self.describe()
+        if description.uid != self.uid:
+            raise TableReplacedError(
+                f"table {self.name!r} was dropped, and another one has its name",
+                reason="TABLE_REPLACED",
+                metadata={"table": self.name},
+            )
+        return description.size
+
+    def __len__(self) -> int:
+        """Live rows now, as `size`."""
+        return self.size
+
+    def __bool__(self) -> bool:
+        """Always true: an empty table is a table."""
+        return True
+
     def __repr__(self) -> str:
         """What and where."""
         columns = ", ".join(f"{name}: {column}" for name, column in self.schema.items())
-        return f"<Table {self.name!r} at {self._connection.address}: {self.backend}, {self.capacity} rows of {columns}>"
+        address = self._link.options.address
+        return f"<Table {self.name!r} at {address}: {self.backend}, {self.capacity} rows of {columns}>"
+
+    def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, ...]]:
+        """It travels to other processes, and connects again there; see `replay_client.client`."""
+        return _table_over, (self._link, self._description, self.created)
 
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
@@ -241,7 +282,7 @@ class Table:
             InvalidArgumentError: for a number out of range.
             ClosedError: the client is closed.
         """
-        self._connection.check_usable()
+        self._connection.reach()
         return Writer(
             self._connection,
             self._description,
@@ -311,7 +352,7 @@ class Table:
             InvalidArgumentError: for a number out of range, an unknown name, or a `beta` that is missing.
             ClosedError: the client is closed.
         """
-        self._connection.check_usable()
+        self._connection.reach()
         options = self._draw_options(batch_size, beta, weight_norm, draw_mode, timeout_s)
         sampler = Sampler(
             self._connection,
@@ -337,13 +378,7 @@ class Table:
             TableNotFoundError: it was dropped.
             ReplayError: another failure.
         """
-        response = self._connection.call_message(
-            "DescribeTable",
-            replay_pb2.DescribeTableRequest(table=self.name),
-            replay_pb2.DescribeTableResponse,
-            repeat=True,
-        )
-        return TableDescription.from_proto(response.table)
+        return self._link.described(self.name)
 
     def stats(self) -> TableStats:
         """Figures of the table; cheap.
@@ -394,6 +429,10 @@ class Table:
             ReplayError: another failure.
         """
         drop_table(self._connection, self.name, self.uid)
+
+    @property
+    def _connection(self) -> Connection:
+        return self._link.connection
 
     def _draw_options(
         self,
@@ -484,6 +523,10 @@ class Table:
         answer = self._connection.call("Insert", message, timeout_s=timeout_s, margin_s=margin_s, repeat=True)
         ranges = replay_pb2.InsertResponse.FromString(answer).keys
         return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
+
+
+def _table_over(link: ServerLink, description: TableDescription, created: bool) -> Table:
+    return Table(link, description, created=created)
 
 
 def drop_table(connection: Connection, name: str, uid: bytes) -> None:

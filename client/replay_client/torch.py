@@ -26,7 +26,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
@@ -156,6 +156,10 @@ class TensorSampler:
     def stale(self) -> int:
         """Keys of updates that were not live any more, over all updates acknowledged so far."""
         return self._sampler.stale
+
+    def __reduce__(self) -> NoReturn:
+        """As for `Sampler`."""
+        self._sampler.__reduce__()
 
     def __iter__(self) -> TensorSampler:
         """The sampler is its own iterator."""

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from replay_proto.framing import Array, blank_message, column_views, split_message
@@ -143,6 +143,18 @@ class Writer:
         """Rows that were appended and are not acknowledged yet."""
         with self._changed:
             return self._block.count + sum(block.row_count for block in self._stream.pending)
+
+    def __repr__(self) -> str:
+        """Of what, and where."""
+        return f"<Writer of table {self._table.name!r} at {self._connection.address}: {self.in_flight} rows in flight>"
+
+    def __reduce__(self) -> NoReturn:
+        """A stream belongs to its process.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a writer cannot be pickled or copied; send the table, and make a writer of it there")
 
     def append(self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any) -> None:
         """Add a row to the current episode. It is copied; it waits only when too many blocks are in flight.

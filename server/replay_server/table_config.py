@@ -105,7 +105,7 @@ class TableConfig:
         return self.slots if self.is_queue else self.capacity
 
     def difference(self, other: TableConfig) -> FieldError | None:
-        """The first field in which another config asks for something else; None if they are the same."""
+        """The first field in which another config asks for another table; None if there is none. Seeds may differ."""
         ours, theirs = self._by_field(), other._by_field()
         for name in ours | theirs:
             if ours.get(name) != theirs.get(name):
@@ -118,7 +118,6 @@ class TableConfig:
         return {
             "capacity": str(self.capacity),
             "backend": self.backend,
-            "seed": str(self.seed),
             **{f"columns.{name}": str(column) for name, column in self.schema.items()},
             **{name: repr(value) for name, value in self.parameters.items()},
             **({name: repr(value) for name, value in asdict(self.rate_limit).items()} if self.rate_limit else {}),

@@ -123,6 +123,7 @@ def test_a_run_whose_table_was_replaced_by_an_equal_one_goes_on(
                 capacity=old.capacity,
                 backend=old.backend,
                 seed=RunSeeds(0).draws,
+                if_exists="error",
                 **old.parameters,
             )
 

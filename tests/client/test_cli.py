@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import itertools
 import json
 import os
 import pty
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_client import Column, Table
+from replay_client import Column, ReplayClient, Table
 
 from tests.client.numbered import rows
 from tests.support.deadlines import wait_until
@@ -228,3 +230,34 @@ def test_what_is_missing_is_named(missing: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "pip install 'replay-service[cli]'" in done.stderr
+
+
+def test_the_command_says_its_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"replay {importlib.metadata.version('replay-service')}\n"
+
+
+def test_figures_go_into_a_pipe_line_by_line_also_while_the_server_is_away(
+    start_server: Callable[..., ServerProcess],
+) -> None:
+    server = start_server()
+    with ReplayClient(server.address) as client:
+        client.create_table("piped", columns={"x": Column("int64")}, capacity=1000).insert({"x": range(12)})
+    command = [COMMAND, "stats", "--watch", "--interval", "0.1", "--server", server.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout is not None
+        lines = process.stdout
+        first = [lines.readline() for _ in range(3)]
+        assert all("piped 12 of 1,000 rows" in line for line in first)
+        server.kill()
+        away = [line for line in itertools.islice(iter(lines.readline, ""), 20) if "server away for" in line]
+        assert len(away) > 10
+        seconds = [float(line.partition("server away for ")[2].partition(" s")[0]) for line in away]
+        assert seconds == sorted(seconds)
+        assert seconds[-1] > seconds[0]
+        server.restart()
+        assert any("up " in line for line in itertools.islice(iter(lines.readline, ""), 200))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+    assert not any("\x1b" in line for line in [*first, *away])

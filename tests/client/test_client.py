@@ -156,6 +156,7 @@ def test_an_address_is_needed(address: str) -> None:
 def test_a_server_that_is_not_there_is_told_apart_from_a_slow_one(start_server: StartServer, connect: Connect) -> None:
     server = start_server()
     client = connect(server, timeout_s=0.5)
+    client.tables()
     server.process.send_signal(signal.SIGSTOP)
     with pytest.raises(DeadlineExceededError):
         client.tables()

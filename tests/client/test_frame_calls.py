@@ -347,7 +347,7 @@ def nowhere(near: Table, tmp_path: Path) -> Callable[[Path], Table]:
     def at(path: Path) -> Table:
         description = replace(near.describe(), socket=str(path))
         found = replace(near._data_path, calls=LocalSocket(description, near._data_path.rows.request.nonce))  # type: ignore[union-attr]
-        return Table(near._connection, description, found)
+        return Table(near._link, description, data_path=found)
 
     return at
 

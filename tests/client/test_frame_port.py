@@ -14,8 +14,9 @@ import numpy as np
 import psutil
 import pytest
 from replay_client import Column, ReplayClient, Table
+from replay_client.address import host_of
 from replay_client.data_path import DataPath
-from replay_client.direct import FramePort, host_of
+from replay_client.direct import FramePort
 from replay_client.frame_stream import FrameStream
 from replay_proto.frames import FrameKind, frame_head
 
@@ -63,7 +64,7 @@ def elsewhere(table: Table, port: int) -> Table:
     """The table as it is to a client that is told of another port."""
     description = replace(table.describe(), frame_port=port)
     calls = FramePort(description, "127.0.0.1", "", lambda: description)
-    return Table(table._connection, description, DataPath(calls=calls))
+    return Table(table._link, description, data_path=DataPath(calls=calls))
 
 
 @pytest.mark.parametrize(

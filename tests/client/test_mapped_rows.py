@@ -230,7 +230,7 @@ def test_on_a_machine_of_another_memory_order_rows_travel_and_calls_take_the_soc
     assert found.rows is None
     assert found.calls is not None
     before = near.stats().sampled_same_host
-    table = Table(near._connection, near.describe(), found)
+    table = Table(near._link, near.describe(), data_path=found)
     assert_whole(table.sample(20, beta=0.4).columns)
     with table.sampler(20_000, beta=0.4) as sampler:
         for _ in range(5):

@@ -19,8 +19,6 @@ from replay_client import (
     TableNotFoundError,
     TableReplacedError,
 )
-from replay_client.connection import Connection
-from replay_client.data_path import DataPath
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, row, rows
@@ -282,8 +280,6 @@ def test_writers_that_were_forgotten_go_on(start_server: StartServer, connect: C
 
 def forget(server: ServerProcess, table: Table, count: int) -> None:
     """Have so many other writers insert a row each."""
-    connection = Connection(server.address, timeout_s=30.0)
-    description = table.describe()
-    for _ in range(count):
-        Table(connection, description, DataPath()).insert(rows([9]))
-    connection.close()
+    with ReplayClient(server.address, same_host=False, frame_port=False) as client:
+        for _ in range(count):
+            client.table(table.name).insert(rows([9]))

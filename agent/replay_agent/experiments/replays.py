@@ -87,7 +87,13 @@ def open_replay(
         client.drop_table(name)
     seed = int(rng.integers(2**31))
     table = client.create_table(
-        name, columns=COLUMNS, capacity=walk.memory_size, backend=backend, seed=seed, **parameters
+        name,
+        columns=COLUMNS,
+        capacity=walk.memory_size,
+        backend=backend,
+        seed=seed,
+        if_exists="open",
+        **parameters,
     )
     try:
         # Without priorities, so that all have the largest one: each will be seen once (section 3.2).

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.console import Console
 
 from replay_client.cli import checkpoints, render
+from replay_client.cli import watch as watching
 from replay_client.cli.distribution import Distributions
 from replay_client.cli.inspect_view import inspect_view
-from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json
+from replay_client.cli.options import DEFAULT_SERVER, SHORTEST_TIMEOUT_S, TIMEOUT_S, Json, Server, client_of, print_json
 from replay_client.cli.plain import plain_description, plain_inspection, plain_stats
 from replay_client.client import ReplayClient
 from replay_client.errors import ReplayError, TableNotFoundError
 from replay_client.stats import Stats
 
 _FAILURE = 1
+_DISTRIBUTION = "replay-service"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,6 +57,21 @@ def run() -> int:
     return 0
 
 
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"replay {importlib.metadata.version(_DISTRIBUTION)}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Hold the options of the command itself."""
+
+
 @app.command()
 def tables(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     """List the tables of a server."""
@@ -76,11 +92,11 @@ def stats(
     interval: Interval = 1.0,
 ) -> None:
     """Show what a server, or one of its tables, holds and does."""
-    with client_of(server) as client:
-        if watch and as_json:
-            _watch_json(client, table, interval)
-        elif watch:
-            _watch(client, table, interval)
+    with client_of(
+        server, timeout_s=min(TIMEOUT_S, max(interval, SHORTEST_TIMEOUT_S)) if watch else TIMEOUT_S
+    ) as client:
+        if watch:
+            watching.watch(lambda: _stats_of(client, table), server, table, interval, as_json=as_json)
         elif as_json:
             print_json(plain_stats(_stats_of(client, table)))
         else:
@@ -144,36 +160,6 @@ def _stats_of(client: ReplayClient, table: str | None) -> Stats:
         known = ", ".join(stats.tables) or "none"
         raise TableNotFoundError(f"no table is called {table!r}; there are: {known}")
     return Stats(server=stats.server, tables={table: stats.tables[table]})
-
-
-def _watch(client: ReplayClient, table: str | None, interval_s: float) -> None:
-    """Show them again and again; a server that is away is waited for."""
-    console = Console()
-
-    def look() -> RenderableType:
-        return render.stats_view(_stats_of(client, table), client.address, table, console.width)
-
-    view = look()
-    try:
-        with Live(view, console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                live.update(view, refresh=True)
-                time.sleep(interval_s)
-                try:
-                    view = look()
-                except ReplayError as error:
-                    view = render.trouble_view(view, error.message)
-    except KeyboardInterrupt:
-        pass
-
-
-def _watch_json(client: ReplayClient, table: str | None, interval_s: float) -> None:
-    try:
-        while True:
-            print_json(plain_stats(_stats_of(client, table)), indent=None)
-            time.sleep(interval_s)
-    except KeyboardInterrupt:
-        pass
 
 
 def _draw(found: Distributions, path: Path) -> None:

@@ -15,6 +15,8 @@ from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
 
 TIMEOUT_S = 3.0
 """A person is waiting."""
+SHORTEST_TIMEOUT_S = 1.0
+"""A server that takes longer counts as away where figures are shown again and again."""
 DEFAULT_SERVER = "localhost:50051"
 
 Server = Annotated[
@@ -24,17 +26,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
-def client_of(server: str) -> Iterator[ReplayClient]:
-    """A client that names the server it could not reach."""
+def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayClient]:
+    """A client whose errors name the options and variables that may be wrong."""
     with ReplayClient(
-        server, token=token_from_environment(), tls=Tls.from_environment(), timeout_s=TIMEOUT_S
+        server, token=token_from_environment(), tls=Tls.from_environment(), timeout_s=timeout_s
     ) as client:
         try:
             yield client
         except ServerUnavailableError as error:
             raise ServerUnavailableError(
-                f"no replay server answers at {server}; is it running, is --server (or REPLAY_SERVER) its address, and "
-                f"are REPLAY_TLS... as it wants them? ({error.message})"
+                f"{error.message}; or set --server (REPLAY_SERVER) to its address, and REPLAY_TLS... as it wants them"
             ) from error
         except UnauthenticatedError as error:
             raise UnauthenticatedError(f"{error.message}: put it into the variable {TOKEN_VARIABLE}") from error

@@ -123,8 +123,8 @@ class ReplayServiceServicer(object):
 
     def CreateTable(self, request, context):
         """Makes a table. When one of this name and the same config exists, it is returned as it is; when
-        its config differs, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of two callers who
-        race, one makes the table and the other finds it.
+        its config differs in more than the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of
+        two callers who race, one makes the table and the other finds it.
         Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -48,8 +48,8 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.CreateTableResponse,
     ]
     """Makes a table. When one of this name and the same config exists, it is returned as it is; when
-    its config differs, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of two callers who
-    race, one makes the table and the other finds it.
+    its config differs in more than the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of
+    two callers who race, one makes the table and the other finds it.
     Right: admin.
     """
 
@@ -189,8 +189,8 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.CreateTableResponse,
     ]
     """Makes a table. When one of this name and the same config exists, it is returned as it is; when
-    its config differs, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of two callers who
-    race, one makes the table and the other finds it.
+    its config differs in more than the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of
+    two callers who race, one makes the table and the other finds it.
     Right: admin.
     """
 
@@ -332,8 +332,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.CreateTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.CreateTableResponse]]:
         """Makes a table. When one of this name and the same config exists, it is returned as it is; when
-        its config differs, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of two callers who
-        race, one makes the table and the other finds it.
+        its config differs in more than the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of
+        two callers who race, one makes the table and the other finds it.
         Right: admin.
         """
 

@@ -1,0 +1,51 @@
+"""The address of a server: what forms it may have, and which host and port it names.
+
+address = checked_address("buffer:50051")
+host_of("dns:///replay:50051")             # "replay"; None where gRPC alone knows
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from replay_client.errors import InvalidArgumentError
+
+_TCP: Final = re.compile(
+    r"(?:dns:(?://[^/\s]*)?/?)?(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\[\]:/,%@\s]+)):(?P<port>[0-9]{1,5})"
+)
+"""Targets of gRPC that name one host; see its document on naming."""
+_UNIX: Final = re.compile(r"unix:\S+")
+_EXPECTED: Final = "host:port, such as localhost:50051 or [::1]:50051"
+_THIS_HOST: Final = re.compile(r"localhost|127(?:\.[0-9]+){3}|::1")
+_LAST_PORT: Final = (1 << 16) - 1
+
+
+def checked_address(address: object) -> str:
+    """An address that can be one: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``.
+
+    Raises:
+        InvalidArgumentError: for anything else; it shows the form that is expected.
+    """
+    if isinstance(address, str):
+        tcp = _TCP.fullmatch(address)
+        if _UNIX.fullmatch(address) or (tcp is not None and 1 <= int(tcp["port"]) <= _LAST_PORT):
+            return address
+    raise InvalidArgumentError.of_field("address", _EXPECTED, repr(address))
+
+
+def host_of(address: str) -> str | None:
+    """The host that an address names; None if it is of another form."""
+    found = _TCP.fullmatch(address)
+    return None if found is None else found["v6"] or found["host"]
+
+
+def how_to_start(address: str) -> str:
+    """What to do when nobody answers at an address."""
+    found = _TCP.fullmatch(address)
+    if found is None:
+        return "is a server there?"
+    command = f"`replay-server --port {found['port']}`"
+    if _THIS_HOST.fullmatch(found["v6"] or found["host"]):
+        return f"start one with {command}"
+    return f"start one there with {command}, or see whether it can be reached from here"

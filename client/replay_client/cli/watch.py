@@ -1,0 +1,113 @@
+"""``replay stats --watch``: figures again and again, on a screen of their own, or a line each into a pipe or a file.
+
+A server that goes away meanwhile is waited for, and it is said for how long it has been away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+
+from replay_client.cli import render
+from replay_client.cli.options import print_json
+from replay_client.cli.plain import plain_stats
+from replay_client.cli.units import bytes_text, duration_text, number_text
+from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
+from replay_client.stats import Stats, TableStats
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why there are no figures."""
+
+    message: str
+    """What the client said."""
+    away_s: float | None
+    """For how long the server has not answered, in seconds; None if it has."""
+
+    def __str__(self) -> str:
+        """One line."""
+        return self.message if self.away_s is None else f"server away for {duration_text(self.away_s)}: {self.message}"
+
+
+Look = Callable[[], Stats]
+
+
+def watch(look: Look, address: str, table: str | None, interval_s: float, *, as_json: bool) -> None:
+    """Show figures until Ctrl-C.
+
+    Args:
+        look: asks for the figures.
+        address: the server's.
+        table: the table to show in detail, or None.
+        interval_s: seconds between two looks.
+        as_json: whether to print JSON objects, one a line.
+
+    Raises:
+        ReplayError: the first look failed.
+    """
+    console = Console()
+    try:
+        if as_json:
+            _print_objects(look, interval_s)
+        elif console.is_terminal:
+            _show(console, look, address, table, interval_s)
+        else:
+            _print_lines(look, interval_s)
+    except KeyboardInterrupt:
+        pass
+
+
+def _looks(look: Look, interval_s: float) -> Iterator[Stats | Trouble]:
+    """Figures, or why there are none, without end."""
+    yield look()
+    answered = time.monotonic()
+    while True:
+        time.sleep(interval_s)
+        try:
+            stats = look()
+        except ReplayError as error:
+            is_away = isinstance(error, (ServerUnavailableError, DeadlineExceededError))
+            yield Trouble(error.message, time.monotonic() - answered if is_away else None)
+            answered = answered if is_away else time.monotonic()
+        else:
+            yield stats
+            answered = time.monotonic()
+
+
+def _show(console: Console, look: Look, address: str, table: str | None, interval_s: float) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for seen in _looks(look, interval_s):
+            if isinstance(seen, Stats):
+                view = render.stats_view(seen, address, table, console.width)
+            else:
+                view = render.trouble_view(view, str(seen))
+            live.update(view, refresh=True)
+
+
+def _print_lines(look: Look, interval_s: float) -> None:
+    for seen in _looks(look, interval_s):
+        print(time.strftime("%H:%M:%S"), seen if isinstance(seen, Trouble) else _line(seen), flush=True)
+
+
+def _print_objects(look: Look, interval_s: float) -> None:
+    for seen in _looks(look, interval_s):
+        found = {"error": seen.message, "away_s": seen.away_s} if isinstance(seen, Trouble) else plain_stats(seen)
+        print_json(found, indent=None)
+
+
+def _line(stats: Stats) -> str:
+    server = f"up {duration_text(stats.server.uptime_s)}, {bytes_text(stats.server.resident_bytes)}"
+    return "; ".join([server, *(_table_text(name, table) for name, table in stats.tables.items())])
+
+
+def _table_text(name: str, table: TableStats) -> str:
+    rates = table.rates
+    return (
+        f"{name} {table.table.size:,} of {table.table.capacity:,} rows, per s: {number_text(rates.inserted_per_s)} "
+        f"inserted, {number_text(rates.sampled_per_s)} sampled, {number_text(rates.updated_per_s)} updated"
+    )
