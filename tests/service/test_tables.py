@@ -93,7 +93,6 @@ REORDERED = Schema({name: WHOLE[name] for name in ("check", "payload", "value")}
     [
         ({"capacity": 101}, "capacity", "100", "101"),
         ({"backend": "rank"}, "backend", "sum_tree", "rank"),
-        ({"seed": 7}, "seed", "None", "7"),
         ({"parameters": {"alpha": 0.5}}, "alpha", "0.6", "0.5"),
         ({"parameters": {"max_priority": 4.0}}, "max_priority", "absent", "4.0"),
         ({"schema": Schema({**WHOLE, "value": Column("int32")})}, "columns.value", "int64", "int32"),

@@ -96,7 +96,6 @@ def table(**changes: object) -> TableConfig:
     ("change", "field", "expected", "got"),
     [
         ({"capacity": 7}, "capacity", "100", "7"),
-        ({"seed": 7}, "seed", "None", "7"),
         ({"backend": "uniform"}, "backend", "sum_tree", "uniform"),
         ({"parameters": {"alpha": 0.5}}, "alpha", "0.6", "0.5"),
         ({"parameters": {"max_priority": 0.5}}, "max_priority", "absent", "0.5"),
