@@ -131,11 +131,12 @@ class LoopWatch:
         ended = time.perf_counter()
         while not self._calls or self._calls[-1][0] < ended:
             time.sleep(0.001)
-        return max(
+        overlapping = (
             min(1000 * (end - start), computed_ms)
             for start, end, computed_ms in list(self._calls)
             if start < ended and end > began
         )
+        return max(overlapping, default=0.0)  # it may have been done between two calls
 
     def _computed_ms(self) -> float:
         """For how long the loop's thread has had a processor."""
