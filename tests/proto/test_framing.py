@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_proto.framing import ROWS_FIELD, blank_message, column_views, flat_rows, split_message
+from replay_proto.framing import ROWS_FIELD, blank_message, column_views, flat_rows, split_message, split_rows
 from replay_proto.schema import DTYPES, Column, Schema
 from replay_proto.v1 import replay_pb2
 
@@ -149,6 +149,13 @@ def _has_group_or_long_number(message: bytes) -> bool:
 def test_what_is_cut_or_not_of_this_contract_is_refused(message: bytes) -> None:
     with pytest.raises(DecodeError):
         split_message(replay_pb2.InsertRequest, message)
+
+
+def test_a_message_of_more_fields_than_it_may_have_is_refused_after_so_many() -> None:
+    pairs = b"\x08\x00"
+    assert split_rows(pairs * 3, most_fields=3) == (pairs * 3, b"")
+    with pytest.raises(DecodeError, match="more than 3 fields"):
+        split_rows(pairs * 3 + b"\xff" * 40, most_fields=3)
 
 
 def test_rows_lie_where_they_came() -> None:
