@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from replay_proto.v1 import replay_pb2
@@ -107,6 +108,24 @@ def test_what_a_draw_was_allowed_is_given_back_when_it_leaves(even: CalledTable)
     wait_for_waiting(even, 0)
     assert even.stats().rate_limiter.sampled == 0
     even.sample(5)
+
+
+def test_what_a_draw_was_allowed_is_given_back_when_the_server_is_killed(
+    start_server: StartServer, call: Call, tmp_path: Path
+) -> None:
+    server = start_server("--data-dir", str(tmp_path / "data"))
+    table = call(server).create(rate_limiter=rate_limiter(10, 1.0, 5.0))
+    table.insert(range(10))
+    table.sample(2)
+    draw = table.begin_sample(40)
+    wait_for_waiting(table, 1)
+    assert table.stats().rate_limiter.sampled == 5
+    server.kill()
+    assert draw.exception() is not None
+    server.restart()
+    again = table.through(call(server))
+    assert again.stats().rate_limiter.sampled == 2
+    again.sample(3)
 
 
 def test_an_insert_that_could_never_be_allowed_is_refused(even: CalledTable) -> None:
