@@ -81,7 +81,7 @@ class LimiterGate:
         """As the table stands, with what is granted counted as drawn."""
         state = self._header.state
         return Counters(
-            size=len(state.live(self._capacity, times=0)),
+            size=state.inserted - state.oldest(self._capacity, times=0),
             inserted=state.inserted - state.counted_from,
             sampled=state.sampled + self._granted,
         )

@@ -7,13 +7,12 @@ counters are in the table's header, and a restart changes nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from replay_proto.rate_limit import RateLimit
 
 
-@dataclass(frozen=True)
-class Counters:
+class Counters(NamedTuple):
     """What has happened to a table since it was made or reset."""
 
     size: int

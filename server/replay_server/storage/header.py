@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ class Header:
     def store(self, field: StateField, value: int) -> None:
         """Change one field of the state, by a store of one word."""
         self._words[_WORD_OF[field]] = value
-        self._state = replace(self._state, **{field: value})
+        self._state = self._state._replace(**{field: value})
 
     def restore(self, state: TableState) -> None:
         """Change all of the state, while nothing is written to the table. Its rows are there."""

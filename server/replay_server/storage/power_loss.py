@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -242,10 +242,10 @@ def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableSta
     If the header says the same number, nothing changes. Otherwise its counters move as little as possible, so that no
     call waits for samples of rows that are gone, or for draws of rows that came after the header was written.
     """
-    state = replace(header, inserted=inserted, delivered=min(header.delivered, inserted * config.times))
+    state = header._replace(inserted=inserted, delivered=min(header.delivered, inserted * config.times))
     if inserted == header.inserted or config.rate_limit is None:
         return state
-    return replace(state, sampled=_within(config.rate_limit, inserted - state.counted_from, state.sampled))
+    return state._replace(sampled=_within(config.rate_limit, inserted - state.counted_from, state.sampled))
 
 
 def _within(limit: RateLimit, inserted: int, sampled: int) -> int:

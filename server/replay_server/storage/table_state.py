@@ -7,8 +7,7 @@ change together is a reset, and that is committed by one word, too: see `RESETTI
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 MAX_KEY = (1 << 48) - 1
 """The top 16 bits of a key are reserved."""
@@ -18,8 +17,7 @@ RESETTING = -1
 StateField = Literal["inserted", "floor", "counted_from", "delivered", "sampled"]
 
 
-@dataclass(frozen=True)
-class TableState:
+class TableState(NamedTuple):
     """The counters of a table. Fields are stored in this order; ``sampled`` comes last and ends a reset."""
 
     inserted: int = 0
@@ -57,11 +55,11 @@ class TableState:
 
     def after_reset(self) -> TableState:
         """Without rows, counting from the beginning; keys go on."""
-        return replace(self, floor=self.inserted, counted_from=self.inserted, sampled=0)
+        return self._replace(floor=self.inserted, counted_from=self.inserted, sampled=0)
 
     def without_rows_below(self, key: int) -> TableState:
         """With the rows below a key gone. Deliveries and the rate limiter go on as before."""
-        return replace(self, floor=max(self.floor, key))
+        return self._replace(floor=max(self.floor, key))
 
     def is_not_before(self, other: TableState) -> bool:
         """Whether the table could have come from another state to this one. Draws start anew with a reset."""
@@ -85,7 +83,7 @@ class TableState:
 
     def to_words(self) -> tuple[int, ...]:
         """As int64 words, `STATE_WORDS` of them."""
-        return astuple(self)
+        return tuple(self)
 
     @classmethod
     def from_words(cls, words: Sequence[int]) -> TableState:
@@ -95,7 +93,7 @@ class TableState:
 
     def to_json(self) -> dict[str, int]:
         """As a manifest keeps it."""
-        return asdict(self)
+        return self._asdict()
 
     @classmethod
     def from_json(cls, stored: Mapping[str, object]) -> TableState:
@@ -109,5 +107,5 @@ class TableState:
         return cls(**stored)  # type: ignore[arg-type]
 
 
-STATE_FIELDS = tuple(field.name for field in fields(TableState))
+STATE_FIELDS = TableState._fields
 STATE_WORDS = len(STATE_FIELDS)
