@@ -1,7 +1,7 @@
 """Compiles or loads every kernel before the port opens, so that no caller waits for a compilation.
 
-On a new machine, or with a new version, kernels are compiled first: by two processes side by side, each of which takes
-some of the backends, while this one says how far they are. Then, and on every later start, they are loaded.
+On a new machine, or with a new version, two processes compile the kernels side by side, while this one logs their
+progress. Then, and on every later start, the kernels are loaded.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
-from replay_server.backends import BACKENDS, kernel_cache, warm_up_backend
+from replay_server.backends import BACKENDS, kernel_cache, rank, warm_up_backend
 from replay_server.backends.compile import KERNELS
 from replay_server.statistics.times_sampled import TimesSampled
 from replay_server.storage.checksum_kernels import compile_checksums
@@ -24,8 +23,9 @@ from replay_server.updates import first_unusable, resolve_update
 
 log = logging.getLogger(__name__)
 
-_APART = "rank"
-"""The backend whose kernels take as long to compile as all others together."""
+_SHARES = ("_warm_up_ranked_writes", "_warm_up_the_rest")
+"""What each process compiles: about as long. They have no kernel in common, see `kernel_cache`."""
+_RANK = rank.RankIndex.name
 _LOOK_S = 0.1
 _SAY_S = 3.0
 
@@ -46,21 +46,26 @@ def warm_up(cancelled: threading.Event | None = None) -> None:
     folder = kernel_cache.folder()
     if not kernel_cache.is_complete(folder):
         _compile_beside(cancelled or threading.Event())
-    # Whatever a process beside this one did not compile, is compiled here.
-    _use(list(BACKENDS))
+    # What the other processes did not compile is compiled here.
+    warm_up_backend(_RANK)
+    _warm_up_the_rest()
     if not kernel_cache.is_complete(folder):
         kernel_cache.set_complete(folder)
 
 
-def _use(names: Sequence[str]) -> None:
-    """Call every kernel of some backends, and with any but the one apart those that all tables share."""
-    for name in names:
-        warm_up_backend(name)
-    if set(names) != {_APART}:
-        _use_what_tables_share()
+def _warm_up_ranked_writes() -> None:
+    rank.warm_up_writing()
 
 
-def _use_what_tables_share() -> None:
+def _warm_up_the_rest() -> None:
+    rank.warm_up_drawing()
+    for name in BACKENDS:
+        if name != _RANK:
+            warm_up_backend(name)
+    _warm_up_what_tables_share()
+
+
+def _warm_up_what_tables_share() -> None:
     keys, priorities = np.arange(4, dtype=np.int64), np.ones(4)
     counts = TimesSampled(8)
     counts.appear(len(keys))
@@ -87,9 +92,8 @@ def _compile_beside(cancelled: threading.Event) -> None:
 
 
 def _compile(progress: _Progress, cancelled: threading.Event) -> None:
-    shares = ([_APART], [name for name in BACKENDS if name != _APART])
     try:
-        helpers = [_start_helper(share) for share in shares]
+        helpers = [_start_helper(share) for share in _SHARES]
     except OSError as error:
         log.warning("kernels are compiled one after the other, as no process could be started beside: %s", error)
         return
@@ -106,14 +110,14 @@ def _compile(progress: _Progress, cancelled: threading.Event) -> None:
         log.warning("a process that compiled kernels ended with %d; this one goes on without it", failed[0])
 
 
-def _start_helper(names: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start_helper(share: str) -> subprocess.Popen[bytes]:
     # The same modules as here, and the same folder, which may be a temporary one of this process.
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "NUMBA_CACHE_DIR": str(kernel_cache.folder().parent),
     }
-    code = f"from replay_server.warming import _use; _use({list(names)!r})"
+    code = f"from replay_server import warming; warming.{share}()"
     return subprocess.Popen([sys.executable, "-P", "-c", code], env=environment, stdin=subprocess.DEVNULL)
 
 

@@ -104,6 +104,16 @@ def _draw(
     return ranking.keys_of_ranks(order, ranks), probabilities
 
 
+def warm_up_writing() -> None:
+    """Compile or load what writes. It takes as long to compile as all other kernels together."""
+    _write_piece(np.zeros(1, dtype=np.int64), np.ones(1), np.full(1, DEAD_PRIORITY), ranking.make_ranking(1))
+
+
+def warm_up_drawing() -> None:
+    """Compile or load what draws. No kernel is shared with `warm_up_writing`."""
+    _draw(np.empty(0), power_sums(1, 1.0), ranking.allocate(1), 1, 1.0)
+
+
 class RankIndex:
     """Draws rows by their rank, by a counted B-tree. A `PriorityIndex`."""
 

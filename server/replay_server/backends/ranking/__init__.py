@@ -22,13 +22,14 @@ place is to compare it with the first row of each child.
 from replay_server.backends.ranking.building import fill, make_ranking
 from replay_server.backends.ranking.checking import rows_in_order
 from replay_server.backends.ranking.drawing import keys_of_ranks, priority_at_end
-from replay_server.backends.ranking.structure import MOST_MOVED, MOST_SLOTS, Ranking, nbytes
+from replay_server.backends.ranking.structure import MOST_MOVED, MOST_SLOTS, Ranking, allocate, nbytes
 from replay_server.backends.ranking.writing import move
 
 __all__ = [
     "MOST_MOVED",
     "MOST_SLOTS",
     "Ranking",
+    "allocate",
     "fill",
     "keys_of_ranks",
     "make_ranking",
