@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 PREFIX = "step-"
 PARTIAL_SUFFIX = ".partial"
-# Kept for whoever wants to know what went wrong; it does not count as a checkpoint any more.
+# Kept for diagnosis; it no longer counts as a checkpoint.
 UNUSABLE_SUFFIX = ".unusable"
 STATE_FILE = "state.json"
 ONLINE_FILE, TARGET_FILE = "online.safetensors", "target.safetensors"
@@ -128,7 +128,7 @@ def load_latest(directory: Path, learner: Learner) -> Checkpoint:
 
 
 class _UnusableError(Exception):
-    """A checkpoint is damaged, or holds what is not finite."""
+    """A checkpoint is corrupt, or holds numbers that are not finite."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Training that diverged: noticed before anything of it is saved or chosen."""
+"""Detects that training diverged, before a network is saved or selected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def _first_wrong_step(learner: Learner, figures: Figures | None) -> int:
-    """Number of the gradient step, from 1: the last one where all figures are finite, for it made the networks so."""
+    """The first gradient step, from 1, whose figures are not finite; if all are, the latest step is to blame."""
     if figures is None or figures.finite_steps == figures.steps:
         return learner.updates
     return learner.updates - figures.steps + figures.finite_steps + 1

@@ -1,4 +1,4 @@
-"""Figures of gradient steps: summed up where they arise, and fetched only when somebody looks."""
+"""Figures of gradient steps: accumulated on the device, and fetched only to be shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 DECAY = 0.99
-"""What a gradient step leaves of the smoothed figures before it."""
+"""Decay of the exponential means per gradient step."""
 FIGURES = ("loss", "grad_norm", "mean_value")
 FOLDED_STEPS = 256
 """Gradient steps whose figures wait to be summed up at most."""

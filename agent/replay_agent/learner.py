@@ -115,7 +115,7 @@ class Learner:
 
     @torch.no_grad()
     def latest_values(self) -> list[Tensor]:
-        """What both networks make of the last batch now, each float32[batch, actions]; empty before the first step."""
+        """Both networks' action values of the last batch, each float32[batch, actions]; empty before the first step."""
         if self._latest_obs is None:
             return []
         return [network(self._latest_obs) for network in (self.online, self.target)]

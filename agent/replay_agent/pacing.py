@@ -46,7 +46,7 @@ class Pacer:
         self._learning_starts = learning_starts
         self._lead_steps = lead_steps
         self._env_steps = 0
-        # Whole numbers, of which credit is computed anew each time: sums of fractions would drift.
+        # Credit is computed from whole numbers: sums of fractions would drift.
         self._credited_steps = self._updates = 0
         self._credit_before = 0.0
         self._lock = threading.Lock()

@@ -59,7 +59,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Keep others from going on with the run meanwhile.
+        """Lock the run against other processes.
 
         Yields:
             A file descriptor. Processes that inherit it hold the lock, too, until they end.

@@ -66,7 +66,7 @@ class RunTable:
 
     @property
     def uid(self) -> str | None:
-        """Tells the table from others of its name; None if there is none just now."""
+        """The uid of the table; None while there is none."""
         return None if self._link is None else self._link.table.uid.hex()
 
     def catch_up(self, counted: TableCount) -> None:

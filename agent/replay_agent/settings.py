@@ -21,7 +21,7 @@ SETTINGS_FILE = "settings.json"
 # What belongs to one start of the command and not to the run that a later start resumes.
 NOT_RESUMED = frozenset({"resume", "config"})
 
-# Beyond it a run would hardly ever come to its next environment step.
+# A larger ratio would starve environment steps.
 MAX_REPLAY_RATIO = 1e6
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
@@ -278,7 +278,7 @@ class _ResumedRun(_LaterSource):
         if not path.is_file():
             raise ValueError(f"resume: expected the directory of a run, but {path} is not there")
         values: dict[str, Any] = json.loads(path.read_text())
-        # Those that are None, too: they were chosen, and a preset does not come back.
+        # None is kept, too: it was chosen, so a preset must not replace it.
         return values
 
 

@@ -48,7 +48,7 @@ EMBEDDED_TIMEOUT_S = 15.0
 EXIT_FAILED, EXIT_USAGE = 1, 2
 # By convention a program that a signal ended reports this plus the signal's number.
 EXIT_SIGNAL_BASE = 128
-# What a diverged run is advised to divide its step size by.
+# How many times smaller the step size should be after a run diverged.
 SMALLER_STEP = 10
 FAILURES = (
     ActorsFailError,

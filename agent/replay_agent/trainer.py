@@ -260,11 +260,11 @@ class Trainer:
         """Go on with the table as it was left, as far as it is still there."""
         if saved["uid"] != self.table.uid:
             log.warning(
-                "the run's table is not there any more: learning goes on once a new one has %d rows",
+                "the run's table is gone: learning goes on once a new one has %d rows",
                 self._settings.learning_starts,
             )
         elif self._settings.table is None:
-            # Of a table with a name of its own others may have made use meanwhile; this one is ours alone.
+            # Others may have used a table that was named by --table; this one is ours alone.
             self.table.catch_up(TableCount(saved["inserted"], saved["size"]))
 
     def _ending(self) -> Ending | None:

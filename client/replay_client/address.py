@@ -22,7 +22,7 @@ _LAST_PORT: Final = (1 << 16) - 1
 
 
 def checked_address(address: object) -> str:
-    """An address that can be one: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``.
+    """Check an address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``.
 
     Raises:
         InvalidArgumentError: for anything else; it shows the form that is expected.

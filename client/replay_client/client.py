@@ -72,7 +72,7 @@ class ReplayClient:
                 TCP instead of gRPC; never with `tls`. `TableStats.sampled_in_frames` tells whether rows come this way.
 
         Raises:
-            InvalidArgumentError: for an address of another form, a time that is none, a token that cannot be one, or
+            InvalidArgumentError: for an address of another form, an invalid time limit, a token that cannot be one, or
                 a file of `tls` that cannot be read.
         """
         own_s = time_limit("timeout_s", timeout_s, 0.0)
@@ -301,7 +301,7 @@ class ReplayClient:
         return iter([table.name for table in self.tables()])
 
     def __reduce__(self) -> tuple[Callable[..., ReplayClient], tuple[object, ...]]:
-        """It travels to other processes as its options; see the module."""
+        """Pickle the options; see the module."""
         return _client_over, (self._link,)
 
     def __copy__(self) -> ReplayClient:
@@ -316,7 +316,7 @@ def _client_over(link: ServerLink) -> ReplayClient:
 
 
 def _opened(table: Table, description: TableDescription, if_exists: IfExists | None) -> None:
-    """Do what the caller wants done with a table that existed."""
+    """Apply `if_exists` to a table that existed."""
     if if_exists == "error":
         raise TableExistsError(
             f"table {table.name!r} exists already, with {description.size:,} rows",

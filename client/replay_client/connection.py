@@ -254,7 +254,7 @@ class Connection:
             limit_s: the limit in seconds; None: the connection's own.
 
         Raises:
-            InvalidArgumentError: for a time limit that is none.
+            InvalidArgumentError: for an invalid time limit.
         """
         return self.clock() + time_limit(field, limit_s, self.timeout_s)
 
@@ -278,7 +278,7 @@ class Connection:
             repeat: whether to send it again when the server could not be reached or went away meanwhile.
 
         Raises:
-            InvalidArgumentError: for a time limit that is none.
+            InvalidArgumentError: for an invalid time limit.
             ReplayError: of the type that fits.
         """
         limit_s = time_limit("timeout_s", timeout_s, self.timeout_s)

@@ -97,7 +97,7 @@ def beta_for(backend: str, beta: float | None) -> float:
 
 
 def checked_whole(field: str, number: int) -> int:
-    """A whole number that the contract can hold; True and False are none.
+    """Check that a number is an integer in the contract's range. Booleans are refused.
 
     Raises:
         InvalidArgumentError: for anything else.

@@ -203,9 +203,9 @@ _SAYINGS: Final[Mapping[grpc.StatusCode, str]] = {
     grpc.StatusCode.CANCELLED: "went away in the middle of an answer",
     grpc.StatusCode.INTERNAL: "went away in the middle of an answer",
     grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
-    grpc.StatusCode.UNIMPLEMENTED: "does not know this call: it is of another version, or is none",
+    grpc.StatusCode.UNIMPLEMENTED: "does not know this call: it is another version, or not a replay server",
 }
-"""What it means for the caller when it was not the service that spoke but gRPC."""
+"""What a status from gRPC itself, rather than from the service, means to the caller."""
 
 _CODES: Final[Mapping[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -233,7 +233,7 @@ def from_status(status: status_pb2.Status) -> ReplayError:
 
 
 def _of_transport(code: grpc.StatusCode, detail: str, address: str) -> ReplayError:
-    """The exception for what gRPC says, and not the service. Its own words are in ``detail`` and in a note."""
+    """The exception for a status from gRPC itself. gRPC's text is in ``detail`` and in a note."""
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _cut_off(detail)
     saying = _SAYINGS.get(code, "failed with {code}").format(code=code.name)

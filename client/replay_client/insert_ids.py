@@ -20,7 +20,7 @@ _WITHOUT_EFFECT: Final = frozenset({"LIMITED", "WAITED_TOO_LONG", "TABLE_RESET"}
 
 
 class InsertId:
-    """Whose insert the next one is, and its number."""
+    """A writer id, and the sequence number of its next insert."""
 
     def __init__(self) -> None:
         """Begin with an id that nobody has."""
@@ -33,7 +33,7 @@ class InsertId:
 
 
 class InsertIds:
-    """As many ids as inserts were ever under way at once. Threads may share it."""
+    """A pool with one id per concurrent insert. Threads may share it."""
 
     def __init__(self) -> None:
         """Begin without any."""

@@ -91,7 +91,7 @@ _KINDS: Final = (
 
 
 class _Structure:
-    """What is no leaf. JAX compiles a function once for all that are equal, so facts of one batch do not count."""
+    """The static part. JAX compiles once for all equal structures, so facts of one batch are not compared."""
 
     def __init__(self, names: tuple[str, ...], facts: Mapping[str, Any]) -> None:
         self.names = names

@@ -146,7 +146,7 @@ class Sampler:
         return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {self._options}>"
 
     def __reduce__(self) -> NoReturn:
-        """A stream belongs to its process.
+        """Refuse to pickle: a stream belongs to its process.
 
         Raises:
             TypeError: always.

@@ -24,12 +24,12 @@ from replay_client.frame_calls import FrameCalls
 from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment, token_metadata
 
 _LOOK_UP_S: Final = 0.5
-"""How long a server may take that is asked where its port is now: it may be away."""
+"""Time limit for asking the server for its current port: it may be away."""
 
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """All that a client is made with, but for the token."""
+    """The options of a client, without its token."""
 
     address: str
     """Where the server is."""

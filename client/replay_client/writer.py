@@ -149,7 +149,7 @@ class Writer:
         return f"<Writer of table {self._table.name!r} at {self._connection.address}: {self.in_flight} rows in flight>"
 
     def __reduce__(self) -> NoReturn:
-        """A stream belongs to its process.
+        """Refuse to pickle: a stream belongs to its process.
 
         Raises:
             TypeError: always.

@@ -150,7 +150,7 @@ async def serve(settings: ServerSettings) -> None:
 
 
 async def _warm_up(stop: asyncio.Event) -> bool:
-    """Compile or load kernels, before there are tables: what is loaded here is never looked through for garbage.
+    """Compile or load kernels before there are tables; what is loaded is frozen out of garbage collection.
 
     Returns:
         Whether it was done; False if the server was told to stop meanwhile.

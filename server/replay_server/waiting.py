@@ -158,7 +158,7 @@ class Waiters:
     def _insert(
         self, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
     ) -> range | Awaitable[range]:
-        """Insert rows, begin to, or get into line; what is returned is to be awaited at once."""
+        """Insert rows, start a long insert, or join the line. The caller awaits the result at once."""
         gate = table.gate
         if gate is None or table.is_repeat(stamp):
             return self._apply(table, rows, stamp)

@@ -69,7 +69,7 @@ def common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Hold the options of the command itself."""
+    """Options of `replay` itself."""
 
 
 @app.command()

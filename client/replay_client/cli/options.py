@@ -16,7 +16,7 @@ from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
 TIMEOUT_S = 3.0
 """A person is waiting."""
 SHORTEST_TIMEOUT_S = 1.0
-"""A server that takes longer counts as away where figures are shown again and again."""
+"""With `--watch`, a server that takes longer counts as away."""
 DEFAULT_SERVER = "localhost:50051"
 
 Server = Annotated[

@@ -20,7 +20,7 @@ from replay_server.service.rights import Demand
 M = TypeVar("M", bound=Message)
 
 MOST_FIELDS: Final = 32
-"""Of a message that carries rows, and of each message in it that is long: none of the contract has a third of them."""
+"""Most fields of a message with rows, and of each long message in it. The contract's messages have under a third."""
 _ARRAYS: Final = {
     "replay.v1.Insertion.priorities",
     "replay.v1.PriorityUpdate.keys",

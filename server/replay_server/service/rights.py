@@ -23,11 +23,11 @@ _TABLE_NAME = only(replay_pb2.DescribeTableRequest, "table")
 
 @dataclass(frozen=True)
 class Demand:
-    """What the caller has to be allowed. It is asked for before the message is parsed."""
+    """The right that a call needs. It is checked before the message is parsed."""
 
     names: type[Message] | None
-    """As what the message is read for the check: it has the names that the check is about, and little else. None: the
-    check is about no names."""
+    """A message type with little more than the names that the check needs: the message is read as this type first.
+    None: the check needs no names."""
     check: Callable[[Caller, Any, str], None]
     """Refuses a caller who may not send a message; the text is the table that its stream named before, if any.
 

@@ -1,4 +1,4 @@
-"""Other people's services beside ours: their requests are short, and a longer one is not parsed.
+"""Health and reflection: a request above a small bound is refused before it is parsed.
 
 gRPC bounds messages by one number per server, and ours is meant for rows. Health and reflection parse whatever comes,
 on the event loop, and ask nobody for a token.

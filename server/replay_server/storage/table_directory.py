@@ -84,7 +84,7 @@ class TableDirectory:
         self._sync_points = SyncPoints(folder, create=create) if checked else None
         self._is_stored_anew = False
         self.storing_beside = asyncio.Lock()
-        """Held by whoever stores rows in a worker thread, and against that by whoever calls `store_anew`."""
+        """Held while a worker thread stores rows, and during `store_anew`, so that they never overlap."""
         self._rows_synced_to: int | None = None
         """Rows ever inserted when their files were last synced; None: not since this was opened, or a sync failed."""
         if checked:

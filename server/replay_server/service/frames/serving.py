@@ -31,7 +31,7 @@ METHODS: Final = ("Learn", "Sample", "UpdatePriorities")
 _HELLO_TIMEOUT_S: Final = 2.0
 """How long a connection may stay silent before its hello; as long as our client waits for its answer."""
 MOST_SILENT: Final = 64
-"""Connections that have not said hello. A client sends its hello at once, so that few are ever in this state."""
+"""Most connections that have not said hello. Clients say it at once, so few are ever in this state."""
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
 
 Handlers = Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]
@@ -161,7 +161,7 @@ class FrameListener(ABC):
             self._silent.pop(connection, None)
 
     def _drop_a_silent_one(self) -> None:
-        """End the oldest connection of the client that keeps most of them silent: it does not crowd others out."""
+        """Close the oldest silent connection of the client with most of them: it cannot crowd others out."""
         (client, _), *_ = Counter(connection.client for connection in self._silent).most_common(1)
         oldest = next(connection for connection in self._silent if connection.client == client)
         del self._silent[oldest]
