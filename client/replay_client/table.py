@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
 INSERT_BYTES: Final = 4 << 20
 """Rows of one request: more are inserted in several, so that the server can serve others in between."""
-_WAIT_MARGIN_S: Final = 5.0
-"""How much longer we wait for an answer than the server waits for the table: the server gives up first and says why."""
+_ANSWER_MARGIN_S: Final = 2.0
+"""How much longer the client waits for an answer than the server waits for the table: the server gives up first and
+says why. Without a server, a call takes this much longer than its time limit."""
 
 
 class Table:
@@ -463,7 +464,7 @@ class Table:
 
     def _call_limits(self, wait_s: float) -> tuple[float, float]:
         """How long a call may take that waits at the table for so long, and how much longer its answer, in seconds."""
-        return (wait_s, _WAIT_MARGIN_S) if wait_s else (self._connection.timeout_s, 0.0)
+        return (wait_s, _ANSWER_MARGIN_S) if wait_s else (self._connection.timeout_s, 0.0)
 
     def _call(
         self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float, margin_s: float

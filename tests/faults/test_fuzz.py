@@ -64,6 +64,6 @@ def test_a_question_about_all_tables_leaves_room_for_others(tmp_path: Path, meth
                 before = server.cpu_s
                 stalls = [watch.stall_ms(lambda: call_raw(caller.channel, method, b"")) for _ in range(5)]
                 answering_ms = (server.cpu_s - before) / 5 * 1000
-            assert min(stalls) < answering_ms / 3
+            assert min(stalls) < answering_ms / 2  # at once it is three quarters
     finally:
         server.kill()
