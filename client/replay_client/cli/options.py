@@ -35,7 +35,7 @@ def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayCl
             yield client
         except ServerUnavailableError as error:
             raise ServerUnavailableError(
-                f"{error.message}; or set --server (REPLAY_SERVER) to its address, and REPLAY_TLS... as it wants them"
+                f"{error.message}; for another one, set --server or REPLAY_SERVER, and REPLAY_TLS_CA if it uses TLS"
             ) from error
         except UnauthenticatedError as error:
             raise UnauthenticatedError(f"{error.message}: put it into the variable {TOKEN_VARIABLE}") from error
