@@ -84,7 +84,7 @@ class RunTable:
             self._link.flush()
 
     def lose(self, error: Exception) -> None:
-        """The table is not there any more: the next `link` is to another one."""
+        """The table is gone: the next `link` is to another one."""
         log.warning("the table is gone, making it anew: %s", error)
         if self._link is None:
             time.sleep(RETRY_S)

@@ -211,7 +211,7 @@ def test_a_resumed_run_whose_table_is_gone_says_that_it_fills_a_new_one(
         client.drop_table("emptied")
     second = make_trainer(resume=tmp_path / "runs" / "emptied", steps=500)
     second.resume()
-    assert "table is not there any more: learning goes on once a new one has 100 rows" in caplog.text
+    assert "table is gone: learning goes on once a new one has 100 rows" in caplog.text
     assert not second.pacer.may_learn
     assert second.train(NoProgress(), None) is Ending.STEPS_DONE
 

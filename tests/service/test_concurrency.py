@@ -27,7 +27,9 @@ def test_two_processes_insert_and_two_learn_at_once(
     table = new_table(capacity=capacity, backend=backend)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(4, mp_context=context) as pool:
-        inserting = [pool.submit(insert_for, server.address, table.name, writer, DURATION_S) for writer in (1, 2)]
+        inserting = [
+            pool.submit(insert_for, server.address, table.name, writer, DURATION_S, capacity + 1) for writer in (1, 2)
+        ]
         learning = [
             pool.submit(learn_for, server.address, data_path, table.name, learner, DURATION_S) for learner in (1, 2)
         ]
@@ -40,7 +42,7 @@ def test_two_processes_insert_and_two_learn_at_once(
     assert min(each.sampled for each in learned) > 1000
     assert stats.table.inserted == total
     assert (stats.table.size, stats.evicted) == (capacity, total - capacity)
-    # A large gather that was overtaken is drawn again, and both draws count.
+    # Batches that inserts overtook while a client copied them are replaced, and both count.
     assert stats.sampled >= sum(each.sampled for each in learned)
     assert stats.updated == sum(each.updated for each in learned)
     assert stats.stale == sum(each.stale for each in learned)

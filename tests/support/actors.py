@@ -33,13 +33,13 @@ class Learned:
     """Values of the rows that were drawn."""
 
 
-def insert_for(address: str, table_name: str, writer: int, duration_s: float) -> Inserted:
-    """Insert rows whose values follow from their place, over a writer's stream, for some time."""
+def insert_for(address: str, table_name: str, writer: int, duration_s: float, least_rows: int = 0) -> Inserted:
+    """Insert rows whose values follow from their place, over a writer's stream, for some time and at least so many."""
     deadline = time.monotonic() + duration_s
     with Caller(address) as caller:
         stream = WriteStream(caller.table(table_name), bytes([writer]) * 16)
         done, sequence = Inserted(0), 0
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or done.rows < least_rows:
             sequence += 1
             values = writer * VALUES_PER_WRITER + done.rows + np.arange(INSERT_ROWS)
             keys = stream.write(values, sequence)
