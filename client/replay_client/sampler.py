@@ -42,7 +42,9 @@ from replay_client.rows import checked_keys, checked_priorities
 from replay_client.streams import AnsweredStream, Request
 
 _MESSAGES_IN_FLIGHT: Final = 4
-"""A sampler that prefetches more batches than this asks for several in one message."""
+"""A sampler that prefetches more batches than this asks for several in one message,"""
+_MOST_TOGETHER: Final = 64
+"""but never for more than this many: a server draws those of one message while nobody else is served."""
 UPDATES_KEPT: Final = 1 << 16
 """Updates wait for the next batch to be asked for; so many rows of them are sent without one."""
 
@@ -170,7 +172,7 @@ class Sampler:
             ReplayError: the server refused for another reason.
         """
         self._check_usable()
-        together = max(1, self.prefetch // _MESSAGES_IN_FLIGHT)
+        together = min(_MOST_TOGETHER, max(1, self.prefetch // _MESSAGES_IN_FLIGHT))
         while (missing := self.prefetch - self.in_flight) >= together:
             self._send(min(missing, together))
         if self._keys and together == 1:  # left over only where an error kept earlier batches on their way

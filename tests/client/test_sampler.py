@@ -65,6 +65,12 @@ def test_batches_asked_for_together_know_of_as_many_updates_or_more(telling: Tab
     assert telling.read([0]).priorities.tolist() == [49.0]
 
 
+def test_many_batches_on_their_way_are_asked_for_in_several_messages(telling: Table) -> None:
+    with telling.sampler(4, beta=0.4, prefetch=2000) as sampler:  # a quarter is more than one message may ask for
+        next(sampler)
+        assert sampler.in_flight > 1900
+
+
 def test_beta_holds_for_what_is_asked_from_then_on(telling: Table) -> None:
     prefetch = 3
     with telling.sampler(4, beta=0.0, prefetch=prefetch) as sampler:

@@ -311,7 +311,7 @@ def _with_rows(method: str, table: CalledTable) -> Iterator[tuple[str, Callable[
         if method != "Read":
             yield "a priority that is not a number", lambda size: about(np.arange(size // per_key), np.nan), honest
     if method == "Learn":
-        many = replay_pb2.LearnRequest(table=PROBED, draw=make_draw(1), batches=1024).SerializeToString()
+        many = replay_pb2.LearnRequest(table=PROBED, draw=make_draw(1), batches=256).SerializeToString()
         yield "many batches of one row", lambda _: many, lambda _: b""
     if method in ("Insert", "Write"):
         kind = {"Insert": replay_pb2.InsertRequest, "Write": replay_pb2.WriteRequest}[method]

@@ -201,7 +201,7 @@ LEARNING = [
     Case("an unknown weight norm", "Learn", learning(draw=make_draw(1, weight_norm=9)), "weight_norm"),
     Case("a negative wait", "Learn", learning(draw=make_draw(1, wait_s=-1.0)), "wait_s"),
     Case("a negative number of batches", "Learn", learning(draw=make_draw(1), batches=-1), "batches", {"got": "-1"}),
-    Case("too many batches", "Learn", learning(draw=make_draw(1), batches=1025), "batches", {"got": "1025"}),
+    Case("too many batches", "Learn", learning(draw=make_draw(1), batches=257), "batches", {"got": "257"}),
     Case(
         "an update and a draw of no rows",
         "Learn",
@@ -562,8 +562,8 @@ def test_a_cap_on_priorities_makes_any_finite_priority_acceptable(new_table: New
         ("Sample", lambda name: replay_pb2.SampleRequest(table=name, draw=make_draw(2**62))),
         ("Sample", lambda name: replay_pb2.SampleRequest(table=name, draw=make_draw((64 << 20) // 28))),
         ("Learn", lambda name: replay_pb2.LearnRequest(table=name, draw=make_draw(2**62))),
-        ("Learn", lambda name: replay_pb2.LearnRequest(table=name, draw=make_draw(2**62), batches=1024)),
-        ("Learn", lambda name: replay_pb2.LearnRequest(table=name, draw=make_draw(3000), batches=1000)),
+        ("Learn", lambda name: replay_pb2.LearnRequest(table=name, draw=make_draw(2**62), batches=256)),
+        ("Learn", lambda name: replay_pb2.LearnRequest(table=name, draw=make_draw(12_000), batches=250)),
         ("Read", lambda name: replay_pb2.ReadRequest(table=name, keys=bytes(8 * ((64 << 20) // 28)))),
     ],
 )  # fmt: skip

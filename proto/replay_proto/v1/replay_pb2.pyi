@@ -1157,7 +1157,7 @@ class LearnRequest(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid; required with an update, and the same throughout the stream."""
     batches: builtins.int
-    """How many batches of this kind to draw, answered in one message, at most 1024; 0 counts as 1."""
+    """How many batches of this kind to draw, answered in one message, at most 256; 0 counts as 1."""
     ahead: builtins.int
     """How many batches the learner has asked for and not yet used when it asks for the first of these: the
     draw does not know of their updates. For Stats only.

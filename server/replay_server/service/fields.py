@@ -31,7 +31,7 @@ _WEIGHT_NORMS = {
 _LARGEST_FINITE = float(np.finfo(np.float64).max)
 MAX_AHEAD = 1 << 20
 """No learner has more batches on their way; sums of it stay far from overflowing."""
-MAX_BATCHES = 1024
+MAX_BATCHES = 256
 """Batches of one message: all are drawn in one go, while other callers wait."""
 
 
