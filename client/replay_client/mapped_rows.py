@@ -46,6 +46,8 @@ class MappedRows:
         folder = Path(table.directory)
         self.request = replay_pb2.SameHost(nonce=nonce)
         """What a request says so that rows are left out of its answer."""
+        self.request_again = replay_pb2.SameHost(nonce=nonce, overtaken=True)
+        """What a request says that replaces one whose rows were overwritten: its answer has the rows."""
         self._schema = table.schema
         self._slots = table.slots
         self._header = _mapped(folder / HEADER_FILE, 8 * HEADER_WORDS).view("<i8")

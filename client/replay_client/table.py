@@ -448,7 +448,8 @@ class Table:
 
     def _drawn_over_wire(self, options: DrawOptions) -> Batch:
         """A batch in place of one whose rows were overwritten before we had copied them."""
-        batch = self._drawn(options, None, replay_pb2.SameHost(overtaken=True))
+        mapped = self._data_path.rows
+        batch = self._drawn(options, None, None if mapped is None else mapped.request_again)
         assert batch is not None
         return batch
 

@@ -100,7 +100,7 @@ def test_a_learner_copies_rows_too(table: CalledTable) -> None:
 
 def test_a_request_that_stands_in_for_one_that_was_overtaken_is_counted(table: CalledTable) -> None:
     table.insert(range(5))
-    assert len(sample(table, overtaken=True).rows) == 20 * WHOLE.row_bytes
+    assert len(sample(table, nonce=nonce_of(table), overtaken=True).rows) == 20 * WHOLE.row_bytes
     assert (table.stats().overtaken, table.stats().sampled_same_host) == (1, 0)
 
 

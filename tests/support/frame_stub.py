@@ -261,7 +261,7 @@ class _Unary:
         if not answer.rows:
             rows = files.rows(answer.batch.keys)
             if rows is None:
-                return self._ask(link, overtaken(request))
+                return self._ask(link, overtaken(request, files.nonce))
             answer.rows = rows
         return answer
 
@@ -373,7 +373,8 @@ class _LearnCall:
         for batch in answer.batches:
             copied = files.rows(batch.keys)
             if copied is None:
-                again = self._stub.wire.Sample(overtaken(replay_pb2.SampleRequest(table=self._name, draw=request.draw)))
+                once_more = replay_pb2.SampleRequest(table=self._name, draw=request.draw)
+                again = self._stub.wire.Sample(overtaken(once_more, files.nonce))
                 batch.CopyFrom(again.batch)
                 copied = again.rows
             rows.append(copied)
@@ -426,9 +427,9 @@ def with_nonce(request: Any, nonce: bytes) -> Any:
     return copy
 
 
-def overtaken(request: Any) -> Any:
+def overtaken(request: Any, nonce: bytes) -> Any:
     """The same request, of one whose rows were overwritten before they were copied."""
     copy = type(request)()
     copy.CopyFrom(request)
-    copy.same_host.overtaken = True
+    copy.same_host.nonce, copy.same_host.overtaken = nonce, True
     return copy

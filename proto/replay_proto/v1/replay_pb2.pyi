@@ -556,8 +556,8 @@ class SameHost(google.protobuf.message.Message):
 
     Row k lies in slot k % slots of each `column-NNN.bin`. Having copied it, the client loads word 0 of
     `header.bin` (int64, `write_horizon`): the copy is whole if k + slots >= write_horizon. If it is
-    not, the client asks again, with `overtaken` set and without the nonce. Only on x86-64, whose memory
-    order this relies on.
+    not, the client asks again, with the nonce and `overtaken` set, and the reply has the rows. Only on
+    x86-64, whose memory order this relies on.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -567,8 +567,8 @@ class SameHost(google.protobuf.message.Message):
     nonce: builtins.bytes
     """What the file `nonce` holds; empty: send the rows."""
     overtaken: builtins.bool
-    """True if this request stands in for one whose rows were overwritten before they were copied. A rate limiter
-    does not count it again.
+    """True if this request stands in for one whose rows were overwritten before they were copied. With the right nonce, a
+    rate limiter does not count it again; without it, this has no effect.
     """
     def __init__(
         self,

@@ -106,7 +106,7 @@ class SamplingHandlers:
         if draw is not None:
             check_reply_size(table, batches * draw.batch_size, self._reply_limit_bytes, batches)
             self._catalog.bounds.check_rows(batches * draw.batch_size)
-            if not _replaces_batch(table, message.same_host):
+            if not self._replaces_batch(table, message.same_host):
                 self._catalog.waiters.check_draw(table, batches * draw.batch_size, wait_s)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
@@ -134,17 +134,20 @@ class SamplingHandlers:
         updated, stale = table.update(keys, priorities)
         return replay_pb2.UpdateResult(updated=updated, stale=stale)
 
-    def _copies_itself(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
+    def _may_copy(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
         """Whether a client has shown that it can read the table's directory."""
-        table.overtaken_copies += same_host.overtaken
         return self._same_host and not table.is_queue and hmac.compare_digest(same_host.nonce, table.directory.nonce)
+
+    def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
+        """Whether a draw replaces a batch that the caller could not copy: it was admitted, and counted, with that."""
+        return same_host.overtaken and table.size > 0 and self._may_copy(table, same_host)
 
     async def _admit_draw(
         self, name: str, uid: bytes, rows: int, wait_s: float, same_host: replay_pb2.SameHost
     ) -> Table:
         """The table, once so many rows may be drawn from it; without ``wait_s``, if they may be."""
         table = self._catalog.find(name, uid)
-        if (table.gate is not None or not table.size) and not _replaces_batch(table, same_host):
+        if (table.gate is not None or not table.size) and not self._replaces_batch(table, same_host):
             await self._catalog.waiters.draw(table, rows, wait_s)
             table = self._catalog.find(name, uid or table.uid)
         return table
@@ -173,7 +176,9 @@ class SamplingHandlers:
             drawn[:] = table.draw_at(draw, points)
             return reply(drawn), [batch.keys for batch in drawn]
 
-        if self._copies_itself(table, same_host):
+        if self._replaces_batch(table, same_host):
+            table.overtaken_copies += 1
+        if self._may_copy(table, same_host) and not same_host.overtaken:
             answer = choose()[0].SerializeToString()
             table.rows_copied_by_clients += len(points)
         else:
@@ -185,11 +190,6 @@ class SamplingHandlers:
             # There is room now.
             self._catalog.waiters.changed(table)
         return answer
-
-
-def _replaces_batch(table: Table, same_host: replay_pb2.SameHost) -> bool:
-    """Whether a draw replaces a batch that the caller could not use. It was admitted, and counted, with that batch."""
-    return same_host.overtaken and not table.is_queue and table.size > 0
 
 
 def _constant(field: str, first: T, now: T) -> T:
