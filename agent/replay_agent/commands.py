@@ -1,17 +1,23 @@
-"""The commands `replay-train` and `replay-actor`: they say their version without loading torch, which takes seconds."""
+"""The commands of the trainer: they say what is missing, and their version without loading torch, which takes seconds."""
 
 from __future__ import annotations
 
 import sys
 
+from replay_proto.extras import needs_extras
+
 from replay_agent import __version__
+
+_EXTRAS = "server,agent"
+"""The trainer and the experiments start a server of their own where none is named."""
 
 
 def train() -> int:
     """Run `replay-train`."""
     if _asks_for_version():
         return _show_version("replay-train")
-    from replay_agent.train import main
+    with needs_extras("replay-train", _EXTRAS):
+        from replay_agent.train import main
 
     return main()
 
@@ -20,7 +26,18 @@ def actor() -> int:
     """Run `replay-actor`."""
     if _asks_for_version():
         return _show_version("replay-actor")
-    from replay_agent.actor_process import main
+    with needs_extras("replay-actor", "agent"):
+        from replay_agent.actor_process import main
+
+    return main()
+
+
+def experiment() -> int:
+    """Run `replay-experiment`."""
+    if _asks_for_version():
+        return _show_version("replay-experiment")
+    with needs_extras("replay-experiment", _EXTRAS):
+        from replay_agent.experiments.main import main
 
     return main()
 

@@ -90,8 +90,7 @@ class EmbeddedServer:
         if not line.startswith(READY_PREFIX):
             stop(self._process, STOP_TIMEOUT_S)
             raise EmbeddedServerError(
-                f"expected {READY_PREFIX!r} from the embedded replay server, got {line!r}; {self.describe_end()}\n"
-                "Is it installed? It comes with: pip install 'replay-service[server]'"
+                f"expected {READY_PREFIX!r} from the embedded replay server, got {line!r}; {self.describe_end()}"
             )
         return line.removeprefix(READY_PREFIX)
 

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from replay_proto.extras import needs_extras
+
 from replay_server import __version__
 from replay_server.loading import loading
 
@@ -20,10 +22,12 @@ def main() -> None:
         print(f"replay-server {__version__}")
         return
     # What is not needed to answer is not loaded: settings take 0.3 s, the server 1 s.
-    from replay_server.command_line import read_command_line
+    with needs_extras("replay-server", "server"):
+        from replay_server.command_line import read_command_line
 
-    settings = read_command_line(arguments)
-    load_server()(settings)
+        settings = read_command_line(arguments)
+        run = load_server()
+    run(settings)
 
 
 def load_server() -> Callable[[ServerSettings], None]:

@@ -221,7 +221,7 @@ def test_a_picture_without_matplotlib_says_what_to_install(server: ServerProcess
             check=False,
         )
         assert done.returncode == expected, done.stderr
-    assert "pip install 'replay-service[cli]'" in done.stderr
+    assert "pip install '.[cli]'" in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
@@ -229,7 +229,7 @@ def test_what_is_missing_is_named(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from replay_client.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "pip install 'replay-service[cli]'" in done.stderr
+    assert "pip install '.[cli]'" in done.stderr
 
 
 def test_the_command_says_its_version() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -75,3 +76,11 @@ def test_a_base_install_is_the_client_without_what_the_extras_add(wheel: Path, t
     installed = {canonicalize_name(found["name"]) for found in json.loads(run(*pip, "list", "--format", "json"))}
     assert installed & (added | {"pydantic"}) == set()
     run(python, "-I", "-W", "error", "-c", "import replay_client; replay_client.ReplayClient")
+
+    for command in metadata()["project"]["scripts"]:
+        told = subprocess.run((python.with_name(command),), capture_output=True, text=True, check=False, timeout=60)
+        assert (told.returncode, told.stdout, told.stderr.count("\n")) == (1, "", 1), f"{command}: {told.stderr}"
+        asked = re.search(r"is not installed; in a clone, run: pip install '\.\[(.+)\]'$", told.stderr)
+        assert told.stderr.startswith(f"{command}: ")
+        assert asked is not None
+        assert set(asked[1].split(",")) <= set(extras)

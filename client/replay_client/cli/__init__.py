@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import sys
 
-_NEEDED = ("typer", "rich", "matplotlib")
+from replay_proto.extras import needs_extras
 
 
 def main() -> None:
     """Run the command; it says what to install where its own libraries are missing."""
-    try:
+    with needs_extras("replay", "cli"):
         from replay_client.cli.app import run
 
         sys.exit(run())
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _NEEDED:
-            raise
-        sys.exit(f"replay: {error.name} is not installed; pip install 'replay-service[cli]'")
