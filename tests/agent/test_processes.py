@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,9 +34,11 @@ from replay_agent.weights_service import LearnerServer
 from replay_client import ReplayClient
 
 from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher
+from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
 PATIENCE_S = 60.0
+"""Programs that load torch take long to start on a busy machine."""
 
 
 @contextmanager
@@ -244,7 +245,7 @@ def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio
         lines = lines_of(process)
         wait_for(lines, "learner at")
         wait_for(lines, "steps/s")
-        wait_until(lambda: steps_of(run) > 300)
+        wait_until(lambda: steps_of(run) > 300, "the run has made 300 steps", PATIENCE_S)
         children = psutil.Process(process.pid).children()
         if end is signal.SIGINT:
             os.killpg(process.pid, end)  # as a terminal does it
@@ -285,14 +286,6 @@ def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio
 def steps_of(run: Path) -> int:
     """Environment steps of the newest checkpoint."""
     return max((int(path.name.removeprefix("step-")) for path in checkpoints(run / "checkpoints")), default=0)
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """Look again and again."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_run_in_use_is_not_resumed_beside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

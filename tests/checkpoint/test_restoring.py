@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from replay_server.checkpoint import reading
-from replay_server.checkpoint.manifest import TableManifest
+from replay_server.checkpoint.manifest import CheckpointRemovedError, TableManifest
 from replay_server.checkpoint.reading import restore, verify
 from replay_server.checkpoint.snapshot import take_snapshots
 from replay_server.checkpoint.writing import write_checkpoint
@@ -65,6 +66,24 @@ def test_without_room_for_all_tables_none_is_made(
     assert list((tmp_path / "tables").iterdir()) == []
     restore(checkpoint, tmp_path / "tables", checked=checked)
     assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == ["a", "b", "c"]
+
+
+def test_a_checkpoint_that_is_removed_after_it_was_verified_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = asyncio.run(checkpoint_of_three(tmp_path))
+    (tmp_path / "tables").mkdir()
+    fill = reading._fill
+
+    def removed_meanwhile(folder: Path, table: TableManifest, directory: TableDirectory) -> None:
+        if table.config.name == "b":
+            shutil.rmtree(checkpoint)
+        fill(folder, table, directory)
+
+    monkeypatch.setattr(reading, "_fill", removed_meanwhile)
+    with pytest.raises(CheckpointRemovedError, match=str(checkpoint)):
+        restore(checkpoint, tmp_path / "tables")
+    assert list((tmp_path / "tables").iterdir()) == []
 
 
 def test_a_queue_that_holds_rows_for_a_waiting_draw_is_restored(tmp_path: Path) -> None:
