@@ -15,6 +15,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from replay_agent.acting import FinishedEpisode
+from replay_agent.reports import MAX_EPISODES
 from replay_agent.task import Assignment
 from replay_agent.weights_service import UNLIMITED_MESSAGES
 
@@ -40,7 +41,7 @@ class LearnerUnavailableError(ConnectionError):
 
 
 class LearnerRefusesError(PermissionError):
-    """The learner wants another token."""
+    """The learner wants another token, or does not take what this actor reports."""
 
 
 class RunChangedError(Exception):
@@ -100,20 +101,17 @@ class LearnerClient:
     def report(self, assignment: Assignment, episodes: Sequence[FinishedEpisode]) -> learner_pb2.ReportResponse:
         """Tell which episodes ended since the last report, and learn how to go on.
 
+        More episodes than one report may have go in several; what the last one is answered holds.
+
         Raises:
             RunChangedError: join again.
-            LearnerRefusesError: it wants another token.
+            LearnerRefusesError: it wants another token, or the episodes are not as it expects.
             LearnerUnavailableError: the learner is gone.
         """
-        request = learner_pb2.ReportRequest(
-            actor_id=assignment.actor_id,
-            run_id=assignment.run_id,
-            episodes=[
-                learner_pb2.FinishedEpisode(episode_return=episode.episode_return, length=episode.length)
-                for episode in episodes
-            ],
-        )
-        return self._call(self._stub.Report, request)
+        *full, last = range(0, max(len(episodes), 1), MAX_EPISODES)
+        for start in full:
+            self._report(assignment, episodes[start : start + MAX_EPISODES])
+        return self._report(assignment, episodes[last:])
 
     def newer_weights(self, assignment: Assignment, have_version: int) -> tuple[int, dict[str, Tensor]] | None:
         """Fetch weights newer than ``have_version``; None if there are none.
@@ -131,6 +129,17 @@ class LearnerClient:
         """Close the channel."""
         self._channel.close()
 
+    def _report(self, assignment: Assignment, episodes: Sequence[FinishedEpisode]) -> learner_pb2.ReportResponse:
+        request = learner_pb2.ReportRequest(
+            actor_id=assignment.actor_id,
+            run_id=assignment.run_id,
+            episodes=[
+                learner_pb2.FinishedEpisode(episode_return=episode.episode_return, length=episode.length)
+                for episode in episodes
+            ],
+        )
+        return self._call(self._stub.Report, request)
+
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
         """Call, again and again while the learner is away, until the time is over."""
         deadline = time.monotonic() + self._timeout_s
@@ -146,6 +155,10 @@ class LearnerClient:
                 if code in _REFUSALS:
                     raise LearnerRefusesError(
                         f"the learner at {self._address} refuses: {error.details()}; check the variable REPLAY_TOKEN"
+                    ) from None
+                if code is grpc.StatusCode.INVALID_ARGUMENT:
+                    raise LearnerRefusesError(
+                        f"the learner at {self._address} refuses what this actor sends: {error.details()}"
                     ) from None
                 if code not in _AWAY or time.monotonic() >= deadline:
                     raise LearnerUnavailableError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -16,8 +15,8 @@ from replay_proto.v1 import learner_pb2, learner_pb2_grpc
 from safetensors.torch import save
 from torch import Tensor
 
-from replay_agent.acting import FinishedEpisode
 from replay_agent.learner_access import LearnerAccess
+from replay_agent.reports import MAX_REPORT_BYTES, InvalidReportError, Reports
 from replay_agent.seeds import RunSeeds
 from replay_agent.task import Assignment, Task
 
@@ -29,9 +28,9 @@ SERVICE_THREADS = 8
 PAUSE_MS = 20
 MAX_NAME_LENGTH = 256
 STOP_GRACE_S = 1.0
+MAX_REQUEST_BYTES = MAX_REPORT_BYTES
+"""A request of an actor: no other is longer than a report."""
 # Networks may be of any size.
-MAX_REQUEST_BYTES = 1 << 20
-"""A request of an actor: what it reports are some bytes for each episode."""
 UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
@@ -91,25 +90,6 @@ class _Version:
             return self._data
 
 
-class Reports:
-    """What actors told. Threads may share one."""
-
-    def __init__(self) -> None:
-        self.arrived = threading.Event()
-        """Set with each report; whoever waits for it clears it."""
-        self._episodes: queue.SimpleQueue[FinishedEpisode] = queue.SimpleQueue()
-
-    def add(self, request: learner_pb2.ReportRequest) -> None:
-        """Take in a report."""
-        for episode in request.episodes:
-            self._episodes.put(FinishedEpisode(episode.episode_return, episode.length, request.actor_id))
-        self.arrived.set()
-
-    def take_episodes(self) -> list[FinishedEpisode]:
-        """All episodes since the last call."""
-        return [self._episodes.get() for _ in range(self._episodes.qsize())]
-
-
 class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
     """The calls of the contract."""
 
@@ -153,7 +133,7 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
         with self._lock:
             self._actors += 1
             actor_id = self._actors
-        log.info("actor %d joined: %s", actor_id, request.name[:MAX_NAME_LENGTH])
+        log.info("actor %d joined: %r", actor_id, request.name[:MAX_NAME_LENGTH])
         return Assignment(self._task, self.run_id, actor_id, self._seeds.actor(actor_id)).to_proto()
 
     def Report(  # noqa: N802
@@ -161,7 +141,10 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
     ) -> learner_pb2.ReportResponse:
         """Take note, and say how to go on."""
         self._check_run(request.run_id, context)
-        self.reports.add(request)
+        try:
+            self.reports.add(request, self._actors)
+        except InvalidReportError as error:
+            _refuse(context, str(error), grpc.StatusCode.INVALID_ARGUMENT)
         guidance = self._guide()
         return learner_pb2.ReportResponse(
             granted_steps=guidance.granted_steps,
@@ -181,7 +164,7 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
 
     def _check_run(self, run_id: str, context: grpc.ServicerContext) -> None:
         if run_id != self.run_id:
-            _refuse(context, f"this is run {self.run_id}, not {run_id}: join again")
+            _refuse(context, f"this is run {self.run_id}, not {run_id[:MAX_NAME_LENGTH]!r}: join again")
 
 
 class LearnerServer:
@@ -241,6 +224,8 @@ class LearnerServer:
         self._server.stop(STOP_GRACE_S).wait()
 
 
-def _refuse(context: grpc.ServicerContext, message: str) -> NoReturn:
-    context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+def _refuse(
+    context: grpc.ServicerContext, message: str, code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION
+) -> NoReturn:
+    context.abort(code, message)
     raise AssertionError("abort raises")

@@ -214,10 +214,11 @@ def test_a_port_in_use_is_refused_with_advice(served: Served) -> None:
         LearnerServer(served.service, "127.0.0.1", served.server.port)
 
 
-def test_a_request_that_is_far_too_long_is_not_received(served: Served) -> None:
+def test_a_request_that_is_far_too_long_is_not_received(served: Served, client: LearnerClient) -> None:
+    joined = client.join("a")
     with grpc.insecure_channel(served.server.address) as channel:
         report: Callable[..., bytes] = channel.unary_unary("/replay.v1.LearnerService/Report")
-        run = learner_pb2.ReportRequest(run_id=served.service.run_id).SerializeToString()
+        run = learner_pb2.ReportRequest(actor_id=joined.actor_id, run_id=joined.run_id).SerializeToString()
         assert report(run, timeout=20.0)
         with pytest.raises(grpc.RpcError) as error:
             report(run + b"\x1a\x00" * (1 << 20), timeout=20.0)

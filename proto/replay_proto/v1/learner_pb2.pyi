@@ -175,7 +175,9 @@ class ReportRequest(google.protobuf.message.Message):
     """The run it joined. Of another run: FAILED_PRECONDITION, join again."""
     @property
     def episodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FinishedEpisode]:
-        """Episodes that ended since the last report, oldest first."""
+        """Episodes that ended since the last report, oldest first, at most 1000: more of them go in several reports. The
+        learner keeps a bounded number until it has time for them, and drops the oldest beyond that.
+        """
 
     def __init__(
         self,
@@ -197,9 +199,9 @@ class FinishedEpisode(google.protobuf.message.Message):
     EPISODE_RETURN_FIELD_NUMBER: builtins.int
     LENGTH_FIELD_NUMBER: builtins.int
     episode_return: builtins.float
-    """Undiscounted sum of its rewards."""
+    """Undiscounted sum of its rewards, finite and of a magnitude of at most 1e30."""
     length: builtins.int
-    """Its length in environment steps, 1 or more."""
+    """Its length in environment steps, 1 to 2^53."""
     def __init__(
         self,
         *,

@@ -66,8 +66,9 @@ class LearnerServiceServicer(object):
 
     def Report(self, request, context):
         """Takes note of what an actor did, and tells it how to go on. When two actors race, each is told
-        what holds at its turn. An actor repeats a report whose answer was lost; its episodes may then stand twice in
-        the learning curve, and nothing else comes of it.
+        what holds at its turn. A report with a field out of its bounds is refused whole: INVALID_ARGUMENT. An actor
+        repeats a report whose answer was lost; its episodes may then stand twice in the learning curve, and nothing else
+        comes of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,8 +40,9 @@ class LearnerServiceStub:
         replay_proto.v1.learner_pb2.ReportResponse,
     ]
     """Takes note of what an actor did, and tells it how to go on. When two actors race, each is told
-    what holds at its turn. An actor repeats a report whose answer was lost; its episodes may then stand twice in
-    the learning curve, and nothing else comes of it.
+    what holds at its turn. A report with a field out of its bounds is refused whole: INVALID_ARGUMENT. An actor
+    repeats a report whose answer was lost; its episodes may then stand twice in the learning curve, and nothing else
+    comes of it.
     """
 
     GetWeights: grpc.UnaryUnaryMultiCallable[
@@ -68,8 +69,9 @@ class LearnerServiceAsyncStub:
         replay_proto.v1.learner_pb2.ReportResponse,
     ]
     """Takes note of what an actor did, and tells it how to go on. When two actors race, each is told
-    what holds at its turn. An actor repeats a report whose answer was lost; its episodes may then stand twice in
-    the learning curve, and nothing else comes of it.
+    what holds at its turn. A report with a field out of its bounds is refused whole: INVALID_ARGUMENT. An actor
+    repeats a report whose answer was lost; its episodes may then stand twice in the learning curve, and nothing else
+    comes of it.
     """
 
     GetWeights: grpc.aio.UnaryUnaryMultiCallable[
@@ -100,8 +102,9 @@ class LearnerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.learner_pb2.ReportResponse, collections.abc.Awaitable[replay_proto.v1.learner_pb2.ReportResponse]]:
         """Takes note of what an actor did, and tells it how to go on. When two actors race, each is told
-        what holds at its turn. An actor repeats a report whose answer was lost; its episodes may then stand twice in
-        the learning curve, and nothing else comes of it.
+        what holds at its turn. A report with a field out of its bounds is refused whole: INVALID_ARGUMENT. An actor
+        repeats a report whose answer was lost; its episodes may then stand twice in the learning curve, and nothing else
+        comes of it.
         """
 
     @abc.abstractmethod
