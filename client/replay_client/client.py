@@ -203,7 +203,7 @@ class ReplayClient:
         self,
         tables: Iterable[str] = (),
         *,
-        series: str = "checkpoint",
+        series: str | None = None,
         keep: int | None = None,
         timeout_s: float | None = None,
     ) -> Checkpoint:
@@ -213,7 +213,8 @@ class ReplayClient:
 
         Args:
             tables: names of the tables; none: all.
-            series: what it is one of: its name is the series and a number.
+            series: what it is one of: its name is the series and a number. None: "checkpoint", or with a token of
+                some tables the name of the first.
             keep: how many of the series stay, this one included; None: as the server is set.
             timeout_s: how long it may take, in seconds; None: the client's own limit, `math.inf`: for ever. The
                 server goes on even so.
@@ -227,7 +228,7 @@ class ReplayClient:
         """
         if keep is not None and keep < 1:
             raise InvalidArgumentError.of_field("keep", "at least 1, or None", repr(keep))
-        request = replay_pb2.CheckpointRequest(tables=tables, series=series, keep=keep or 0)
+        request = replay_pb2.CheckpointRequest(tables=tables, series=series or "", keep=keep or 0)
         response = self._link.connection.call_message(
             "Checkpoint", request, replay_pb2.CheckpointResponse, timeout_s=timeout_s, repeat=False
         )

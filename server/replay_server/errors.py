@@ -303,13 +303,32 @@ def unauthenticated(problem: str) -> RequestError:
     )
 
 
-def permission_denied(caller: str, one_of: Sequence[str], table: str | None) -> RequestError:
-    """The caller may not do this; whether there is such a table is not said."""
-    rights, on = " or ".join(one_of), "any table" if table is None else f"table {table!r}"
+def permission_denied(caller: str, one_of: Sequence[str], on: str, table: str = "") -> RequestError:
+    """The caller may not do this; whether there is such a table is not said.
+
+    Args:
+        caller: name of its token.
+        one_of: the rights of which it has none
+        on: what, in words.
+        table: the table, if that is one which the caller has named.
+    """
+    rights = " or ".join(one_of)
     return RequestError(
         grpc.StatusCode.PERMISSION_DENIED,
         replay_pb2.ERROR_REASON_PERMISSION_DENIED,
         f"the token {caller!r} does not give the right {rights} on {on}; whoever keeps the server's tokens can add it",
         right=rights,
-        table=table or "",
+        table=table,
+    )
+
+
+def series_denied(series: str) -> RequestError:
+    """The caller may not write to a series of checkpoints; whether there are any, and of what, is not said."""
+    return RequestError(
+        grpc.StatusCode.PERMISSION_DENIED,
+        replay_pb2.ERROR_REASON_PERMISSION_DENIED,
+        f"series {series!r}: expected the name of one whose checkpoints are all of tables that the token gives the "
+        "right admin on, and which is named as they are; choose such a name, for instance that of a table",
+        right="admin",
+        table="",
     )

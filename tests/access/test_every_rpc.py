@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from replay_proto.v1 import learner_pb2, replay_pb2, replay_pb2_grpc
 from tests.support.access import (
     ADMIN,
     ALL,
+    EVERYWHERE,
     EXPIRED,
     MINE,
     OTHER,
@@ -40,30 +41,30 @@ from tests.support.rows import rows_of
 from tests.support.server_process import ServerProcess
 
 TABLE = """
-                            no     wrong  expired  read   write  admin  all     other  no client
-                            token  token  token    only   only   only   rights  table  certificate
-CreateTable                 401    401    401      403    403    ok     ok      403    cut
-DropTable                   401    401    401      403    403    ok     ok      403    cut
-ListTables                  401    401    401      ok     403    403    ok      ok     cut
-DescribeTable               401    401    401      ok     ok     ok     ok      403    cut
-ResetTable                  401    401    401      403    403    ok     ok      403    cut
-Insert                      401    401    401      403    ok     403    ok      403    cut
-Write                       401    401    401      403    ok     403    ok      403    cut
-Sample                      401    401    401      ok     403    403    ok      403    cut
-Read                        401    401    401      ok     403    403    ok      403    cut
-UpdatePriorities            401    401    401      403    ok     403    ok      403    cut
-Learn                       401    401    401      ok     403    403    ok      403    cut
-Learn:update                401    401    401      403    403    403    ok      403    cut
-Stats                       401    401    401      ok     403    403    ok      ok     cut
-Stats:table                 401    401    401      ok     403    403    ok      403    cut
-Checkpoint                  401    401    401      403    403    ok     ok      403    cut
-Checkpoint:table            401    401    401      403    403    ok     ok      403    cut
-ListCheckpoints             401    401    401      403    403    ok     ok      403    cut
-VerifyCheckpoint            401    401    401      403    403    404    404     403    cut
-Inspect                     401    401    401      ok     403    403    ok      403    cut
-LearnerService.Join         401    401    401      403    ok     403    ok      403    cut
-LearnerService.Report       401    401    401      403    ok     403    ok      403    cut
-LearnerService.GetWeights   401    401    401      403    ok     403    ok      403    cut
+                            no     wrong  expired  read   write  admin  all     other  admin   no client
+                            token  token  token    only   only   only   rights  table  on all  certificate
+CreateTable                 401    401    401      403    403    ok     ok      403    ok      cut
+DropTable                   401    401    401      403    403    ok     ok      403    ok      cut
+ListTables                  401    401    401      ok     403    403    ok      ok     403     cut
+DescribeTable               401    401    401      ok     ok     ok     ok      403    ok      cut
+ResetTable                  401    401    401      403    403    ok     ok      403    ok      cut
+Insert                      401    401    401      403    ok     403    ok      403    403     cut
+Write                       401    401    401      403    ok     403    ok      403    403     cut
+Sample                      401    401    401      ok     403    403    ok      403    403     cut
+Read                        401    401    401      ok     403    403    ok      403    403     cut
+UpdatePriorities            401    401    401      403    ok     403    ok      403    403     cut
+Learn                       401    401    401      ok     403    403    ok      403    403     cut
+Learn:update                401    401    401      403    403    403    ok      403    403     cut
+Stats                       401    401    401      ok     403    403    ok      ok     403     cut
+Stats:table                 401    401    401      ok     403    403    ok      403    403     cut
+Checkpoint                  401    401    401      403    403    403    403     403    ok      cut
+Checkpoint:table            401    401    401      403    403    ok     ok      403    ok      cut
+ListCheckpoints             401    401    401      403    403    403    403     403    ok      cut
+VerifyCheckpoint            401    401    401      403    403    403    403     403    404     cut
+Inspect                     401    401    401      ok     403    403    ok      403    403     cut
+LearnerService.Join         401    401    401      403    ok     403    ok      403    403     cut
+LearnerService.Report       401    401    401      403    ok     403    ok      403    403     cut
+LearnerService.GetWeights   401    401    401      403    ok     403    ok      403    403     cut
 """
 """What comes of each call, by RPC (after a colon, a kind of request) and caller."""
 CALLERS = {
@@ -75,6 +76,7 @@ CALLERS = {
     "admin only": ADMIN,
     "all rights": ALL,
     "other table": OTHER,
+    "admin on all": EVERYWHERE,
     "no client certificate": ALL,
 }
 """Their tokens, in the order of the columns."""
@@ -182,15 +184,18 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 
 @pytest.fixture
-def target(services: Services) -> Target:
-    """A table with a row."""
+def target(services: Services) -> Iterator[Target]:
+    """A table with a row. It is dropped at the end: who copies all tables copies few."""
     stub = replay_pb2_grpc.ReplayServiceStub(services.channel("ReplayService"))
     name, metadata = f"{MINE}{new_name()}", token_metadata(ALL)
     made = stub.CreateTable(replay_pb2.CreateTableRequest(config=table_config(name)), metadata=metadata)
     insertion = replay_pb2.Insertion(row_count=1, priorities=float64([1.0]))
     request = replay_pb2.InsertRequest(table=name, insertion=insertion, rows=ROW)
     stub.Insert(request, metadata=metadata)
-    return Target(name, made.table.uid, services.learner)
+    yield Target(name, made.table.uid, services.learner)
+    for made_by_the_test in (name, f"{name}-new"):
+        with suppress(grpc.RpcError):
+            stub.DropTable(replay_pb2.DropTableRequest(table=made_by_the_test), metadata=metadata)
 
 
 def split(call: str) -> tuple[str, str]:

@@ -10,12 +10,14 @@ from pathlib import Path
 import trustme
 from replay_client import Tls
 
-READ, WRITE, ADMIN, ALL, OTHER, EXPIRED = (f"{name}-{'x' * 20}" for name in ("rd", "wr", "adm", "all", "oth", "exp"))
+READ, WRITE, ADMIN, ALL, OTHER, EXPIRED, EVERYWHERE = (
+    f"{name}-{'x' * 20}" for name in ("rd", "wr", "adm", "all", "oth", "exp", "every")
+)
 """Tokens, each in the file that `write_usual_tokens` writes."""
 WRONG = "wrong-" + "x" * 20
 """A token that no file has."""
 MINE = "mine-"
-"""What the names of tables begin with that those tokens, but for `OTHER`, may touch."""
+"""What the names of tables begin with that those tokens, but for `OTHER` and `EVERYWHERE`, may touch."""
 
 
 def token_entry(name: str, token: str, rights: Sequence[str], tables: Sequence[str] = ("*",), expires: str = "") -> str:
@@ -39,6 +41,7 @@ def write_usual_tokens(path: Path) -> Path:
         + token_entry("administrator", ADMIN, ["admin"], [f"{MINE}*"])
         + token_entry("all rights", ALL, every, [f"{MINE}*"])
         + token_entry("elsewhere", OTHER, every, ["other-*"])
+        + token_entry("everywhere", EVERYWHERE, ["admin"])
         + token_entry("long ago", EXPIRED, every, expires="2020-01-01T00:00:00Z")
     )
     return path

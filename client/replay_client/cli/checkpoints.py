@@ -22,7 +22,14 @@ Tables = Annotated[
     list[str] | None,
     typer.Option("--table", "-t", metavar="TABLE", help="A table to copy; may be repeated. Absent: all."),
 ]
-Series = Annotated[str, typer.Option("--series", help="What the checkpoint is one of; its name begins with it.")]
+Series = Annotated[
+    str | None,
+    typer.Option(
+        "--series",
+        help='What the checkpoint is one of; its name begins with it. Absent: "checkpoint", or with a token of some '
+        "tables the first table's name.",
+    ),
+]
 Keep = Annotated[
     int | None, typer.Option("--keep", min=1, help="How many of the series to keep; as the server is set if absent.")
 ]
@@ -33,7 +40,7 @@ Name = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Name of the che
 def create(
     server: Server = DEFAULT_SERVER,
     table: Tables = None,
-    series: Series = "checkpoint",
+    series: Series = None,
     keep: Keep = None,
     as_json: Json = False,
 ) -> None:

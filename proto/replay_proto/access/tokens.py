@@ -32,6 +32,8 @@ REFRESH_S: Final = 1.0
 """A change of the file is noticed after this many seconds at the latest."""
 LEAST_LENGTH: Final = 16
 """Characters of a token: fewer could be guessed."""
+ALL_TABLES: Final = "*"
+"""Among the tables of a token: it is for all, those that there will be included."""
 _SCHEME: Final = "bearer"
 _TOKEN: Final = re.compile(r"[!-~]+")
 _SHA256_HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
@@ -68,7 +70,7 @@ class Grant:
     """SHA-256 of the token."""
     rights: Right
     """What may be done,"""
-    tables: tuple[str, ...] = ("*",)
+    tables: tuple[str, ...] = (ALL_TABLES,)
     """and with which tables: names with * and ?."""
     expires: datetime | None = None
     """Until when; None: without end."""
@@ -78,6 +80,10 @@ class Grant:
         if not self.rights & one_of:
             return False
         return table is None or any(fnmatchcase(table, pattern) for pattern in self.tables)
+
+    def allows_on_all(self, one_of: Right) -> bool:
+        """Whether it gives one of these rights on all tables, whether or not there are any."""
+        return bool(self.rights & one_of) and ALL_TABLES in self.tables
 
     def has_expired(self, now_s: float) -> bool:
         """Whether its time is over, at this many seconds since 1970."""
@@ -190,7 +196,7 @@ def _grant(place: str, entry: Any) -> Grant:
         name=name,
         digest=_given_digest(place, entry),
         rights=_rights(place, entry.get("rights")),
-        tables=_tables(place, entry.get("tables", ["*"])),
+        tables=_tables(place, entry.get("tables", [ALL_TABLES])),
         expires=_expires(place, entry.get("expires")),
     )
 

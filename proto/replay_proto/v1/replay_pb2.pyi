@@ -1790,7 +1790,10 @@ class CheckpointRequest(google.protobuf.message.Message):
     SERIES_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
     series: builtins.str
-    """What the checkpoint is one of: its name is the series and a number. Named like a table; empty: "checkpoint"."""
+    """What the checkpoint is one of: its name is the series and a number. Named like a table; empty: "checkpoint", or
+    for a token of some tables the first of `tables`. Such a token may write to a series only if it gives the right
+    to administer a table of the series' name, and all tables in its checkpoints. "periodic" is the server's own.
+    """
     keep: builtins.int
     """How many of the series to keep, this one included; older ones are removed. 0: as the server's
     `keep_checkpoints` says.

@@ -40,6 +40,23 @@ class Caller(Protocol):
         ...
 
 
+    def may_on_all(self, one_of: Right) -> bool:
+        """Whether it has one of these rights on all tables, whether or not there are any.
+
+        Raises:
+            RequestError: UNAUTHENTICATED, if its token is not valid any more.
+        """
+        ...
+
+    def check_on_all(self, one_of: Right) -> None:
+        """Refuse it unless it has one of these rights on all tables, whether or not there are any.
+
+        Raises:
+            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is not valid any more.
+        """
+        ...
+
+
 class Anyone:
     """Whoever calls a server without tokens: may do everything."""
 
@@ -48,6 +65,13 @@ class Anyone:
         return True
 
     def check(self, one_of: Right, table: str | None = None) -> None:
+        """Nothing is refused."""
+
+    def may_on_all(self, one_of: Right) -> bool:
+        """Yes."""
+        return True
+
+    def check_on_all(self, one_of: Right) -> None:
         """Nothing is refused."""
 
 
@@ -75,7 +99,18 @@ class TokenHolder:
         """See `Caller`."""
         grant = self._grant()
         if not grant.allows(one_of, table):
-            raise errors.permission_denied(grant.name, one_of.words(), table)
+            on = "any table" if table is None else f"table {table!r}"
+            raise errors.permission_denied(grant.name, one_of.words(), on, table or "")
+
+    def may_on_all(self, one_of: Right) -> bool:
+        """See `Caller`."""
+        return self._grant().allows_on_all(one_of)
+
+    def check_on_all(self, one_of: Right) -> None:
+        """See `Caller`."""
+        grant = self._grant()
+        if not grant.allows_on_all(one_of):
+            raise errors.permission_denied(grant.name, one_of.words(), "all tables")
 
     def _grant(self) -> Grant:
         grant = self._tokens.grant(self._digest)

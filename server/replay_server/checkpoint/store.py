@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,16 +95,23 @@ class Checkpoints:
             if path.name.startswith((_PARTIAL, _REMOVED)):
                 shutil.rmtree(path, ignore_errors=True)
 
-    async def create(self, tables: Sequence[str] = (), series: str = DEFAULT_SERIES, keep: int = 0) -> Checkpoint:
+    async def create(
+        self,
+        tables: Sequence[str] = (),
+        series: str = DEFAULT_SERIES,
+        keep: int = 0,
+        owns: Callable[[str], bool] | None = None,
+    ) -> Checkpoint:
         """Write a checkpoint of some tables, or of all.
 
         Args:
             tables: their names; empty: all.
             series: what it is one of.
             keep: how many of the series stay, this one included; 0: as the setting says.
+            owns: whether the caller may administer a table; a series with another in it is refused. None: any.
 
         Raises:
-            RequestError: TABLE_NOT_FOUND, NO_SPACE or SHUTTING_DOWN.
+            RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, NO_SPACE or SHUTTING_DOWN.
             FieldError: for a series that is no name, or a negative ``keep``.
             OSError: if the disk refuses for another reason.
         """
@@ -112,14 +119,19 @@ class Checkpoints:
             raise FieldError("series", "letters, digits, '_', '-' or '.', a letter or digit first", repr(series))
         if keep < 0:
             raise FieldError("keep", "at least 0", str(keep))
-        writing = asyncio.create_task(self._create(tables, series, keep or self._keep))
+        writing = asyncio.create_task(self._create(tables, series, keep or self._keep, owns))
         # A caller who hangs up does not leave a thread behind that nobody waits for.
         return await asyncio.shield(writing)
 
-    async def _create(self, tables: Sequence[str], series: str, keep: int) -> Checkpoint:
+    async def _create(
+        self, tables: Sequence[str], series: str, keep: int, owns: Callable[[str], bool] | None
+    ) -> Checkpoint:
         async with self._writing:
             if self._cancelled.is_set():
                 raise errors.shutting_down()
+            # Nobody else writes to the series until the old ones are removed.
+            if owns is not None and not all(map(owns, await asyncio.to_thread(self._tables_in, series))):
+                raise errors.series_denied(series)
             chosen = [self._catalog.find(name) for name in sorted(set(tables))] if tables else list(self._catalog)
             began, taken_s = time.monotonic(), time.time()
             snapshots = await take_snapshots(chosen)
@@ -189,6 +201,16 @@ class Checkpoints:
     def _remove_beyond(self, series: str, keep: int) -> None:
         for path, _ in self._of(series)[:-keep]:
             shutil.rmtree(path.rename(path.with_name(f"{_REMOVED}{path.name}")), ignore_errors=True)
+
+    def _tables_in(self, series: str) -> set[str]:
+        """Names of the tables in the checkpoints of a series; of one that is damaged, none that a table has."""
+        names: set[str] = set()
+        for path, _ in self._of(series):
+            try:
+                names.update(table.config.name for table in CheckpointManifest.load(path).tables)
+            except DamagedCheckpointError:
+                names.add("")
+        return names
 
     def _of(self, series: str) -> list[tuple[Path, int]]:
         """The checkpoints of a series and their numbers, oldest first."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from replay_proto.access.tokens import Right
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
-from replay_server.checkpoint.store import DEFAULT_SERIES, Checkpoint, Checkpoints
+from replay_server.access.caller import Caller
+from replay_server.checkpoint.store import Checkpoint, Checkpoints
+from replay_server.service.rights import series_of
 
 
 def describe(checkpoint: Checkpoint) -> replay_pb2.CheckpointDescription:
@@ -36,10 +39,14 @@ class CheckpointHandlers:
         """Serve these; None: the server has no place for any."""
         self._given = checkpoints
 
-    async def create(self, request: Framed[replay_pb2.CheckpointRequest]) -> bytes:
+    async def create(self, request: Framed[replay_pb2.CheckpointRequest], caller: Caller) -> bytes:
         """Write one."""
         head = request.head
-        made = await self._checkpoints.create(list(head.tables), head.series or DEFAULT_SERIES, head.keep)
+
+        def owns(table: str) -> bool:
+            return caller.may(Right.ADMIN, table)
+
+        made = await self._checkpoints.create(list(head.tables), series_of(head, caller), head.keep, owns)
         return replay_pb2.CheckpointResponse(checkpoint=describe(made)).SerializeToString()
 
     async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest]) -> bytes:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import grpc
-from replay_proto.access.tokens import Right
 from replay_proto.v1 import replay_pb2
 
 from replay_server.access.caller import Authenticator
@@ -15,17 +14,7 @@ from replay_server.checkpoint.store import Checkpoints
 from replay_server.service.checkpoints import CheckpointHandlers
 from replay_server.service.inserts import InsertHandlers
 from replay_server.service.inspection import InspectionHandler
-from replay_server.service.rights import (
-    Demand,
-    Rpc,
-    on_table,
-    to_administer_all,
-    to_copy,
-    to_create,
-    to_learn,
-    to_list,
-    to_see_figures,
-)
+from replay_server.service.rights import Rpc, demands
 from replay_server.service.rpc import OpenStreams, streaming, unary, unary_of_caller
 from replay_server.service.sampling import SamplingHandlers
 from replay_server.service.stats import StatsHandler
@@ -58,32 +47,30 @@ def replay_methods(
     same_host = socket is not None
     figures: dict[str, MethodFigures] = defaultdict(MethodFigures)
 
-    def rpc(name: str, demand: Demand) -> Rpc:
-        return Rpc(figures[name], authenticator, demand, catalog.bounds)
+    demand = demands(catalog.bounds)
+
+    def rpc(name: str) -> Rpc:
+        return Rpc(figures[name], authenticator, demand[name], catalog.bounds)
 
     streams = OpenStreams(catalog.bounds.max_streams_per_client)
     tables, inserts = TableHandlers(catalog, socket=socket, frame_port=frame_port), InsertHandlers(catalog)
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
-    kept, of_tables, of_all = CheckpointHandlers(checkpoints), to_copy(catalog), to_administer_all(catalog)
-    inspection = InspectionHandler(catalog)
-    read, write, admin = on_table(Right.READ), on_table(Right.WRITE), on_table(Right.ADMIN)
+    kept, inspection = CheckpointHandlers(checkpoints), InspectionHandler(catalog)
     return {
-        "CreateTable": unary_of_caller(replay_pb2.CreateTableRequest, tables.create, rpc("CreateTable", to_create())),
-        "DropTable": unary(replay_pb2.DropTableRequest, tables.drop, rpc("DropTable", admin)),
-        "ListTables": unary_of_caller(replay_pb2.ListTablesRequest, tables.list, rpc("ListTables", to_list())),
-        "DescribeTable": unary_of_caller(
-            replay_pb2.DescribeTableRequest, tables.describe, rpc("DescribeTable", on_table(Right.any()))
-        ),
-        "ResetTable": unary(replay_pb2.ResetTableRequest, tables.reset, rpc("ResetTable", admin)),
-        "Insert": unary(replay_pb2.InsertRequest, inserts.insert, rpc("Insert", write)),
-        "Write": streaming(replay_pb2.WriteRequest, inserts.write_stream, rpc("Write", write), streams),
-        "Sample": unary(replay_pb2.SampleRequest, sampling.sample, rpc("Sample", read)),
-        "Read": unary(replay_pb2.ReadRequest, sampling.read, rpc("Read", read)),
-        "UpdatePriorities": unary(replay_pb2.UpdatePrioritiesRequest, sampling.update, rpc("UpdatePriorities", write)),
-        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn", to_learn()), streams),
-        "Stats": unary_of_caller(replay_pb2.StatsRequest, stats.stats, rpc("Stats", to_see_figures())),
-        "Checkpoint": unary(replay_pb2.CheckpointRequest, kept.create, rpc("Checkpoint", of_tables)),
-        "ListCheckpoints": unary(replay_pb2.ListCheckpointsRequest, kept.list, rpc("ListCheckpoints", of_all)),
-        "VerifyCheckpoint": unary(replay_pb2.VerifyCheckpointRequest, kept.verify, rpc("VerifyCheckpoint", of_all)),
-        "Inspect": unary(replay_pb2.InspectRequest, inspection.inspect, rpc("Inspect", read)),
+        "CreateTable": unary_of_caller(replay_pb2.CreateTableRequest, tables.create, rpc("CreateTable")),
+        "DropTable": unary(replay_pb2.DropTableRequest, tables.drop, rpc("DropTable")),
+        "ListTables": unary_of_caller(replay_pb2.ListTablesRequest, tables.list, rpc("ListTables")),
+        "DescribeTable": unary_of_caller(replay_pb2.DescribeTableRequest, tables.describe, rpc("DescribeTable")),
+        "ResetTable": unary(replay_pb2.ResetTableRequest, tables.reset, rpc("ResetTable")),
+        "Insert": unary(replay_pb2.InsertRequest, inserts.insert, rpc("Insert")),
+        "Write": streaming(replay_pb2.WriteRequest, inserts.write_stream, rpc("Write"), streams),
+        "Sample": unary(replay_pb2.SampleRequest, sampling.sample, rpc("Sample")),
+        "Read": unary(replay_pb2.ReadRequest, sampling.read, rpc("Read")),
+        "UpdatePriorities": unary(replay_pb2.UpdatePrioritiesRequest, sampling.update, rpc("UpdatePriorities")),
+        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn"), streams),
+        "Stats": unary_of_caller(replay_pb2.StatsRequest, stats.stats, rpc("Stats")),
+        "Checkpoint": unary_of_caller(replay_pb2.CheckpointRequest, kept.create, rpc("Checkpoint")),
+        "ListCheckpoints": unary(replay_pb2.ListCheckpointsRequest, kept.list, rpc("ListCheckpoints")),
+        "VerifyCheckpoint": unary(replay_pb2.VerifyCheckpointRequest, kept.verify, rpc("VerifyCheckpoint")),
+        "Inspect": unary(replay_pb2.InspectRequest, inspection.inspect, rpc("Inspect")),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server import errors
 from replay_server.access.caller import Authenticator, Caller
 from replay_server.bounds import Bounds
-from replay_server.catalog import Catalog
+from replay_server.checkpoint.store import DEFAULT_SERIES, PERIODIC_SERIES
 from replay_server.service.names import only
 from replay_server.statistics.methods import MethodFigures
 
@@ -97,25 +97,66 @@ def to_learn() -> Demand:
     return Demand(only(replay_pb2.LearnRequest, "table", "update"), check)
 
 
-def to_copy(catalog: Catalog) -> Demand:
-    """The right to administer each table that is to be copied: those named, or all that there are."""
-    most = catalog.bounds.max_tables
+def to_copy(most: int) -> Demand:
+    """The right to administer each table that is named, at most so many, or where none is named all; and the series."""
 
     def check(caller: Caller, request: replay_pb2.CheckpointRequest, _: str) -> None:
         if len(request.tables) > most:
             raise errors.too_large("tables of a checkpoint", most, len(request.tables), "max_tables of the server")
-        for name in request.tables or [table.name for table in catalog]:
+        if not request.tables:
+            caller.check_on_all(Right.ADMIN)
+        for name in request.tables:
             caller.check(Right.ADMIN, name)
+        if not caller.may_on_all(Right.ADMIN):
+            _check_series(caller, series_of(request, caller))
 
     return Demand(replay_pb2.CheckpointRequest, check)
 
 
-def to_administer_all(catalog: Catalog) -> Demand:
-    """The right to administer whatever tables there are, or at least some table."""
+def series_of(request: replay_pb2.CheckpointRequest, caller: Caller) -> str:
+    """The series that a checkpoint is to be one of; where none is named, one that its caller may write to."""
+    if request.series:
+        return request.series
+    return DEFAULT_SERIES if not request.tables or caller.may_on_all(Right.ADMIN) else request.tables[0]
+
+
+def _check_series(caller: Caller, series: str) -> None:
+    """Refuse a series to who may not administer all tables.
+
+    Its name takes the same right as a table's, so that nobody takes a name that others would use. What is in the series
+    is looked at when the checkpoint is written.
+    """
+    if series == PERIODIC_SERIES or not caller.may(Right.ADMIN, series):
+        raise errors.series_denied(series)
+
+
+def to_administer_all() -> Demand:
+    """The right to administer all tables, whether or not there are any."""
 
     def check(caller: Caller, _named: None, _: str) -> None:
-        caller.check(Right.ADMIN)
-        for table in catalog:
-            caller.check(Right.ADMIN, table.name)
+        caller.check_on_all(Right.ADMIN)
 
     return Demand(None, check)
+
+
+def demands(bounds: Bounds) -> Mapping[str, Demand]:
+    """What each RPC of the service takes, by name of the method."""
+    read, write, admin = on_table(Right.READ), on_table(Right.WRITE), on_table(Right.ADMIN)
+    return {
+        "CreateTable": to_create(),
+        "DropTable": admin,
+        "ListTables": to_list(),
+        "DescribeTable": on_table(Right.any()),
+        "ResetTable": admin,
+        "Insert": write,
+        "Write": write,
+        "Sample": read,
+        "Read": read,
+        "UpdatePriorities": write,
+        "Learn": to_learn(),
+        "Stats": to_see_figures(),
+        "Checkpoint": to_copy(bounds.max_tables),
+        "ListCheckpoints": to_administer_all(),
+        "VerifyCheckpoint": to_administer_all(),
+        "Inspect": read,
+    }

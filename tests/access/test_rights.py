@@ -1,0 +1,143 @@
+"""What each RPC takes of its caller, for whatever tokens there may be: as one plain table says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from hypothesis import example, given
+from hypothesis import strategies as st
+from replay_proto.access.tokens import Grant, Right
+from replay_proto.v1 import replay_pb2
+from replay_server.access.caller import TokenHolder
+from replay_server.bounds import Bounds
+from replay_server.errors import RequestError
+from replay_server.service.rights import demands
+
+from tests.support.wire import METHODS
+
+NAMES = ("mine", "mine-2", "theirs", "periodic", "checkpoint")
+PATTERNS = ("*", "mine*", "mine-?", "mine", "theirs", "p*", "?", "*e*")
+TABLE = """
+CreateTable        admin on the table
+DropTable          admin on the table
+ListTables         read on any
+DescribeTable      read/write/admin on the table
+ResetTable         admin on the table
+Insert             write on the table
+Write              write on the table
+Sample             read on the table
+Read               read on the table
+UpdatePriorities   write on the table
+Learn              read on the table
+Learn:update       read on the table, write on the table
+Stats              read on any
+Stats:table        read on the table
+Checkpoint         admin on all
+Checkpoint:series  admin on all
+Checkpoint:tables  admin on the table, admin on the other
+Checkpoint:both    admin on the table, admin on the other, admin on the series
+ListCheckpoints    admin on all
+VerifyCheckpoint   admin on all
+Inspect            read on the table
+"""
+"""By RPC (after a colon, a kind of request): what it takes. `on any`: on whichever tables the token is for."""
+EXPECTED = {line.split()[0]: line.split(maxsplit=1)[1].split(", ") for line in TABLE.strip().splitlines()}
+DEMANDS = demands(Bounds())
+
+
+class OneToken:
+    """A file with one token, which does not expire."""
+
+    def __init__(self, grant: Grant) -> None:
+        self._grant = grant
+
+    def grant(self, _digest: bytes) -> Grant:
+        return self._grant
+
+    def has_expired(self, _grant: Grant) -> bool:
+        return False
+
+
+def request_of(call: str, table: str, other: str, series: str) -> Message:
+    """What is sent about these."""
+    rpc, _, kind = call.partition(":")
+    if rpc == "CreateTable":
+        return replay_pb2.CreateTableRequest(config=replay_pb2.TableConfig(name=table))
+    if rpc == "Checkpoint":
+        return replay_pb2.CheckpointRequest(
+            tables=[table, other] if kind in ("tables", "both") else [],
+            series=series if kind in ("series", "both") else "",
+        )
+    if call == "Learn:update":
+        return replay_pb2.LearnRequest(table=table, update=replay_pb2.PriorityUpdate())
+    message: Message = getattr(replay_pb2, f"{rpc}Request")()
+    if "table" in message.DESCRIPTOR.fields_by_name and call != "Stats":
+        message.table = table  # type: ignore[attr-defined]
+    return message
+
+
+def is_for(patterns: Sequence[str], name: str) -> bool:
+    """Whether a token with these patterns is for a table."""
+    regexes = (re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") for pattern in patterns)
+    return any(re.fullmatch(regex, name) for regex in regexes)
+
+
+def is_expected(call: str, grant: Grant, table: str, other: str, series: str) -> bool:
+    """Whether the table says that the call is allowed."""
+
+    def has(wanted: str) -> bool:
+        rights, on = wanted.split(" on ")
+        if not any(Right[right.upper()] & grant.rights for right in rights.split("/")):
+            return False
+        if on == "any" or "*" in grant.tables:
+            return True
+        if on == "all" or (on == "the series" and series == "periodic"):
+            return False
+        return is_for(grant.tables, {"the table": table, "the other": other, "the series": series}[on])
+
+    # Without a series, the first table's name is that.
+    first_is_taken = call == "Checkpoint:tables" and table == "periodic" and "*" not in grant.tables
+    return all(map(has, EXPECTED[call])) and not first_is_taken
+
+
+def is_allowed(call: str, grant: Grant, request: Message) -> bool:
+    """Whether the service allows it, or refuses it in another way than it should."""
+    demand, data = DEMANDS[call.partition(":")[0]], request.SerializeToString()
+    caller = TokenHolder(OneToken(grant), b"")  # type: ignore[arg-type]
+    try:
+        demand.check(caller, None if demand.names is None else demand.names.FromString(data), "")
+    except RequestError as refusal:
+        named = set(re.findall("'([^']*)'", str(refusal))) - {grant.name}
+        names_only_what_came = all(name.encode() in data for name in named)
+        return refusal.code is not grpc.StatusCode.PERMISSION_DENIED or not names_only_what_came
+    return True
+
+
+def test_every_rpc_has_its_line() -> None:
+    assert {call.partition(":")[0] for call in EXPECTED} == set(METHODS) == set(DEMANDS)
+
+
+@pytest.mark.parametrize("call", EXPECTED)
+@given(
+    rights=st.sets(st.sampled_from(list(Right)), min_size=1),
+    patterns=st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3),
+    table=st.sampled_from(NAMES),
+    other=st.sampled_from(NAMES),
+    series=st.sampled_from(NAMES),
+)
+@example(rights={Right.WRITE}, patterns=["*"], table="mine", other="mine", series="mine")
+@example(rights={Right.ADMIN}, patterns=["mine*"], table="mine", other="theirs", series="periodic")
+@example(rights={Right.ADMIN}, patterns=["mine", "p*"], table="mine", other="mine", series="periodic")
+def test_what_is_allowed_is_what_the_table_says(
+    call: str, rights: set[Right], patterns: list[str], table: str, other: str, series: str
+) -> None:
+    granted = Right(0)
+    for right in rights:
+        granted |= right
+    grant = Grant("token", b"", granted, tuple(patterns))
+    allowed = is_allowed(call, grant, request_of(call, table, other, series))
+    assert allowed == is_expected(call, grant, table, other, series)
