@@ -86,7 +86,7 @@ def save_checkpoint(
     if best_weights is not None:
         save_file(dict(best_weights), partial / BEST_FILE)
     document = {"format": FORMAT_VERSION, "updates": learner.updates, "run": dict(state)}
-    (partial / STATE_FILE).write_text(json.dumps(document))
+    (partial / STATE_FILE).write_text(json.dumps(document, allow_nan=False))
     shutil.rmtree(final, ignore_errors=True)
     os.replace(partial, final)
     for old in checkpoints(directory)[:-keep]:

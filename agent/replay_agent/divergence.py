@@ -10,10 +10,11 @@ from torch import Tensor
 
 from replay_agent.figures import Figures
 from replay_agent.learner import Learner
+from replay_agent.reports import MAX_RETURN
 
 
 class DivergedError(RuntimeError):
-    """Numbers of the learner are not finite; the message says which, since when, and what to change."""
+    """Numbers of the learner, or returns, are not finite; the message says which, since when, and what to change."""
 
 
 def require_finite(learner: Learner) -> None:
@@ -48,6 +49,16 @@ def require_finite_figures(learner: Learner, figures: Figures | None) -> None:
     values = {"the loss": figures.loss, "the gradient": figures.grad_norm, "the mean action value": figures.mean_value}
     wrong = [name for name, value in values.items() if not math.isfinite(value)]
     raise _error(wrong, _first_wrong_step(learner, figures))
+
+
+def require_return(value: float, of: str) -> None:
+    """Look at a return before it gets into the learning curve.
+
+    Raises:
+        DivergedError: it is not finite, or too large to add up.
+    """
+    if not math.fabs(value) <= MAX_RETURN:
+        raise DivergedError(f"expected a return from {-MAX_RETURN:g} to {MAX_RETURN:g} of {of}, got {value}")
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

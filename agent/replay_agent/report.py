@@ -71,7 +71,7 @@ class TrainingReport:
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        path.write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n")
 
     def show(self, console: Console) -> None:
         """Print it as a table."""

@@ -62,10 +62,10 @@ class Reports:
         self.arrived.set()
 
     def take_episodes(self, limit: int = MAX_QUEUED) -> list[FinishedEpisode]:
-        """The oldest episodes, at most ``limit``; `arrived` stays set while there are more."""
+        """The oldest episodes, at most ``limit``; after some of them, `arrived` stays set while there are more."""
         with self._lock:
             taken = [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
-            if self._queue:
+            if taken and self._queue:
                 self.arrived.set()
         return taken
 

@@ -194,7 +194,7 @@ def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, endi
         save_file(trainer.selector.best_weights, run.best)
     title = f"{settings.env}, {settings.backend}, seed {settings.seed}"
     draw_curve(trainer.history, run.curve, title, settings.solved_return)
-    run.history.write_text(json.dumps(trainer.history.to_json()) + "\n")
+    run.history.write_text(json.dumps(trainer.history.to_json(), allow_nan=False) + "\n")
     report = TrainingReport(
         env=settings.env,
         backend=settings.backend,

@@ -16,7 +16,7 @@ from replay_client.torch import TensorBatch
 from replay_agent.acting import Actor, FinishedEpisode
 from replay_agent.actor_pool import ActorPool
 from replay_agent.checkpoint import checkpoints, load_latest, save_checkpoint
-from replay_agent.divergence import require_finite, require_finite_figures
+from replay_agent.divergence import require_finite, require_finite_figures, require_return
 from replay_agent.environments import EnvironmentInfo, make_environment
 from replay_agent.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
 from replay_agent.history import History
@@ -26,6 +26,7 @@ from replay_agent.networks import NetworkKind, NetworkSpec, QNetwork, default_hi
 from replay_agent.pacing import Pacer, TableCount
 from replay_agent.progress import ProgressView
 from replay_agent.replay_link import TABLE_LOST, DrawSettings, ReplayLink, TableSpec
+from replay_agent.reports import MAX_QUEUED
 from replay_agent.run_directory import RunDirectory
 from replay_agent.run_table import RunTable
 from replay_agent.schedules import LinearSchedule
@@ -46,6 +47,9 @@ SUPERVISE_INTERVAL_S = 0.25
 SHOW_INTERVAL_S = 0.2
 # Silence of all actors that is worth a word.
 SILENCE_S = 30.0
+# Noting an episode takes up to 0.1 ms, most of it TensorBoard's: actors that report many do not hold learning up.
+EPISODES_PER_TURN = 16
+DROPPED_INTERVAL_S = 10.0
 
 
 class Ending(StrEnum):
@@ -163,7 +167,7 @@ class Trainer:
             pool: actor processes to watch.
 
         Raises:
-            DivergedError: a number of the learner is not finite.
+            DivergedError: a number of the learner, or a return, is not finite.
             ReplayError: the server is gone, or refuses.
             ActorsFailError: actors cannot be kept alive.
         """
@@ -174,6 +178,7 @@ class Trainer:
             while (ending := self._ending()) is None:
                 self._turn(progress, pool)
                 self.training_s = before_s + time.monotonic() - start
+            self._take_reports(MAX_QUEUED)
             if ending is Ending.STEPS_DONE:
                 self._validate_last()
         except EvaluationStoppedError:
@@ -219,6 +224,7 @@ class Trainer:
 
         Raises:
             EvaluationStoppedError: somebody asked to stop.
+            DivergedError: a return is not finite.
         """
         network = self.learner.online
         if self.selector.best_weights is not None:
@@ -290,7 +296,7 @@ class Trainer:
             # Priorities that are not finite are refused before anybody has looked at the figures.
             require_finite(self.learner)
             raise
-        self._take_reports()
+        self._take_reports(EPISODES_PER_TURN)
         self._do_what_is_due(progress, pool)
 
     def _act(self, actor: Actor, link: ReplayLink) -> None:
@@ -328,11 +334,24 @@ class Trainer:
             self._shown.note = "waiting for actors"
             log.warning("no new rows for %.0f s: waiting for actors to join, or to come back", SILENCE_S)
 
-    def _take_reports(self) -> None:
-        for episode in self.service.reports.take_episodes():
+    def _take_reports(self, limit: int) -> None:
+        """Note episodes that actors told of; those of steps that the table has not received yet have to wait."""
+        # Each takes a step: so what actors make up is no more than what they could have played.
+        possible = self.pacer.env_steps - len(self.history.episode_steps)
+        reports = self.service.reports
+        for episode in reports.take_episodes(max(0, min(limit, possible))):
             self._note_episode(episode)
+        if reports.dropped > self._shown.dropped and self._due.dropped.is_due():
+            log.warning(
+                "%d finished episodes of actors are missing in the learning curve: too many came at once "
+                "(now %d in all)",
+                reports.dropped - self._shown.dropped,
+                reports.dropped,
+            )
+            self._shown.dropped = reports.dropped
 
     def _note_episode(self, episode: FinishedEpisode) -> None:
+        require_return(episode.episode_return, "a training episode")
         self.history.add_episode(self.pacer.env_steps, episode.episode_return)
         self._metrics.episode(self.pacer.env_steps, episode)
 
@@ -368,7 +387,7 @@ class Trainer:
             self._validate()
 
     def _evaluate(self, network: QNetwork, seeds: Sequence[int]) -> EvaluationResult:
-        return evaluate(
+        result = evaluate(
             network,
             lambda: make_environment(self._env.env_id),
             seeds,
@@ -376,6 +395,9 @@ class Trainer:
             device=self._device,
             should_stop=self._stop.is_set,
         )
+        for value in result.returns:
+            require_return(float(value), "a greedy episode")
+        return result
 
     def _guide(self) -> Guidance:
         """What an actor is told; called from the service's threads."""
@@ -413,6 +435,7 @@ class _Due:
         self.checkpoint = Interval(settings.checkpoint_interval_s)
         self.supervision = Interval(SUPERVISE_INTERVAL_S)
         self.silence = Interval(SILENCE_S)
+        self.dropped = Interval(DROPPED_INTERVAL_S)
 
 
 class _Shown:
@@ -422,6 +445,7 @@ class _Shown:
         self.step_rate, self.update_rate = RateMeter(), RateMeter()
         self.batch: TensorBatch | None = None
         self.note = ""
+        self.dropped = 0
 
 
 def transition_batch(batch: TensorBatch) -> TransitionBatch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -15,18 +14,16 @@ from replay_proto.v1 import learner_pb2, learner_pb2_grpc
 from safetensors.torch import save
 from torch import Tensor
 
+from replay_agent.join_log import MAX_NAME_LENGTH, JoinLog
 from replay_agent.learner_access import LearnerAccess
 from replay_agent.reports import MAX_REPORT_BYTES, InvalidReportError, Reports
 from replay_agent.seeds import RunSeeds
 from replay_agent.task import Assignment, Task
 
-log = logging.getLogger(__name__)
-
 # Calls are short; this many at once are plenty for thousands of actors.
 SERVICE_THREADS = 8
 # How long actors that are ahead wait before they ask again.
 PAUSE_MS = 20
-MAX_NAME_LENGTH = 256
 STOP_GRACE_S = 1.0
 MAX_REQUEST_BYTES = MAX_REPORT_BYTES
 """A request of an actor: no other is longer than a report."""
@@ -109,6 +106,7 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
         self._weights = weights
         self._guide = guide
         self._lock = threading.Lock()
+        self._joins = JoinLog()
         self._actors = 0
         self._is_finished = threading.Event()
 
@@ -133,7 +131,7 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
         with self._lock:
             self._actors += 1
             actor_id = self._actors
-        log.info("actor %d joined: %r", actor_id, request.name[:MAX_NAME_LENGTH])
+        self._joins.note(actor_id, request.name)
         return Assignment(self._task, self.run_id, actor_id, self._seeds.actor(actor_id)).to_proto()
 
     def Report(  # noqa: N802

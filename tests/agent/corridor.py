@@ -7,6 +7,7 @@ observations are one array that is written over, as some environments have it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium
@@ -24,6 +25,7 @@ CORRIDOR_ID = "tests.agent.corridor:Corridor-v0"
 PICTURED_ID = "tests.agent.corridor:Pictured-v0"
 CONTINUOUS_ID = "tests.agent.corridor:Continuous-v0"
 NUMBERED_ID = "tests.agent.corridor:Numbered-v0"
+BROKEN_ID = "tests.agent.corridor:Broken-v0"
 
 
 class Corridor(gymnasium.Env[NDArray[np.float32], np.int64]):
@@ -82,7 +84,16 @@ class Numbered(Corridor):
         self.observation_space = spaces.Discrete(PLACES)  # type: ignore[assignment]
 
 
+class Broken(Corridor):
+    """Its rewards are not numbers."""
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, math.nan, terminated, truncated, info
+
+
 gymnasium.register("Corridor-v0", "tests.agent.corridor:Corridor", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Pictured-v0", "tests.agent.corridor:Pictured", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Continuous-v0", "tests.agent.corridor:Continuous")
 gymnasium.register("Numbered-v0", "tests.agent.corridor:Numbered")
+gymnasium.register("Broken-v0", "tests.agent.corridor:Broken", max_episode_steps=TIME_LIMIT)

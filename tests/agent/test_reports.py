@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import grpc
 import pytest
+import replay_agent
 from replay_agent.acting import FinishedEpisode
+from replay_agent.divergence import DivergedError
+from replay_agent.join_log import LINES_PER_S, MAX_NAME_LENGTH, JoinLog
 from replay_agent.learner_client import LearnerClient, LearnerRefusesError
 from replay_agent.networks import NetworkSpec, build_network
+from replay_agent.progress import NoProgress
 from replay_agent.reports import MAX_EPISODES, MAX_LENGTH, MAX_QUEUED, MAX_RETURN, Reports
 from replay_agent.seeds import RunSeeds
 from replay_agent.task import Assignment, Task
+from replay_agent.trainer import Ending, Trainer
 from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
 from replay_proto.v1 import learner_pb2
 
+from tests.agent.corridor import BROKEN_ID
+from tests.agent.short_runs import Watcher
 from tests.support.refusals import code_of
 
 SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
@@ -131,3 +140,57 @@ def test_the_name_of_an_actor_forges_no_line_of_the_log(
         client.join("host\n2026-01-01 ERROR forged \x1b[31m\u202eder")
     (line,) = [record.getMessage() for record in caplog.records if "joined" in record.getMessage()]
     assert line == r"actor 1 joined: 'host\n2026-01-01 ERROR forged \x1b[31m\u202eder'"
+
+
+def test_actors_that_join_without_end_write_a_bounded_number_of_lines(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    joins = JoinLog(lambda: now_s)
+    with caplog.at_level(logging.INFO, logger="replay_agent"):
+        for number in range(1, 10_001):
+            joins.note(number, f"{number}".ljust(10_000))
+        assert len(caplog.records) == LINES_PER_S
+        now_s = 1.0
+        joins.note(10_001, "late")
+    assert caplog.records[-1].getMessage() == f"actor 10001 joined: 'late', after {10_000 - LINES_PER_S} others"
+    assert max(len(record.getMessage()) for record in caplog.records) < MAX_NAME_LENGTH + 50
+
+
+def test_an_actor_that_makes_episodes_up_neither_holds_the_run_up_nor_fills_its_learning_curve(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    trainer = make_trainer()
+
+    def flood() -> None:
+        for _ in range(MAX_QUEUED // MAX_EPISODES + 1):
+            trainer.service.reports.add(request([(1e30, 1)] * MAX_EPISODES), actors_joined=1)
+
+    assert trainer.train(Watcher(200, flood), None) is Ending.STEPS_DONE
+    history = trainer.history.to_json()
+    assert trainer.service.reports.dropped == MAX_EPISODES
+    assert 200 < len(history["episode_steps"]) <= trainer.pacer.env_steps
+    trainer.save()
+
+
+def test_an_environment_whose_rewards_are_not_finite_ends_the_run(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(env=BROKEN_ID)
+    with pytest.raises(DivergedError, match=r"expected a return from -1e\+30 to 1e\+30 of a training episode, got nan"):
+        trainer.train(NoProgress(), None)
+    assert trainer.history.to_json()["episode_returns"] == []
+
+
+def test_greedy_episodes_of_such_an_environment_are_noticed_too(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(env=BROKEN_ID)
+    with pytest.raises(DivergedError, match="of a greedy episode, got nan"):
+        trainer.evaluate_best()
+
+
+def test_whatever_writes_json_refuses_what_is_no_json() -> None:
+    writers = [
+        (path.name, call)
+        for path in Path(replay_agent.__path__[0]).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("json.dumps", "json.dump")
+    ]
+    assert len(writers) >= 4
+    for name, call in writers:
+        assert "allow_nan=False" in map(ast.unparse, call.keywords), f"{name}:{call.lineno}"

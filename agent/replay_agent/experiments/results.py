@@ -89,9 +89,9 @@ def hold_to(path: Path, conditions: Mapping[str, Any]) -> None:
     Raises:
         ResultsError: earlier results were measured under others.
     """
-    wanted = json.loads(json.dumps(conditions))
+    wanted = json.loads(json.dumps(conditions, allow_nan=False))
     if not path.exists():
-        path.write_text(json.dumps(wanted, indent=2) + "\n", "utf-8")
+        path.write_text(json.dumps(wanted, indent=2, allow_nan=False) + "\n", "utf-8")
         return
     found = json.loads(path.read_text("utf-8"))
     differing = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
