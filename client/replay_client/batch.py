@@ -8,7 +8,7 @@ size, which are copied once). They stay valid for as long as somebody holds one 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,19 @@ def read_rows(schema: Schema, response: Framed[replay_pb2.ReadResponse]) -> Rows
         priorities=_own(head.priorities, "<f8"),
         streams=_own(head.streams, "<u8"),
         episodes=_own(head.episodes, "<u8"),
+    )
+
+
+def joined_rows(parts: Sequence[Rows]) -> Rows:
+    """Rows of several answers to Read as one; at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    return Rows(
+        row_keys=np.concatenate([part.row_keys for part in parts]),
+        columns={name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
+        priorities=np.concatenate([part.priorities for part in parts]),
+        streams=np.concatenate([part.streams for part in parts]),
+        episodes=np.concatenate([part.episodes for part in parts]),
     )
 
 

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Final, NoReturn
 
 from numpy.typing import ArrayLike
+from replay_proto.calls import MOST_KEYS_AT_ONCE
 from replay_proto.framing import split_message
 from replay_proto.v1 import replay_pb2
 
@@ -45,8 +46,8 @@ _MESSAGES_IN_FLIGHT: Final = 4
 """A sampler that prefetches more batches than this asks for several in one message,"""
 _MOST_TOGETHER: Final = 64
 """but never for more than this many: a server draws those of one message while nobody else is served."""
-UPDATES_KEPT: Final = 1 << 16
-"""Updates wait for the next batch to be asked for; so many rows of them are sent without one."""
+UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
+"""Updates wait for the next batch to be asked for; so many rows of them, the most of one message, do not."""
 
 
 @dataclass(kw_only=True)
@@ -172,7 +173,8 @@ class Sampler:
             ReplayError: the server refused for another reason.
         """
         self._check_usable()
-        together = min(_MOST_TOGETHER, max(1, self.prefetch // _MESSAGES_IN_FLIGHT))
+        most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // self._options.batch_size)
+        together = max(1, min(most, self.prefetch // _MESSAGES_IN_FLIGHT))
         while (missing := self.prefetch - self.in_flight) >= together:
             self._send(min(missing, together))
         if self._keys and together == 1:  # left over only where an error kept earlier batches on their way
@@ -194,9 +196,14 @@ class Sampler:
         """
         self._check_usable()
         checked = checked_keys(batch_or_keys)
-        self._priorities.append(checked_priorities(priorities, len(checked)).tobytes())
-        self._keys.append(checked.tobytes())
-        self._keys_kept += len(checked)
+        values = checked_priorities(priorities, len(checked))
+        for first in range(0, len(checked), UPDATES_KEPT):
+            part = slice(first, first + UPDATES_KEPT)
+            if self._keys_kept + len(checked[part]) > UPDATES_KEPT:
+                self._send(0)
+            self._priorities.append(values[part].tobytes())
+            self._keys.append(checked[part].tobytes())
+            self._keys_kept += len(checked[part])
         if self._keys_kept >= UPDATES_KEPT:
             self._send(0)
 

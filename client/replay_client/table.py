@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from replay_proto.calls import MOST_KEYS_AT_ONCE
 from replay_proto.framing import Array, split_message
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_client.batch import Batch, Rows, UpdateResult, read_rows, sampled_batch
+from replay_client.batch import Batch, Rows, UpdateResult, joined_rows, read_rows, sampled_batch
 from replay_client.columns import BatchOrKeys
 from replay_client.connection import Connection
 from replay_client.data_path import DataPath
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 INSERT_BYTES: Final = 4 << 20
 """Rows of one request: more are inserted in several, so that the server can serve others in between."""
+READ_BYTES: Final = 32 << 20
+"""Rows of one answer: more are read in several calls."""
 _ANSWER_MARGIN_S: Final = 2.0
 """How much longer the client waits for an answer than the server waits for the table: the server gives up first and
 says why. Without a server, a call takes this much longer than its time limit."""
@@ -219,7 +222,7 @@ class Table:
         return batch or self._drawn_over_wire(options)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
-        """Set priorities.
+        """Set priorities. More than 8192 keys go in several calls, one after the other; each is one step for others.
 
         Args:
             batch_or_keys: a batch, or int64[n]: keys of rows. Of a key given more than once, the last priority counts.
@@ -227,23 +230,24 @@ class Table:
                 waited for.
 
         Returns:
-            How many distinct rows were updated, and how many keys are not live any more.
+            How many distinct rows were updated (one that several calls name counts in each), and how many keys are not
+            live any more.
 
         Raises:
             InvalidArgumentError: for anything else.
             TableReplacedError: the table was dropped and another has its name.
             ReplayError: another failure.
         """
-        checked = checked_keys(batch_or_keys)
-        update = replay_pb2.PriorityUpdate(
-            keys=checked.tobytes(), priorities=checked_priorities(priorities, len(checked)).tobytes()
-        )
-        request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
-        answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s, 0.0)
-        return UpdateResult.from_proto(replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result)
+        keys = checked_keys(batch_or_keys)
+        values = checked_priorities(priorities, len(keys))
+        results = [self._update_part(keys[part], values[part]) for part in _parts(len(keys), MOST_KEYS_AT_ONCE)]
+        return UpdateResult(sum(each.updated for each in results), sum(each.stale for each in results))
 
     def read(self, batch_or_keys: BatchOrKeys) -> Rows:
         """Return rows by key, as far as they are live.
+
+        More than 8192 rows, or 32 MiB of them, are read in several calls, one after the other: rows may be evicted, and
+        priorities change, in between.
 
         Args:
             batch_or_keys: a batch, or int64[n]: keys of rows.
@@ -256,11 +260,9 @@ class Table:
             TableReplacedError: the table was dropped and another has its name.
             ReplayError: another failure.
         """
-        request = replay_pb2.ReadRequest(
-            table=self.name, table_uid=self.uid, keys=checked_keys(batch_or_keys).tobytes()
-        )
-        answer = self._connection.call("Read", request.SerializeToString(), repeat=True)
-        return read_rows(self.schema, split_message(replay_pb2.ReadResponse, answer))
+        keys = checked_keys(batch_or_keys)
+        most = max(1, min(READ_BYTES // self.schema.row_bytes, MOST_KEYS_AT_ONCE))
+        return joined_rows([self._read_part(keys[part]) for part in _parts(len(keys), most)])
 
     def writer(
         self,
@@ -480,6 +482,17 @@ class Table:
         left = max(0.0, deadline - self._connection.clock())
         return self._connection.call(method, request, timeout_s=left, margin_s=margin_s, repeat=True)
 
+    def _update_part(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> UpdateResult:
+        update = replay_pb2.PriorityUpdate(keys=keys.tobytes(), priorities=priorities.tobytes())
+        request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
+        answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s, 0.0)
+        return UpdateResult.from_proto(replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result)
+
+    def _read_part(self, keys: NDArray[np.int64]) -> Rows:
+        request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=keys.tobytes())
+        answer = self._connection.call("Read", request.SerializeToString(), repeat=True)
+        return read_rows(self.schema, split_message(replay_pb2.ReadResponse, answer))
+
     def _rows_per_insert(self) -> int:
         return max(1, min(INSERT_BYTES // self.schema.row_bytes, self._description.rows_per_insert))
 
@@ -541,3 +554,8 @@ def drop_table(connection: Connection, name: str, uid: bytes) -> None:
     """
     request = replay_pb2.DropTableRequest(table=name, table_uid=uid)
     connection.call_message("DropTable", request, replay_pb2.DropTableResponse, repeat=False)
+
+
+def _parts(count: int, most: int) -> list[slice]:
+    """Cut so many into parts of at most ``most``; nothing is one part, too."""
+    return [slice(start, min(start + most, count)) for start in range(0, count, most)] or [slice(0, 0)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from replay_server import errors
-from replay_server.defaults import DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
+from replay_server.defaults import DEFAULT_MAX_ROWS_PER_CALL, DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
 from replay_server.table_config import TableConfig
 
 PLAIN_BYTES: Final = 1 << 20
@@ -34,8 +34,10 @@ class Bounds:
 
     max_message_bytes: int = 512 << 20
     """A message taken or sent."""
-    max_rows_per_call: int = 1 << 22
-    """Rows or keys of one request, or of its answer."""
+    max_rows_per_call: int = DEFAULT_MAX_ROWS_PER_CALL
+    """Rows or keys of one request other than an insert, or of its answer."""
+    max_rows_per_insert: int = 1 << 22
+    """Rows of one insert, which is made in parts."""
     max_waiting_calls: int = DEFAULT_MAX_WAITING
     """Calls that wait at once, over all tables."""
     max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES
@@ -66,7 +68,7 @@ class Bounds:
 
     @property
     def max_head_bytes(self) -> int:
-        """A request without its rows."""
+        """A request without its rows, other than an insert."""
         return min(self.max_message_bytes, PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_call)
 
     @property
@@ -75,18 +77,22 @@ class Bounds:
         by_message = self.max_head_bytes == self.max_message_bytes
         return ("max_message_mb" if by_message else "max_rows_per_call") + " of the server"
 
-    def check_head(self, size: int, plain: int) -> None:
+    def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
         """Refuse a request of which too much would have to be parsed.
 
         Args:
             size: its bytes without its rows.
             plain: without its arrays, too.
+            is_insert: whether it inserts rows.
 
         Raises:
             RequestError: TOO_LARGE.
         """
         _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
-        _check("bytes of a message beside its rows", self.max_head_bytes, size, self.head_setting)
+        most, setting = self.max_head_bytes, self.head_setting
+        if is_insert:
+            most, setting = PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_insert, "max_rows_per_insert of the server"
+        _check("bytes of a message beside its rows", most, size, setting)
 
     def check_columns(self, columns: int) -> None:
         """Refuse more columns than a table may have.
@@ -103,6 +109,14 @@ class Bounds:
             RequestError: TOO_LARGE.
         """
         _check("rows of one call", self.max_rows_per_call, rows, "max_rows_per_call of the server")
+
+    def check_inserted_rows(self, rows: int) -> None:
+        """Refuse more rows than one call may insert.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("rows of one insert", self.max_rows_per_insert, rows, "max_rows_per_insert of the server")
 
     def check_table(self, config: TableConfig, size: int, others: Sequence[int]) -> None:
         """Refuse a table that is too large, or one too many.

@@ -8,3 +8,5 @@ DEFAULT_MAX_WAITING = 16_384
 """Calls that wait at once."""
 DEFAULT_MAX_WAITING_BYTES = 1 << 30
 """Bytes of the rows of inserts that wait at once."""
+DEFAULT_MAX_ROWS_PER_CALL = 1 << 15
+"""Rows or keys of one call. A draw or an update of so many takes the event loop about 10 ms."""

@@ -41,7 +41,12 @@ from replay_proto.access.exposure import Protection
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
-from replay_server.defaults import DEFAULT_BACKEND, DEFAULT_MAX_WAITING, DEFAULT_SYNC_EVERY_S
+from replay_server.defaults import (
+    DEFAULT_BACKEND,
+    DEFAULT_MAX_ROWS_PER_CALL,
+    DEFAULT_MAX_WAITING,
+    DEFAULT_SYNC_EVERY_S,
+)
 
 if TYPE_CHECKING:  # these load the kernels, which --help and a refusal do without
     from replay_server.bounds import Bounds
@@ -156,7 +161,15 @@ class ServerSettings(BaseSettings):
     max_message_mb: int = Field(
         512, ge=1, le=MAX_MESSAGE_MB, description="largest message taken or sent, in MiB; a batch has to fit into it"
     )
-    max_rows_per_call: int = Field(1 << 22, ge=1, description="most rows or keys of one request, or of its answer")
+    max_rows_per_call: int = Field(
+        DEFAULT_MAX_ROWS_PER_CALL,
+        ge=1,
+        description="most rows or keys of one request other than an insert, or of its answer: nobody else is served "
+        "while they are looked up",
+    )
+    max_rows_per_insert: int = Field(
+        1 << 22, ge=1, description="most rows of one insert; others are served while it is made"
+    )
     max_waiting_calls: int = Field(
         DEFAULT_MAX_WAITING,
         ge=0,
@@ -263,6 +276,7 @@ class ServerSettings(BaseSettings):
         return Bounds(
             max_message_bytes=self.max_message_mb * BYTES_PER_MB,
             max_rows_per_call=self.max_rows_per_call,
+            max_rows_per_insert=self.max_rows_per_insert,
             max_waiting_calls=self.max_waiting_calls,
             max_waiting_bytes=self.max_waiting_mb * BYTES_PER_MB,
             max_streams_per_client=self.max_streams_per_client,

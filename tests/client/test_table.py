@@ -231,3 +231,23 @@ def test_new_rows_take_the_largest_priority(table: Table) -> None:
 def test_the_table_shows_what_it_is(table: Table) -> None:
     assert table.name in repr(table)
     assert "obs: float32[3]" in repr(table)
+
+
+def test_more_keys_than_one_call_takes_go_in_several(new_table: NewTable) -> None:
+    """A server refuses more than 32,768; our client sends 8192 at a time."""
+    table, count = new_table(capacity=40_000), 40_000
+    table.insert(rows(np.arange(count)))
+    keys = np.random.default_rng(0).permutation(count + 10)
+    result = table.update_priorities(keys, keys + 0.5)
+    assert (result.updated, result.stale) == (count, 10)
+    live = keys[keys < count]
+    read = table.read(keys)
+    assert_whole(read)
+    assert read.row_keys.tolist() == live.tolist()
+    assert read.priorities.tolist() == (live + 0.5).tolist()
+    with table.sampler(4, beta=0.4, prefetch=2) as sampler:
+        next(sampler)
+        sampler.update_priorities(keys, keys + 1.5)
+        sampler.flush()
+    assert (sampler.updated, sampler.stale) == (count, 10)
+    assert table.read(live[:5]).priorities.tolist() == (live[:5] + 1.5).tolist()

@@ -32,6 +32,7 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
     process = ServerProcess(
         folder / "log",
         *("--memory-dir", str(folder), "--max-message-mb", "2", "--max-rows-per-call", str(ROWS)),
+        *("--max-rows-per-insert", str(ROWS)),
         *("--max-streams-per-client", "3", "--max-tables", "4", "--max-columns", "5"),
         *("--max-table-bytes", "4MB", "--max-bytes", "7MB"),
     )
@@ -87,9 +88,11 @@ def test_rows_of_one_call(small: Caller, case: Case) -> None:
     table.insert([1, 2, 3])
     case.call(table, ROWS)
     before = table.state()
-    with refused("TOO_LARGE", bound="rows of one call", limit=ROWS, got=ROWS + 1) as refusal:
+    inserts = case.what in ("Insert", "Write")
+    bound = "rows of one insert" if inserts else "rows of one call"
+    with refused("TOO_LARGE", bound=bound, limit=ROWS, got=ROWS + 1) as refusal:
         case.call(table, ROWS + 1)
-    assert "max_rows_per_call" in refusal.metadata["setting"]
+    assert ("max_rows_per_insert" if inserts else "max_rows_per_call") in refusal.metadata["setting"]
     assert table.state() == before
 
 

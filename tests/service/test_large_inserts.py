@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from replay_client import Column, ReplayClient
 from replay_proto.framing import Array
+from replay_server.defaults import DEFAULT_MAX_ROWS_PER_CALL
 
 from tests.support.caller import CalledTable, Caller, InsertCall
 from tests.support.deadlines import wait_until
@@ -81,7 +82,7 @@ def test_large_and_small_inserts_at_once_all_get_consecutive_keys(new_table: New
     assert table.describe().inserted == 1 + 3 * sum(sizes)
     assert len(begun) == 3 * len(sizes)
     for start, (key, count) in begun.items():
-        assert table.read(range(key, key + count)).values.tolist() == list(range(start, start + count))
+        assert _values(table, key, key + count) == list(range(start, start + count))
 
 
 def test_a_repeat_on_another_connection_gets_the_same_keys(new_table: NewTable, server: ServerProcess) -> None:
@@ -108,14 +109,14 @@ def test_one_is_let_in_whole_by_a_rate_limiter(new_table: NewTable) -> None:
     assert len(table.insert(range(ROWS))) == ROWS
     assert len(table.insert(range(ROWS))) == ROWS
     call = table.begin_insert(range(ROWS), wait_s=30)
-    table.sample(ROWS)
+    _draw(table, ROWS)
     assert call.result().keys[0].count == ROWS
 
 
 def test_one_waits_for_room_in_a_queue(new_table: NewTable) -> None:
     table = new_table(capacity=64 * ROWS, backend="fifo")
     assert table.insert(range(ROWS)).tolist() == list(range(ROWS))
-    assert table.sample(ROWS, wait_s=0).values.tolist() == list(range(ROWS))
+    assert _draw(table, ROWS) == list(range(ROWS))
     assert table.describe().size == 0
 
 
@@ -158,7 +159,7 @@ def test_a_server_killed_amid_one_comes_back_with_whole_rows(
         assert seen >= at_least, "rows that were live are lost"
         for first in range(0, seen, ROWS):
             stop = min(first + ROWS, seen)
-            assert table.read(range(first, stop)).values.tolist() == list(range(first, stop))
+            assert _values(table, first, stop) == list(range(first, stop))
     assert table.insert(range(5000), writer_id=writer, sequence=1)[0] == 0
     assert table.insert(range(5), writer_id=writer, sequence=2)[0] == seen
 
@@ -185,6 +186,19 @@ def test_a_table_dropped_amid_one_is_gone(new_table: NewTable, server: ServerPro
     assert begun.result().keys[0].count == 10 * ROWS
     again = new_table(table.name)
     assert again.insert([1]).tolist() == [0]
+
+
+def _values(table: CalledTable, first: int, stop: int) -> list[int]:
+    """The values of these rows, of so many at a time as one call may have."""
+    starts = range(first, stop, DEFAULT_MAX_ROWS_PER_CALL)
+    parts = [range(start, min(start + DEFAULT_MAX_ROWS_PER_CALL, stop)) for start in starts]
+    return [value for part in parts for value in table.read(part).values.tolist()]
+
+
+def _draw(table: CalledTable, rows: int) -> list[int]:
+    """The values of rows drawn, of so many at a time as one call may have."""
+    counts = [min(DEFAULT_MAX_ROWS_PER_CALL, rows - done) for done in range(0, rows, DEFAULT_MAX_ROWS_PER_CALL)]
+    return [value for count in counts for value in table.sample(count).values.tolist()]
 
 
 def _begin_and_see(table: CalledTable, before: int) -> int:

@@ -39,10 +39,10 @@ def test_a_read_of_nothing_returns_nothing(table: CalledTable) -> None:
 
 
 def test_a_large_read_is_whole(new_table: NewTable) -> None:
-    """More than a megabyte, which is gathered beside the event loop."""
+    """As many rows as a call may have, but for a few."""
     table = new_table(capacity=100_000)
     table.insert(np.arange(100_000))
-    keys = np.random.default_rng(0).permutation(100_000)
+    keys = np.random.default_rng(0).permutation(100_000)[:30_000]
     rows = table.read(keys)
     assert np.array_equal(rows.keys, keys)
     assert np.array_equal(rows.values, keys)

@@ -47,13 +47,14 @@ def request_reader(message_type: type[M], demand: Demand, bounds: Bounds) -> Req
         PERMISSION_DENIED, or UNAUTHENTICATED if the caller's token is not valid any more.
     """
     names, described, has_rows = demand.names, message_type.DESCRIPTOR, carries_rows(message_type)
+    is_insert = "insertion" in described.fields_by_name
 
     def read(data: bytes, caller: Caller, stream_table: str) -> Framed[M]:
         bounds.check_message(len(data))
         try:
             head, rows = split_rows(data, MOST_FIELDS) if has_rows else (data, NO_ROWS)
             if len(head) > PLAIN_BYTES:
-                bounds.check_head(len(head), _plain_bytes(described, memoryview(head)))
+                bounds.check_head(len(head), _plain_bytes(described, memoryview(head)), is_insert=is_insert)
             demand.check(caller, None if names is None else names.FromString(head), stream_table)
             return Framed(message_type.FromString(head), rows)
         except DecodeError as error:
