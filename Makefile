@@ -12,7 +12,7 @@ MINUTES := 30
 MAY_END_WITH := $(if $(ARGS),5,0)
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: run test lint format proto torture torture-network fuzz soak bench clean help
+.PHONY: run test docs lint format proto torture torture-network fuzz soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -23,6 +23,9 @@ test: $(VENV)/.installed  ## All tests, with coverage.
 	$(BIN)/python -m replay_server.warming
 	$(BIN)/pytest -m "not timed" --numprocesses 3 --dist worksteal --cov --cov-report= $(ARGS) || test $$? -eq $(MAY_END_WITH)
 	$(BIN)/pytest -m timed --cov --cov-append --cov-report term:skip-covered $(ARGS) || test $$? -eq $(MAY_END_WITH)
+
+docs: $(VENV)/.installed  ## Run every command and program of the README and docs/.
+	$(BIN)/python scripts/run_docs.py $(ARGS)
 
 # Style, types, contract, that generated code is current, and that no vulnerability is known of what is pinned.
 lint: $(VENV)/.installed $(PROTO_VENV)/.installed $(AUDIT_VENV)/.installed  ## Style, types, contract, dependencies.

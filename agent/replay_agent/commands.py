@@ -1,4 +1,4 @@
-"""The commands of the trainer: they say what is missing, and their version without loading torch, which takes seconds."""
+"""The commands of the trainer: what is missing is told, and the version without loading torch, which takes seconds."""
 
 from __future__ import annotations
 

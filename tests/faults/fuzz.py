@@ -36,7 +36,7 @@ from replay_server.table_config import TableConfig
 from rich.progress import Progress, track
 
 from tests.faults.mutations import flipped, made_odd, mutated
-from tests.faults.report import write_section
+from tests.faults.report import at_least, document_with, write_section
 from tests.faults.workers import first_priority
 from tests.support.caller import CalledTable, Caller
 from tests.support.refusals import code_of, refusal_in
@@ -277,16 +277,18 @@ def _use(table: Table) -> None:
 def main() -> None:
     """Fuzz, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="how many messages to send")
+    parser.add_argument("--messages", type=at_least(1), default=1_000_000, help="how many messages to send")
     parser.add_argument("--files", type=int, default=5_000, help="how often to damage a table and a checkpoint")
     parser.add_argument("--seed", type=int, default=0, help="chooses the damages")
-    parser.add_argument("--report", type=Path, help="document whose section on fuzzing is written anew")
+    parser.add_argument(
+        "--report", type=document_with("fuzz"), help="document whose section on fuzzing is written anew"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         fuzzer = MessageFuzzer(Path(name), arguments.seed)
         try:
             FileFuzzer(Path(name), fuzzer.figures, arguments.seed).run(arguments.files)
-            fuzzer.run(arguments.messages)
+            fuzzer.run(int(arguments.messages))
         finally:
             fuzzer.server.kill()
     for what, figure in fuzzer.figures.lines():

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 from rich.progress import track
 
-from tests.faults.report import write_section
+from tests.faults.report import document_with, write_section
 from tests.support.caller import CalledTable, Caller, make_draw, make_update
 from tests.support.frame_stub import HEAD, FrameLink, hello_for, place_of
 from tests.support.refusals import refusal_in
@@ -404,7 +404,7 @@ def size_of(size: int) -> str:
 def main() -> None:
     """Measure, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, help="document whose section on costs is written anew")
+    parser.add_argument("--report", type=document_with("costs"), help="document whose section on costs is written anew")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="costs-") as name:
         measured = MessageCosts(Path(name))
@@ -415,10 +415,10 @@ def main() -> None:
     heads = ("RPC, ms", *map(size_of, SIZES), "most expensive at the last size")
     for line in (heads, *costs.lines(SIZES)):
         print(f"{line[0]:20}", *(f"{cell:>8}" for cell in line[1:]))
-    if arguments.report is not None:
-        write_section(arguments.report, "costs", heads, costs.lines(SIZES))
     if found := costs.too_expensive():
         raise SystemExit("\n".join(found))
+    if arguments.report is not None:
+        write_section(arguments.report, "costs", heads, costs.lines(SIZES))
 
 
 if __name__ == "__main__":

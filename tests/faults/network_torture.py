@@ -23,7 +23,7 @@ from rich.progress import track
 
 from tests.faults.link import Link, obstacle
 from tests.faults.network_load import NetworkFigures
-from tests.faults.report import write_section
+from tests.faults.report import at_least, document_with, write_section
 from tests.support.server_process import ServerProcess
 
 TROUBLES = {
@@ -124,10 +124,12 @@ def _until(deadline_s: float) -> Iterator[float]:
 def main() -> None:
     """Torture the network of a server of its own, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10, help="how long to go on")
+    parser.add_argument("--minutes", type=at_least(0.25), default=10, help="how long to go on")
     parser.add_argument("--long-s", type=float, default=15, help="how long long troubles last")
     parser.add_argument("--seed", type=int, default=0, help="chooses moments and troubles")
-    parser.add_argument("--report", type=Path, help="document whose section on networks is written anew")
+    parser.add_argument(
+        "--report", type=document_with("network"), help="document whose section on networks is written anew"
+    )
     arguments = parser.parse_args()
     if reason := obstacle():
         sys.exit(f"no network of two namespaces can be made: {reason}")

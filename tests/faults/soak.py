@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from replay_client import Column, DeadlineExceededError, ReplayClient, Table, TableNotFoundError
 from rich.console import Console
 
-from tests.faults.report import write_section
+from tests.faults.report import at_least, document_with, write_section
 from tests.support.server_process import ServerProcess
 
 COLUMNS = {"obs": Column("float32", (4,)), "action": Column("int64"), "reward": Column("float32")}
@@ -38,6 +38,8 @@ BATCH = 64
 SAMPLE_EVERY_S = 10.0
 WARM_UP = 6
 """Samples at the beginning that do not count: rings fill, kernels and buffers warm up."""
+LEAST_MINUTES = 2.0
+"""Room for the warm-up, and for a sample in each fifth of what follows."""
 MOST_GROWTH_MB = 8.0
 """Between the medians of the first and the last fifth of the run."""
 MOST_HANDLES = 4
@@ -247,7 +249,7 @@ def draw(samples: Sequence[Sample], path: Path) -> None:
         lower.plot(minutes, [getattr(sample, name) for sample in samples], label=label)
     lower.set(ylabel="ms", yscale="log", xlabel="minutes")
     for axes in (middle, lower):
-        axes.legend(loc="upper left", ncols=3, frameon=False)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False)
     for axes in (upper, middle, lower):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
@@ -280,8 +282,8 @@ def write_report(samples: Sequence[Sample], report: Path) -> None:
 def main() -> None:
     """Run, report, and say whether all stayed as it was."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--report", type=Path, help="document to write the figures into")
+    parser.add_argument("--minutes", type=at_least(LEAST_MINUTES), default=30.0)
+    parser.add_argument("--report", type=document_with("soak"), help="document to write the figures into")
     options = parser.parse_args()
     console = Console(width=160)
     with ExitStack() as stack:
@@ -294,11 +296,12 @@ def main() -> None:
         samples = watch(server, load, options.minutes, console)
         load.stop()
         faults = [line for line in server.log().splitlines() if "ERROR" in line]
-    if options.report is not None and load.failure is None:
-        write_report(samples, options.report)
     flat = is_flat(samples)
     console.print(f"flat: {flat}; failure: {load.failure}; errors in the log: {faults}")
-    sys.exit(0 if flat and load.failure is None and not faults else 1)
+    if not flat or load.failure is not None or faults:
+        sys.exit(1)
+    if options.report is not None:
+        write_report(samples, options.report)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from replay_server.storage.table_directory import TableDirectory
 from replay_server.table import Table
 from rich.progress import track
 
-from tests.faults.report import write_section
+from tests.faults.report import at_least, document_with, write_section
 from tests.faults.workers import (
     VALUES_PER_WRITER,
     CallWriter,
@@ -254,9 +254,11 @@ class Torture:
 def main() -> None:
     """Torture a server of its own, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=500, help="how often to kill the server")
+    parser.add_argument("--kills", type=at_least(1), default=500, help="how often to kill the server")
     parser.add_argument("--seed", type=int, default=0, help="chooses moments and rows")
-    parser.add_argument("--report", type=Path, help="document whose section on torture is written anew")
+    parser.add_argument(
+        "--report", type=document_with("torture"), help="document whose section on torture is written anew"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
         folder = Path(name)
@@ -264,7 +266,7 @@ def main() -> None:
         server = ServerProcess(folder / "log", "--data-dir", str(folder / "data"), "--checkpoint-dir", str(checkpoints))
         torture = Torture(server, checkpoints, arguments.seed)
         try:
-            for _ in track(range(arguments.kills), description="killing"):
+            for _ in track(range(int(arguments.kills)), description="killing"):
                 torture.round()
         finally:
             server.kill()

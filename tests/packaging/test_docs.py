@@ -1,0 +1,83 @@
+"""The documentation's commands and programs, run as they are printed, and the script that runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.run_docs import NO_NAMESPACE, blocks_of
+from tests.packaging.project import ROOT
+
+SCRIPT = ROOT / "scripts" / "run_docs.py"
+SLOW = {"security.md"}
+"""Pages that train; `make docs` runs them."""
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUNNING = "<!-- background: ready -->\n```bash\necho ready; sleep 60\n```\n"
+
+
+def run_page(page: Path) -> subprocess.CompletedProcess[str]:
+    """Run a page, where this machine allows that."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(page)], capture_output=True, text=True, timeout=280, check=False
+    )
+    if done.returncode == NO_NAMESPACE:
+        pytest.skip(done.stderr)
+    return done
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in SLOW], ids=lambda page: page.name)
+def test_a_page_runs_as_it_is_printed(page: Path) -> None:
+    done = run_page(page)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert len(done.stdout.splitlines()) == len(blocks_of(page))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name in SLOW], ids=lambda page: page.name)
+def test_every_block_of_a_slow_page_says_how_it_runs(page: Path) -> None:
+    assert {block.mark for block in blocks_of(page)} <= {"", "background"}
+
+
+def test_blocks_share_a_folder_a_network_and_variables(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- background: Serving -->\n```bash\npython -m http.server 50051\n```\n"
+        "<!-- file: settings.toml -->\n```toml\nport = 50051\n```\n"
+        "```bash\nexport PORT=$(sed 's/.* //' settings.toml)\n```\n"
+        '```bash\npython -c "from urllib.request import urlopen as get; '
+        "print(get('http://buffer:$PORT').status, 'rows')\"\n```\n"
+        "<!-- output -->\n```text\n1,234 rows\n```\n"
+    )
+    done = run_page(page)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[2:] for line in done.stdout.splitlines()] == [
+        ["bash", "running"],
+        ["toml", "written", "to", "settings.toml"],
+        *([["bash", "done", "in", line.split()[5], "s"] for line in done.stdout.splitlines()[2:4]]),
+        ["text", "as", "printed"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("```bash\necho before; false\n```\n", "expected the exit status 0, got 1; it printed\nbefore"),
+        ("```python\nraise ValueError('why')\n```\n", "ValueError: why"),
+        ("```bash\necho 3 rows\n```\n<!-- output -->\n```text\n4 lines\n```\n", "the line '4 lines'"),
+        ("<!-- background: ready -->\n```bash\necho gone\n```\n", "expected 'ready'; it printed\ngone"),
+        ("```toml\nport = \n```\n", "Invalid value"),
+        ("```\nls\n```\n", "expected one of bash, python, text, toml, got ''"),
+        ("<!-- later: never -->\n```bash\nls\n```\n", "got 'later'"),
+        ("<!-- run by: README.md -->\n```bash\nreplay-server --nowhere\n```\n", "found none: replay-server --nowhere"),
+    ],
+)
+def test_the_first_block_that_fails_is_shown_with_its_output(tmp_path: Path, content: str, said: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(RUNNING + content + "```bash\ntouch further\n```\n")
+    done = run_page(page)
+    assert done.returncode == 1
+    assert f"{page}:" in done.stderr
+    assert said in done.stderr
+    assert "further" not in done.stdout
