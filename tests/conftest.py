@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ settings.load_profile("repeatable")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would all programs that tests start here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Files of tokens are refused where others can read them.
+os.umask(0o077)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from replay_client import Column, InvalidArgumentError, ReplayClient, ServerUnavailableError, Tls
+from replay_proto.access.certificates import ServerCertificates
 
 from tests.support.access import ALL, Authority, tls_flags, write_usual_tokens
 from tests.support.server_process import ServerProcess
@@ -131,6 +132,15 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before(
     assert "PRIVATE KEY" not in server.log()
     certified.key.write_bytes(key)
     assert gets_in(server, authority.tls())
+
+
+def test_a_key_that_others_can_read_is_warned_of(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    certified = authority.certify("server")
+    ServerCertificates(certified.cert, certified.key, None)
+    assert caplog.text == ""
+    certified.key.chmod(0o644)
+    ServerCertificates(certified.cert, certified.key, None)
+    assert f"chmod g-w,o= {certified.key}" in caplog.text
 
 
 def test_whoever_connects_and_says_nothing_is_in_nobodys_way(start_server: StartServer, authority: Authority) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -12,6 +13,7 @@ from replay_proto.access.tokens import Grant, Right, Tokens, bearer_token, read_
 from replay_proto.access.watched import UnusableFileError
 
 from tests.support.access import READ, WRITE, WRONG, token_entry
+from tests.support.deadlines import wait_until
 
 SECRET = "a-token-of-24-characters"
 GOOD = token_entry("actors", SECRET, ["write"], ["cart*"])
@@ -94,8 +96,7 @@ def test_a_token_expires_at_its_moment(file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        (GOOD, "", "one or more [[tokens]]"),
-        (GOOD, "tokens = []", "one or more [[tokens]]"),
+        (GOOD, "tokens = 5", "expected [[tokens]] and nothing beside them"),
         (GOOD, "tokens = [5]", "expected a table of keys"),
         (GOOD, GOOD + GOOD, "each name once"),
         (GOOD, GOOD + GOOD.replace("actors", "others"), "each token once"),
@@ -107,6 +108,7 @@ def test_a_token_expires_at_its_moment(file: Path) -> None:
         (f'token = "{SECRET}"', "", "either token or token_sha256"),
         ("rights", 'token_sha256 = "00"\nrights', "either token or token_sha256"),
         (f'token = "{SECRET}"', f'token_sha256 = "{SECRET}"', "64 hexadecimal digits"),
+        (f'token = "{SECRET}"', f'token_sha256 = "{"0" * 64}  -"', "cut -d' ' -f1"),
         ('["write"]', '["wriet"]', "list of read, write, admin, got ['wriet']"),
         ('["write"]', "[]", "rights: expected a list"),
         ('["write"]', '"write"', "rights: expected a list"),
@@ -167,16 +169,118 @@ def test_a_changed_file_is_read_again_within_a_second(file: Path) -> None:
     assert tokens.digest_of(SECRET) is None
 
 
-@pytest.mark.parametrize("content", ["", "[[tokens]]", None])
-def test_what_a_file_said_last_holds_while_it_cannot_be_used(
-    file: Path, content: str | None, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("content", ["", "# nobody", "tokens = []"])
+def test_without_tokens_in_its_file_nobody_may_call(file: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    ticks = Clock(0.0)
+    tokens = Tokens(file, ticks=ticks)
+    file.write_text(content)
+    ticks.now = 1.0
+    assert tokens.digest_of(SECRET) is None
+    assert "has no tokens: nobody may call" in caplog.text
+    assert Tokens(file).digest_of(SECRET) is None
+
+
+def test_no_token_outlives_its_file(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ticks = Clock(0.0)
+    tokens = Tokens(file, ticks=ticks)
+    file.unlink()
+    ticks.now = 1.0
+    assert tokens.digest_of(SECRET) is not None, "it may be about to be written anew"
+    for ticks.now in (2.0, 3.0):
+        assert tokens.digest_of(SECRET) is None
+    assert caplog.text.count("is gone, so nothing that it said holds") == 1
+    change(file, GOOD)
+    ticks.now = 4.0
+    assert tokens.digest_of(SECRET) is not None
+
+
+def test_a_file_that_is_written_anew_refuses_nobody(file: Path) -> None:
+    ticks = Clock(0.0)
+    tokens = Tokens(file, ticks=ticks)
+    for look in range(1, 20):
+        file.unlink()
+        ticks.now = 2.0 * look
+        assert tokens.digest_of(SECRET) is not None
+        file.write_text(GOOD)
+        ticks.now = 2.0 * look + 1
+        assert tokens.digest_of(SECRET) is not None
+
+
+def test_a_change_that_could_not_be_read_is_read_later(
+    file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = Clock(0.0)
     tokens = Tokens(file, ticks=ticks)
-    if content is None:
-        file.unlink()
-    else:
-        change(file, content)
+    change(file, token_entry("actors", READ, ["read"]))
+
+    def too_many_files(*_: object) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as without_descriptors:
+        without_descriptors.setattr(Path, "read_text", too_many_files)
+        for ticks.now in (1.0, 2.0, 3.0):
+            assert tokens.digest_of(SECRET) is not None
+    assert caplog.text.count("Too many open files") == 1
+    ticks.now = 4.0
+    assert tokens.digest_of(SECRET) is None
+    assert tokens.digest_of(READ) is not None
+
+
+def test_a_change_is_seen_whatever_its_time_and_size_say(file: Path) -> None:
+    ticks = Clock(0.0)
+    tokens = Tokens(file, ticks=ticks)
+    before = file.stat()
+    other = SECRET[::-1]
+
+    def is_later() -> bool:
+        """The clock of the file system may be coarse."""
+        file.write_text(GOOD.replace(SECRET, other))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return file.stat().st_ctime_ns > before.st_ctime_ns
+
+    wait_until(is_later, "the file was changed at another moment")
+    after = file.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+    ticks.now = 1.0
+    assert tokens.digest_of(SECRET) is None
+    assert tokens.digest_of(other) is not None
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o602, 0o644, 0o620, 0o666])
+def test_a_file_of_tokens_that_others_can_read_is_refused(
+    file: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.chmod(mode)
+    with pytest.raises(UnusableFileError, match=f"chmod g-w,o= {file}, or have token_sha256"):
+        Tokens(file)
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
+    file.write_text(GOOD.replace(f'token = "{SECRET}"', f'token_sha256 = "{digest}"'))
+    assert Tokens(file).digest_of(SECRET) is not None
+    assert f"chmod g-w,o= {file}" in caplog.text
+    caplog.clear()
+    file.chmod(0o640)
+    file.write_text(GOOD)
+    assert Tokens(file).digest_of(SECRET) is not None
+    assert caplog.text == ""
+
+
+def test_a_change_counts_whoever_can_read_it(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ticks = Clock(0.0)
+    tokens = Tokens(file, ticks=ticks)
+    change(file, token_entry("actors", READ, ["read"]))
+    file.chmod(0o644)
+    ticks.now = 1.0
+    assert tokens.digest_of(SECRET) is None
+    assert f"chmod g-w,o= {file}" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["[[tokens]]", "tokens = 5"])
+def test_what_a_file_said_last_holds_while_it_cannot_be_used(
+    file: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks = Clock(0.0)
+    tokens = Tokens(file, ticks=ticks)
+    change(file, content)
     for ticks.now in (1.0, 2.0, 3.0):
         assert tokens.digest_of(SECRET) is not None
     assert caplog.text.count("cannot be used, so what it said before holds") == 1

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 
+from replay_proto.access.private_files import exposure_of
 from replay_proto.access.watched import UnusableFileError, Watched
+
+log = logging.getLogger(__name__)
 
 
 class ServerCertificates:
@@ -27,6 +32,7 @@ class ServerCertificates:
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         paths = [path for path in (certificate, key, client_ca) if path is not None]
         self._files = Watched(paths, self._read)
+        self._warn()
 
     def credentials(self) -> grpc.ServerCredentials:
         """For a port of gRPC. The files are looked at whenever a client connects."""
@@ -38,7 +44,17 @@ class ServerCertificates:
 
     def _newer(self) -> grpc.ServerCertificateConfiguration | None:
         """The configuration if it has changed; None lets gRPC go on with the one it has."""
-        return self._files.value if self._files.refresh() else None
+        if not self._files.refresh():
+            return None
+        self._warn()
+        return self._files.value
+
+    def _warn(self) -> None:
+        """Say so if others can read the key."""
+        with suppress(OSError):  # it was removed just now
+            exposure = exposure_of(self._key)
+            if exposure is not None:
+                log.warning("%s", exposure)
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         self._check()

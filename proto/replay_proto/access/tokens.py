@@ -8,13 +8,15 @@
     expires = 2027-01-01T00:00:00Z        # left out: never
 
 In place of `token` there may be `token_sha256`, its SHA-256 in hexadecimal: then the file itself gives nobody access.
-The file is read again when it changes. In memory there are hashes only, which are compared in constant time.
+The file is read again when it changes. If it has no tokens, or is gone, nobody may call. In memory there are hashes
+only, which are compared in constant time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import time
 import tomllib
@@ -26,7 +28,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+from replay_proto.access.private_files import exposure_of
 from replay_proto.access.watched import UnusableFileError, Watched
+
+log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
 """A change of the file is noticed after this many seconds at the latest."""
@@ -74,6 +79,8 @@ class Grant:
     """and with which tables: names with * and ?."""
     expires: datetime | None = None
     """Until when; None: without end."""
+    in_plain_text: bool = False
+    """Whether the file has the token itself."""
 
     def allows(self, one_of: Right, table: str | None) -> bool:
         """Whether it gives one of these rights on a table; None: on whichever tables it names."""
@@ -106,10 +113,15 @@ class Tokens:
         Raises:
             UnusableFileError: if it cannot be used.
         """
+        self._path = path
         self._clock = clock
         self._ticks = ticks
-        self._file = Watched([path], lambda: read_grants(path))
+        self._file = Watched([path], lambda: read_grants(path), if_gone=())
         self._looked_at = ticks()
+        exposure = self._exposure()
+        if exposure is not None and any(grant.in_plain_text for grant in self._file.value):
+            raise UnusableFileError(f"{exposure}, or have token_sha256 in it in place of token")
+        self._warn(exposure)
 
     def digest_of(self, token: str) -> bytes | None:
         """The digest under which a token is known; None if it is not.
@@ -136,7 +148,22 @@ class Tokens:
         now = self._ticks()
         if now - self._looked_at >= REFRESH_S:
             self._looked_at = now
-            self._file.refresh()
+            if self._file.refresh():
+                # A file that takes tokens away is taken at its word, whoever can read it.
+                self._warn(self._exposure())
+
+    def _exposure(self) -> str | None:
+        """How the file is open to others, if it is."""
+        try:
+            return exposure_of(self._path)
+        except OSError:  # it is gone
+            return None
+
+    def _warn(self, exposure: str | None) -> None:
+        if exposure is not None:
+            log.warning("%s", exposure)
+        if not self._file.value:
+            log.warning("%s has no tokens: nobody may call", self._path)
 
 
 def bearer_token(headers: Sequence[str]) -> str | None:
@@ -160,7 +187,7 @@ def bearer_token(headers: Sequence[str]) -> str | None:
 
 
 def read_grants(path: Path) -> tuple[Grant, ...]:
-    """Read a file of tokens.
+    """Read a file of tokens; without any, nobody may call.
 
     Raises:
         UnusableFileError: names the file and what is wrong; never a token.
@@ -173,9 +200,9 @@ def read_grants(path: Path) -> tuple[Grant, ...]:
         raise UnusableFileError(f"{path}: expected TOML in UTF-8, got bytes that are something else") from None
     except OSError as error:
         raise UnusableFileError(f"{path}: {_without_content(error)}") from None
-    entries = content.get("tokens")
-    if content.keys() != {"tokens"} or not isinstance(entries, list) or not entries:
-        raise UnusableFileError(f"{path}: expected one or more [[tokens]] and nothing beside them")
+    entries = content.get("tokens", [])
+    if content.keys() - {"tokens"} or not isinstance(entries, list):
+        raise UnusableFileError(f"{path}: expected [[tokens]] and nothing beside them")
     grants = tuple(_grant(f"{path}: tokens[{index}]", entry) for index, entry in enumerate(entries))
     if len({grant.name for grant in grants}) < len(grants):
         raise UnusableFileError(f"{path}: expected each name once, got one of them twice")
@@ -198,6 +225,7 @@ def _grant(place: str, entry: Any) -> Grant:
         rights=_rights(place, entry.get("rights")),
         tables=_tables(place, entry.get("tables", [ALL_TABLES])),
         expires=_expires(place, entry.get("expires")),
+        in_plain_text="token" in entry,
     )
 
 
@@ -207,7 +235,10 @@ def _given_digest(place: str, entry: Mapping[str, Any]) -> bytes:
         raise UnusableFileError(f"{place}: expected either token or token_sha256")
     if digest is not None:
         if not isinstance(digest, str) or not _SHA256_HEX.fullmatch(digest):
-            raise UnusableFileError(f"{place}: token_sha256: expected 64 hexadecimal digits")
+            raise UnusableFileError(
+                f"{place}: token_sha256: expected 64 hexadecimal digits and nothing behind them, as "
+                "`printf %s TOKEN | sha256sum | cut -d' ' -f1` prints"
+            )
         return bytes.fromhex(digest)
     # What came is not shown: it is meant to be secret.
     if not isinstance(token, str) or len(token) < LEAST_LENGTH or not _TOKEN.fullmatch(token):

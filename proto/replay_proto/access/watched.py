@@ -11,8 +11,11 @@ from typing import Generic, TypeVar
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Stamp = tuple[tuple[int, int, int] | None, ...]
-"""By file: inode, size and time of the last change; None if it is not there."""
+Stamp = tuple[tuple[int, int, int, int] | None, ...]
+"""By file: inode, size, and when its content and its inode last changed; None if it is not there.
+
+The time of its content can be set to any, that of the inode cannot.
+"""
 
 
 class UnusableFileError(Exception):
@@ -22,24 +25,27 @@ class UnusableFileError(Exception):
 class Watched(Generic[T]):
     """What a few files say. When they change to something that cannot be used, what they said last holds."""
 
-    def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
+    def __init__(self, paths: Sequence[Path], read: Callable[[], T], *, if_gone: T | None = None) -> None:
         """Read them.
 
         Args:
             paths: the files.
             read: reads them; raises `UnusableFileError`.
+            if_gone: what holds once a file is missing at two looks in a row; None: what they said last. One look is
+                not enough: a program may remove a file to write it anew.
 
         Raises:
             UnusableFileError: if they cannot be used.
         """
         self._paths = tuple(paths)
         self._read = read
-        self._stamp = self._look()
+        self._if_gone = if_gone
+        self._stamp = self._seen = self._look()
         self.value = read()
         """What they say, as far as `refresh` has seen."""
 
     def refresh(self) -> bool:
-        """Look whether they have changed, and read them if so.
+        """Look whether they have changed, and read them if so; what cannot be read is tried again at the next look.
 
         Returns:
             Whether `value` is another now.
@@ -47,23 +53,29 @@ class Watched(Generic[T]):
         stamp = self._look()
         if stamp == self._stamp:
             return False
+        is_new, self._seen = stamp != self._seen, stamp
         names = ", ".join(map(str, self._paths))
+        if None in stamp and self._if_gone is not None and not is_new:
+            self.value = self._if_gone
+            log.error("%s is gone, so nothing that it said holds any more", names)
+        else:
+            try:
+                self.value = self._read()
+            except UnusableFileError as error:
+                if is_new:
+                    log.error("%s has changed and cannot be used, so what it said before holds: %s", names, error)
+                return False
+            log.info("%s has changed and was read again", names)
         self._stamp = stamp
-        try:
-            self.value = self._read()
-        except UnusableFileError as error:
-            log.error("%s has changed and cannot be used, so what it said before holds: %s", names, error)
-            return False
-        log.info("%s has changed and was read again", names)
         return True
 
     def _look(self) -> Stamp:
         return tuple(map(_stamp, self._paths))
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
