@@ -116,7 +116,7 @@ class Tokens:
         self._path = path
         self._clock = clock
         self._ticks = ticks
-        self._file = Watched([path], lambda: read_grants(path), if_gone=())
+        self._file: Watched[tuple[Grant, ...]] = Watched([path], lambda: read_grants(path), if_gone=())
         self._looked_at = ticks()
         exposure = self._exposure()
         if exposure is not None and any(grant.in_plain_text for grant in self._file.value):
