@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from replay_proto.extras import needs_extras
+from replay_proto.quiet import quiet_grpc
 
 from replay_server import __version__
 from replay_server.loading import loading
@@ -21,6 +22,7 @@ def main() -> None:
     if "--version" in arguments:
         print(f"replay-server {__version__}")
         return
+    quiet_grpc()
     # What is not needed to answer is not loaded: settings take 0.3 s, the server 1 s.
     with needs_extras("replay-server", "server"):
         from replay_server.command_line import read_command_line

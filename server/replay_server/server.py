@@ -7,33 +7,26 @@ import logging
 import socket as sockets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
-from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from replay_proto.access.serving import server_options
 
 from replay_server.access.caller import Authenticator
 from replay_server.bounds import HEAD_BYTES
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.store import Checkpoints
+from replay_server.service import health, reflection
 from replay_server.service.frames.tcp_port import TcpPort
 from replay_server.service.frames.unix_socket import UnixSocket
 from replay_server.service.handlers import SERVICE, replay_methods
-from replay_server.service.small_requests import SmallRequests
 from replay_server.settings import BYTES_PER_MB
 
 log = logging.getLogger(__name__)
 
 _CUT_OFF = 2
 """A message that is so many times as long as allowed is not even received."""
-_MS_PER_S = 1000
-_KEEPALIVE_TIMEOUT_MS = 10_000
-"""How long a client may take to say that it is there."""
-_LONGEST_BYTES = (1 << 31) - 1
-"""gRPC counts the bytes of a message in 31 bits."""
+_CALLS_PER_STREAM = 2
+"""So many calls a connection may have at once for each stream: those that are no streams need room beside them."""
 
 
 class BindError(Exception):
@@ -76,21 +69,13 @@ class ReplayServer:
         limit = max_message_mb * BYTES_PER_MB
         self._catalog = catalog
         self._server = grpc.aio.server(
-            options=[
+            options=server_options(
                 # What is a little too long the service refuses itself, naming the setting; the rest gRPC cuts off.
-                ("grpc.max_receive_message_length", min(_CUT_OFF * limit, _LONGEST_BYTES)),
-                ("grpc.max_send_message_length", limit),
-                # A second server on the same port would silently take half of the calls.
-                ("grpc.so_reuseport", 0),
-                # Actors and learners may be silent for long; their keepalive pings are welcome.
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-                ("grpc.http2.max_ping_strikes", 0),
-                # Clients that vanished without a word are asked, too: their streams and waiting calls would stay.
-                ("grpc.keepalive_time_ms", int(keepalive_s * _MS_PER_S)),
-                ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-                ("grpc.http2.max_pings_without_data", 0),
-            ]
+                receive_bytes=_CUT_OFF * limit,
+                send_bytes=limit,
+                calls_per_connection=_CALLS_PER_STREAM * catalog.bounds.max_streams_per_client,
+                keepalive_s=keepalive_s,
+            )
         )
         methods = replay_methods(
             catalog,
@@ -100,19 +85,18 @@ class ReplayServer:
             authenticator=authenticator,
             checkpoints=checkpoints,
         )
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
+        for_grpc = {name: method.for_grpc() for name, method in methods.items()}
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])
         self._socket = socket
         self._unix_socket = UnixSocket(catalog, methods)
         self._frame_listeners = frame_listeners
         self._tcp_port = TcpPort(catalog, methods, authenticator)
-        self._health = health_aio.HealthServicer() if offer_health else None
-        others: Any = SmallRequests(self._server)
+        self._health = health.Health() if offer_health else None
         if self._health is not None:
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
+            self._health.add_to(self._server)
         if offer_reflection:
-            services = (SERVICE, reflection.SERVICE_NAME, *((HEALTH_SERVICE,) if offer_health else ()))
-            servicer = reflection.aio.ReflectionServicer(services)
-            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, others)
+            services = (SERVICE, reflection.SERVICE, *((health.SERVICE,) if offer_health else ()))
+            reflection.add_reflection(self._server, services, authenticator)
 
     async def start(self, host: str, port: int) -> int:
         """Begin to serve.
@@ -137,14 +121,11 @@ class ReplayServer:
             await self._unix_socket.start(self._socket)
         await self._tcp_port.start(self._frame_listeners)
         await self._server.start()
-        if self._health is not None:
-            for service in ("", SERVICE):
-                await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return bound
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new calls, send away those that wait, and let the others end for so many seconds."""
         if self._health is not None:
-            await self._health.enter_graceful_shutdown()
+            self._health.stop()
         self._catalog.waiters.close()
         await asyncio.gather(self._server.stop(drain_s), self._unix_socket.stop(drain_s), self._tcp_port.stop(drain_s))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-import grpc
 from replay_proto.v1 import replay_pb2
 
 from replay_server.access.caller import Authenticator
@@ -15,7 +14,7 @@ from replay_server.service.checkpoints import CheckpointHandlers
 from replay_server.service.inserts import InsertHandlers
 from replay_server.service.inspection import InspectionHandler
 from replay_server.service.rights import Rpc, demands
-from replay_server.service.rpc import OpenStreams, streaming, unary, unary_of_caller
+from replay_server.service.rpc import OpenStreams, Streaming, Unary, unary
 from replay_server.service.sampling import SamplingHandlers
 from replay_server.service.stats import StatsHandler
 from replay_server.service.tables import TableHandlers
@@ -32,8 +31,8 @@ def replay_methods(
     frame_port: int = 0,
     authenticator: Authenticator,
     checkpoints: Checkpoints | None = None,
-) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
-    """The whole service over these tables: its handlers, by name of the method.
+) -> dict[str, Unary | Streaming]:
+    """The whole service over these tables, by name of the method.
 
     Args:
         catalog: the tables.
@@ -57,19 +56,19 @@ def replay_methods(
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
     kept, inspection = CheckpointHandlers(checkpoints), InspectionHandler(catalog)
     return {
-        "CreateTable": unary_of_caller(replay_pb2.CreateTableRequest, tables.create, rpc("CreateTable")),
+        "CreateTable": Unary(replay_pb2.CreateTableRequest, tables.create, rpc("CreateTable")),
         "DropTable": unary(replay_pb2.DropTableRequest, tables.drop, rpc("DropTable")),
-        "ListTables": unary_of_caller(replay_pb2.ListTablesRequest, tables.list, rpc("ListTables")),
-        "DescribeTable": unary_of_caller(replay_pb2.DescribeTableRequest, tables.describe, rpc("DescribeTable")),
+        "ListTables": Unary(replay_pb2.ListTablesRequest, tables.list, rpc("ListTables")),
+        "DescribeTable": Unary(replay_pb2.DescribeTableRequest, tables.describe, rpc("DescribeTable")),
         "ResetTable": unary(replay_pb2.ResetTableRequest, tables.reset, rpc("ResetTable")),
         "Insert": unary(replay_pb2.InsertRequest, inserts.insert, rpc("Insert")),
-        "Write": streaming(replay_pb2.WriteRequest, inserts.write_stream, rpc("Write"), streams),
+        "Write": Streaming(replay_pb2.WriteRequest, inserts.write_stream, rpc("Write"), streams),
         "Sample": unary(replay_pb2.SampleRequest, sampling.sample, rpc("Sample")),
         "Read": unary(replay_pb2.ReadRequest, sampling.read, rpc("Read")),
         "UpdatePriorities": unary(replay_pb2.UpdatePrioritiesRequest, sampling.update, rpc("UpdatePriorities")),
-        "Learn": streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn"), streams),
-        "Stats": unary_of_caller(replay_pb2.StatsRequest, stats.stats, rpc("Stats")),
-        "Checkpoint": unary_of_caller(replay_pb2.CheckpointRequest, kept.create, rpc("Checkpoint")),
+        "Learn": Streaming(replay_pb2.LearnRequest, sampling.learn_stream, rpc("Learn"), streams),
+        "Stats": Unary(replay_pb2.StatsRequest, stats.stats, rpc("Stats")),
+        "Checkpoint": Unary(replay_pb2.CheckpointRequest, kept.create, rpc("Checkpoint")),
         "ListCheckpoints": unary(replay_pb2.ListCheckpointsRequest, kept.list, rpc("ListCheckpoints")),
         "VerifyCheckpoint": unary(replay_pb2.VerifyCheckpointRequest, kept.verify, rpc("VerifyCheckpoint")),
         "Inspect": unary(replay_pb2.InspectRequest, inspection.inspect, rpc("Inspect")),

@@ -1,7 +1,8 @@
 """How every RPC runs: raw bytes in and out, refusals as typed errors, figures kept.
 
 Messages arrive and leave as bytes, because those that carry rows are read and built in place. A
-handler is an async function of one parsed request; a stream's handler is one per stream.
+handler is an async function of one parsed request; a stream's handler is one per stream. Nothing of a call's body is
+received before its caller is known.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 from google.protobuf.message import Message
 from grpc_status import rpc_status
+from replay_proto.access.serving import only_message
 from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 
 from replay_server import errors
 from replay_server.access.caller import Caller
 from replay_server.errors import RequestError
-from replay_server.service.requests import request_reader
+from replay_server.service.requests import RequestReader, request_reader
 from replay_server.service.rights import Rpc
 from replay_server.statistics.methods import MethodFigures
 
@@ -64,29 +66,44 @@ class OpenStreams:
                 del self._open[client]
 
 
-def unary(message_type: type[M], handler: UnaryHandler[M], rpc: Rpc) -> grpc.RpcMethodHandler[bytes, bytes]:
+class Unary:
     """An RPC of one request and one answer."""
+
+    def __init__(self, message_type: type[M], handler: CallerHandler[M], rpc: Rpc) -> None:
+        """Serve it by this handler."""
+        self._handler: CallerHandler[Any] = handler
+        self._rpc = rpc
+        self._read_request: RequestReader[Any] = request_reader(message_type, rpc.demand, rpc.bounds)
+
+    def for_grpc(self) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """As gRPC takes it; see `replay_proto.access.serving`."""
+
+        async def call(_requests: object, context: Context) -> bytes:
+            return await self.answer(None, context)
+
+        return grpc.stream_unary_rpc_method_handler(call)
+
+    async def answer(self, data: bytes | None, context: Context) -> bytes:
+        """Answer a request; None: the caller's message is still to come."""
+        figures = self._rpc.figures
+        with figures.at_work():
+            try:
+                caller = _caller(self._rpc, context)
+                if data is None:
+                    data = await only_message(context)
+                with figures.timed():
+                    return await self._handler(self._read_request(data, caller, ""), caller)
+            except Exception as error:
+                await refuse(context, error, figures)
+
+
+def unary(message_type: type[M], handler: UnaryHandler[M], rpc: Rpc) -> Unary:
+    """An RPC whose answer does not depend on who calls."""
 
     async def handle(request: Framed[M], _: Caller) -> bytes:
         return await handler(request)
 
-    return unary_of_caller(message_type, handle, rpc)
-
-
-def unary_of_caller(message_type: type[M], handler: CallerHandler[M], rpc: Rpc) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """An RPC of one request and one answer, which depends on who calls."""
-    figures, read_request = rpc.figures, request_reader(message_type, rpc.demand, rpc.bounds)
-
-    async def call(data: bytes, context: Context) -> bytes:
-        with figures.at_work():
-            try:
-                with figures.timed():
-                    caller = _caller(rpc, context)
-                    return await handler(read_request(data, caller, ""), caller)
-            except Exception as error:
-                await refuse(context, error, figures)
-
-    return grpc.unary_unary_rpc_method_handler(call)
+    return Unary(message_type, handle, rpc)
 
 
 class OpenStream:
@@ -123,39 +140,48 @@ class OpenStream:
             self._reading = False
 
 
-def streaming(
-    message_type: type[M], open_stream: Callable[[OpenStream], Any], rpc: Rpc, streams: OpenStreams
-) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """An RPC in which each message of a stream is answered by one message, in order.
+class Streaming:
+    """An RPC in which each message of a stream is answered by one message, in order."""
 
-    Args:
-        message_type: type of the requests.
-        open_stream: makes a context manager for each stream; what it yields is the stream's `MessageHandler`.
-        rpc: what else belongs to it; its messages have a `table`, which later ones of a stream may leave out.
-        streams: how many each client may have.
-    """
-    figures, read_request = rpc.figures, request_reader(message_type, rpc.demand, rpc.bounds)
+    def __init__(
+        self, message_type: type[M], open_stream: Callable[[OpenStream], Any], rpc: Rpc, streams: OpenStreams
+    ) -> None:
+        """Serve it.
 
-    async def call(context: Context) -> None:
+        Args:
+            message_type: type of the requests.
+            open_stream: makes a context manager for each stream; what it yields is the stream's `MessageHandler`.
+            rpc: what else belongs to it; its messages have a `table`, which later ones of a stream may leave out.
+            streams: how many each client may have.
+        """
+        self._open_stream, self._rpc, self._streams = open_stream, rpc, streams
+        self._read_request: RequestReader[Any] = request_reader(message_type, rpc.demand, rpc.bounds)
+
+    def for_grpc(self) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """As gRPC takes it."""
+
+        async def call(_requests: object, context: Context) -> None:
+            await self.serve(context)
+
+        return grpc.stream_stream_rpc_method_handler(call)
+
+    async def serve(self, context: Context) -> None:
+        """Serve a stream to its end."""
+        figures = self._rpc.figures
         with figures.at_work():
             try:
-                caller, table = _caller(rpc, context), ""
+                caller, table = _caller(self._rpc, context), ""
                 stream = OpenStream()
-                with streams.one_more(context.peer()), open_stream(stream) as handler:
+                with self._streams.one_more(context.peer()), self._open_stream(stream) as handler:
                     while isinstance(data := await stream.read(context), bytes):
                         began = time.perf_counter()
-                        request = read_request(data, caller, table)
-                        table = request.head.table or table  # type: ignore[attr-defined]
+                        request = self._read_request(data, caller, table)
+                        table = request.head.table or table
                         answer = await handler(request)
                         figures.answered(time.perf_counter() - began)
                         await context.write(answer)
             except Exception as error:
                 await refuse(context, error, figures)
-
-    async def call_with_context(_requests: object, context: Context) -> None:
-        await call(context)
-
-    return grpc.stream_stream_rpc_method_handler(call_with_context)
 
 
 def _caller(rpc: Rpc, context: Context) -> Caller:

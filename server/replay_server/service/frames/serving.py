@@ -24,6 +24,7 @@ from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.service.frames.connection import FrameConnection
+from replay_server.service.rpc import Streaming, Unary
 from replay_server.service.transport import CAME_IN_FRAMES
 
 METHODS: Final = ("Learn", "Sample", "UpdatePriorities")
@@ -34,7 +35,7 @@ MOST_SILENT: Final = 64
 """Most connections that have not said hello. Clients say it at once, so few are ever in this state."""
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
 
-Handlers = Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]
+Handlers = Mapping[str, Unary | Streaming]
 
 
 class _RefusedError(Exception):
@@ -83,7 +84,7 @@ class FrameListener(ABC):
 
         Args:
             catalog: the tables.
-            handlers: by name of the method, as gRPC has them.
+            handlers: by name of the method.
         """
         self._catalog = catalog
         self._handlers = handlers
@@ -174,15 +175,14 @@ class FrameListener(ABC):
         hello = self._checked_hello(first, connection)
         connection.take_messages(self._catalog.bounds.max_head_bytes, self._catalog.bounds.head_setting)
         await connection.write(b"")
-        context = _FrameContext(connection, hello, lambda: self._is_stopping)
+        context = cast(Any, _FrameContext(connection, hello, lambda: self._is_stopping))
         handler = self._handlers[hello.method]
-        if handler.stream_stream is not None:
-            await cast(Any, handler.stream_stream)(None, context)
+        if isinstance(handler, Streaming):
+            await handler.serve(context)
             return
-        unary = cast(Any, handler.unary_unary)
         while (request := await context.read()) is not None:
             with suppress(_RefusedError):
-                await connection.write(await unary(request, context))
+                await connection.write(await handler.answer(request, context))
 
     def _checked_hello(self, message: bytes, connection: FrameConnection) -> replay_pb2.FrameHello:
         try:

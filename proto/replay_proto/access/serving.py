@@ -1,0 +1,97 @@
+"""What the servers of this project allow somebody of whom nothing is known yet.
+
+gRPC would receive a whole message before anybody may look at the token of its call. So unary RPCs are registered as
+ones that take a stream: their handler has the metadata first, checks the token, and then asks for the only message:
+
+    async def call(_requests, context):
+        caller = who_calls(context.invocation_metadata())
+        request = await only_message(context)
+
+    grpc.stream_unary_rpc_method_handler(call)
+
+On the wire this is the same call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any, Final, Protocol
+
+from replay_proto.errors import FieldError
+
+BODY_S: Final = 10.0
+"""How long the body of a call may take to arrive, in seconds: 4 MiB at 3.4 Mbit/s."""
+HANDSHAKE_S: Final = 10.0
+"""How long a connection may take to become one: TLS, and the first words of HTTP/2."""
+_MS_PER_S: Final = 1000
+_KEEPALIVE_TIMEOUT_MS: Final = 10_000
+"""How long a client may take to say that it is there."""
+_NO_COMPRESSION: Final = 1
+"""A set of algorithms, as bits: `identity` alone. A megabyte of gzip could otherwise become a gigabyte."""
+_CONNECTIONS_SHARE: Final = 0.75
+"""Part of the descriptors that connections may take. The others are for tables, and for reading tokens again."""
+_LONGEST_BYTES: Final = (1 << 31) - 1
+"""gRPC counts the bytes of a message in 31 bits."""
+
+
+class Reads(Protocol):
+    """What is used of a call's context."""
+
+    async def read(self) -> Any:
+        """The next message; something else than bytes at the end."""
+
+
+def server_options(
+    *, receive_bytes: int, send_bytes: int, calls_per_connection: int, keepalive_s: float
+) -> list[tuple[str, int]]:
+    """Options of gRPC for a server.
+
+    Args:
+        receive_bytes: a longer message is cut off without being received.
+        send_bytes: longest message sent; -1: of any length.
+        calls_per_connection: calls and streams open at once on one connection. A client of gRPC waits with further
+            ones until some have ended.
+        keepalive_s: seconds of silence after which a client is asked whether it is there.
+    """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return [
+        ("grpc.max_receive_message_length", min(receive_bytes, _LONGEST_BYTES)),
+        ("grpc.max_send_message_length", send_bytes),
+        ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
+        ("grpc.max_concurrent_streams", calls_per_connection),
+        # What comes above that is closed at once. Without descriptors it would wait to be accepted.
+        ("grpc.max_allowed_incoming_connections", int(_CONNECTIONS_SHARE * descriptors)),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * _MS_PER_S)),
+        # A second server on the same port would silently take half of the calls.
+        ("grpc.so_reuseport", 0),
+        # Clients may be silent for long; their keepalive pings are welcome.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+        ("grpc.http2.max_ping_strikes", 0),
+        # Clients that vanished without a word are asked, too: their streams and waiting calls would stay.
+        ("grpc.keepalive_time_ms", int(keepalive_s * _MS_PER_S)),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+async def only_message(context: Reads, within_s: float = BODY_S) -> bytes:
+    """The message of a unary call; what may come behind it is not received.
+
+    Args:
+        context: of the call.
+        within_s: how long it may take to arrive, in seconds.
+
+    Raises:
+        FieldError: it did not arrive in time.
+        asyncio.CancelledError: there is none: the caller has hung up, or gRPC has refused it as too long.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            message = await context.read()
+    except TimeoutError:
+        raise FieldError("request", f"the whole message within {within_s:g} s", "less") from None
+    if not isinstance(message, bytes):
+        raise asyncio.CancelledError
+    return message

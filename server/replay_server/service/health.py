@@ -1,0 +1,47 @@
+"""gRPC's health service, which takes no token and therefore reads nothing: it answers for the server as a whole.
+
+Whatever service a caller asks about, the answer is the same, so requests are not even received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_Answer: Final = health_pb2.HealthCheckResponse
+_SERVING: Final[bytes] = _Answer(status=_Answer.SERVING).SerializeToString()
+_NOT_SERVING: Final[bytes] = _Answer(status=_Answer.NOT_SERVING).SerializeToString()
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Health:
+    """Tells whether the server serves."""
+
+    def __init__(self) -> None:
+        """It does, until it is told otherwise."""
+        self._stopping = asyncio.Event()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add the service."""
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Check": grpc.stream_unary_rpc_method_handler(self._check),
+            "Watch": grpc.stream_stream_rpc_method_handler(self._watch),
+        }
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
+
+    def stop(self) -> None:
+        """Tell from now on that it does not serve."""
+        self._stopping.set()
+
+    async def _check(self, _requests: object, _context: Context) -> bytes:
+        return _NOT_SERVING if self._stopping.is_set() else _SERVING
+
+    async def _watch(self, _requests: object, context: Context) -> None:
+        if not self._stopping.is_set():
+            await context.write(_SERVING)
+            await self._stopping.wait()
+        await context.write(_NOT_SERVING)
