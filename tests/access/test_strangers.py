@@ -1,0 +1,202 @@
+"""What somebody without a token can cost a server, and somebody with one who breaks the rules of the wire."""
+
+from __future__ import annotations
+
+import gzip
+import queue
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from replay_client import Column, ReplayClient
+from replay_client.security import token_metadata
+from replay_proto.access.serving import BODY_S, HANDSHAKE_S
+
+from tests.support.access import ALL, MINE, Authority, tls_flags, write_usual_tokens
+from tests.support.http2 import Connection, header_block, message_head
+from tests.support.refusals import code_of, refusal_in
+from tests.support.server_process import ServerProcess
+from tests.support.wire import SERVICE
+
+StartServer = Callable[..., ServerProcess]
+PATIENCE_S = 30.0
+MOST_BYTES = 50 << 20
+"""What strangers may cost, of memory."""
+LARGE = bytes(100 << 20)
+INSERT, CREATE = f"/{SERVICE.full_name}/Insert", f"/{SERVICE.full_name}/CreateTable"
+HEALTH = "/grpc.health.v1.Health/Check"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with the usual tokens."""
+    folder: Path = tmp_path_factory.mktemp("strangers")
+    tokens = write_usual_tokens(folder / "tokens.toml")
+    made = ServerProcess(folder / "log", "--tokens", str(tokens), "--memory-dir", str(folder))
+    with ReplayClient(made.address, token=ALL) as client:
+        client.create_table(f"{MINE}table", columns={"x": Column("int64")}, capacity=100).insert({"x": [1]})
+    yield made
+    made.terminate()
+
+
+@pytest.fixture
+def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(server.address, options=options) as opened:
+        yield opened
+
+
+def peak_bytes(server: ServerProcess) -> int:
+    """The most memory that it ever had."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
+
+
+def test_long_messages_of_strangers_are_not_received(server: ServerProcess, channel: grpc.Channel) -> None:
+    before = peak_bytes(server)
+    send: Callable[..., bytes] = channel.unary_unary(INSERT)
+
+    def refused(_: int) -> grpc.StatusCode:
+        with pytest.raises(grpc.RpcError) as error:
+            send(LARGE, timeout=PATIENCE_S)
+        return code_of(error.value)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert {*threads.map(refused, range(4))} == {grpc.StatusCode.UNAUTHENTICATED}
+    assert peak_bytes(server) - before < MOST_BYTES
+
+
+def test_a_long_question_about_health_is_answered_unread(server: ServerProcess, channel: grpc.Channel) -> None:
+    before = peak_bytes(server)
+    ask: Callable[..., bytes] = channel.unary_unary(HEALTH)
+    for _ in range(3):
+        answer = health_pb2.HealthCheckResponse.FromString(ask(LARGE, timeout=PATIENCE_S))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert peak_bytes(server) - before < MOST_BYTES
+
+
+def test_many_unread_bodies_do_not_stop_their_connection(channel: grpc.Channel) -> None:
+    ask: Callable[..., bytes] = channel.unary_unary(HEALTH)
+    for _ in range(300):
+        assert ask(bytes(50_000), timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("token", [None, ALL], ids=["stranger", "with a token"])
+def test_compressed_messages_are_not_unpacked(server: ServerProcess, token: str | None) -> None:
+    before = peak_bytes(server)
+    bomb = gzip.compress(bytes(60 << 20), 9)
+    assert len(bomb) < 65_000, "it has to fit into the window of a connection that is new"
+    bearer = {} if token is None else {"authorization": f"Bearer {token}"}
+    block = header_block(INSERT, grpc_encoding="gzip", **bearer)
+    for _ in range(3):
+        with Connection(server.port) as connection:
+            stream = connection.call(block, message_head(len(bomb), compressed=True) + bomb, ends=True)
+            assert ended(connection, stream)
+    assert peak_bytes(server) - before < MOST_BYTES
+
+
+def ended(connection: Connection, stream: int) -> bool:
+    """Whether the server ends a call in time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if any(number == stream and kind in (1, 3) for kind, _, number, _ in connection.take_in()):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_body_held_back_is_refused_at_once_without_a_token_and_soon_with_one(channel: grpc.Channel) -> None:
+    call: Callable[..., bytes] = channel.stream_unary(CREATE)
+    began = time.monotonic()
+    with pytest.raises(grpc.RpcError) as error:
+        call(iter(queue.SimpleQueue[bytes]().get, b""), timeout=PATIENCE_S)
+    assert code_of(error.value) is grpc.StatusCode.UNAUTHENTICATED
+    assert time.monotonic() - began < BODY_S
+    with pytest.raises(grpc.RpcError) as error:
+        call(iter(queue.SimpleQueue[bytes]().get, b""), metadata=token_metadata(ALL), timeout=PATIENCE_S)
+    assert refusal_in(error.value).metadata["expected"] == f"the whole message within {BODY_S:g} s"
+
+
+def test_a_connection_that_says_nothing_is_closed(server: ServerProcess) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=HANDSHAKE_S + PATIENCE_S) as silent:
+        while silent.recv(4096):
+            pass
+
+
+def test_streams_are_refused_before_a_message(channel: grpc.Channel) -> None:
+    for method in ("Write", "Learn"):
+        stream: Callable[..., Iterator[bytes]] = channel.stream_stream(f"/{SERVICE.full_name}/{method}")
+        with pytest.raises(grpc.RpcError) as error:
+            next(stream(iter(queue.SimpleQueue[bytes]().get, b""), timeout=PATIENCE_S))
+        assert code_of(error.value) is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_reflection_takes_a_token(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.address) as opened:
+        with pytest.raises(grpc.RpcError) as error:
+            list(ProtoReflectionDescriptorDatabase(opened).get_services())
+        assert code_of(error.value) is grpc.StatusCode.UNAUTHENTICATED
+        path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        stream: Callable[..., Iterator[bytes]] = opened.stream_stream(path)
+        assert next(stream(iter([b""]), metadata=token_metadata(ALL), timeout=PATIENCE_S))
+
+
+def test_calls_that_are_given_up_at_once_cost_a_bystander_no_error(server: ServerProcess) -> None:
+    stop = time.monotonic() + 3.0
+
+    def reset() -> int:
+        count = 0
+        with Connection(server.port) as connection:
+            while time.monotonic() < stop:
+                connection.reset_calls(header_block(INSERT), 500)
+                count += 500
+        return count
+
+    with ThreadPoolExecutor(2) as threads, ReplayClient(server.address, token=ALL, same_host=False) as client:
+        table = client.table(f"{MINE}table")
+        attacks = [threads.submit(reset) for _ in range(2)]
+        while time.monotonic() < stop:
+            table.sample(4, beta=0.4)
+        assert all(attack.result() >= 500 for attack in attacks)
+
+
+def test_failed_handshakes_are_not_logged(start_server: StartServer, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    server = start_server(*tls_flags(authority.certify("server")))
+    before = server.log()
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as link:
+            link.sendall(b"\x16\x03\x01\x00\x05nonsense, and no handshake of TLS")
+            assert link.recv(4096) or True
+    with ReplayClient(server.address, tls=authority.tls()) as client:
+        assert client.tables() == []
+    assert server.log() == before
+
+
+def test_connections_leave_descriptors_to_the_server(start_server: StartServer) -> None:
+    server = start_server(within=["prlimit", "--nofile=200:200"])
+    links = []
+    with ReplayClient(server.address) as client:
+        assert client.tables() == []
+        try:
+            for _ in range(220):
+                links.append(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+            # One that is too many is closed at once.
+            assert links[-1].recv(4096) == b""
+            assert (
+                client.create_table("one", columns={"x": Column("int64")}, capacity=10).insert({"x": [1]}) is not None
+            )
+        finally:
+            for link in links:
+                link.close()
+    with grpc.insecure_channel(server.address) as opened:
+        answer = health_pb2_grpc.HealthStub(opened).Check(
+            health_pb2.HealthCheckRequest(), timeout=PATIENCE_S, wait_for_ready=True
+        )
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
