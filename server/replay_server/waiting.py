@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from replay_server import errors, inserting
+from replay_server.access.caller import CALLER_AT_WORK
 from replay_server.defaults import DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
 from replay_server.errors import Lack, RequestError
 from replay_server.gates import Gate
@@ -107,8 +108,8 @@ class Waiters:
             wait_s: how long to wait, in seconds; infinity: as long as the call lasts.
 
         Raises:
-            RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN or
-                TOO_LARGE.
+            RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
+                TOO_LARGE, or UNAUTHENTICATED if the caller's token is valid no more.
         """
         self.check_draw(table, rows, wait_s)
         draw = _Draw(rows, asyncio.get_running_loop().create_future())
@@ -125,6 +126,7 @@ class Waiters:
             await self._wait(table, draw.admitted, wait_s, lambda: _draw_lacks(table, rows, draw.granted))
             if table.resets != resets:
                 raise errors.table_reset(table.name)
+            CALLER_AT_WORK.get().check_valid()
             _count_drawn(table, rows)
         except BaseException:
             if draw in line:
@@ -145,8 +147,8 @@ class Waiters:
             wait_s: how long to wait, in seconds; None or infinity: as long as the call lasts.
 
         Raises:
-            RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN
-                or TOO_LARGE.
+            RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
+                TOO_LARGE, or UNAUTHENTICATED if the caller's token is valid no more.
         """
         if table.turns.are_free:
             inserted = self._insert(table, rows, stamp, wait_s)
@@ -263,8 +265,14 @@ class Waiters:
             timer = asyncio.get_running_loop().call_later(wait_s, expire, wait_s)
         table.waiting += 1
         self._waiting += 1
+
+        def end(refusal: RequestError) -> None:
+            if not admitted.done():
+                admitted.set_exception(refusal)
+
         try:
-            return await admitted
+            with CALLER_AT_WORK.get().while_valid(end):
+                return await admitted
         finally:
             table.waiting -= 1
             self._waiting -= 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from replay_proto.access.tokens import Grant, Right
 from replay_proto.v1 import replay_pb2
 from replay_server.access.caller import TokenHolder
+from replay_server.access.revocation import Revocations
 from replay_server.bounds import Bounds
 from replay_server.errors import RequestError
 from replay_server.service.rights import demands
@@ -107,7 +108,7 @@ def is_expected(call: str, grant: Grant, table: str, other: str, series: str) ->
 def is_allowed(call: str, grant: Grant, request: Message) -> bool:
     """Whether the service allows it, or refuses it in another way than it should."""
     demand, data = DEMANDS[call.partition(":")[0]], request.SerializeToString()
-    caller = TokenHolder(OneToken(grant), b"")  # type: ignore[arg-type]
+    caller = TokenHolder(OneToken(grant), b"", Revocations(lambda _: None))  # type: ignore[arg-type]
     try:
         demand.check(caller, None if demand.names is None else demand.names.FromString(data), "")
     except RequestError as refusal:

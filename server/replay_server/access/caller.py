@@ -4,18 +4,21 @@
     caller.check(Right.WRITE, "cartpole")         # before each thing that is done
 
 Without a file of tokens everybody may do everything. With one, a token that is taken out of the file, or expires, is
-refused from then on, on open streams too.
+refused from then on: calls that wait and open streams are ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from replay_proto.access.tokens import Grant, Right, Tokens, bearer_token
 
 from replay_server import errors
+from replay_server.access.revocation import End, Revocations
 
 _HEADER = "authorization"
 
@@ -39,7 +42,6 @@ class Caller(Protocol):
         """
         ...
 
-
     def may_on_all(self, one_of: Right) -> bool:
         """Whether it has one of these rights on all tables, whether or not there are any.
 
@@ -54,6 +56,18 @@ class Caller(Protocol):
         Raises:
             RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is not valid any more.
         """
+        ...
+
+    def check_valid(self) -> None:
+        """Refuse it if its token is not valid any more.
+
+        Raises:
+            RequestError: UNAUTHENTICATED.
+        """
+        ...
+
+    def while_valid(self, end: End) -> AbstractContextManager[None]:
+        """Have something ended, while it waits, if the caller's token is not valid any more."""
         ...
 
 
@@ -74,22 +88,34 @@ class Anyone:
     def check_on_all(self, one_of: Right) -> None:
         """Nothing is refused."""
 
+    def check_valid(self) -> None:
+        """Nothing is refused."""
+
+    def while_valid(self, _end: End) -> AbstractContextManager[None]:
+        """Nothing is ended."""
+        return nullcontext()
+
+
+CALLER_AT_WORK: Final[ContextVar[Caller]] = ContextVar("caller_at_work", default=Anyone())  # noqa: B039
+"""Whose call the task at work serves."""
+
 
 class TokenHolder:
     """Somebody who came with a token that is known."""
 
-    def __init__(self, tokens: Tokens, digest: bytes) -> None:
+    def __init__(self, tokens: Tokens, digest: bytes, revocations: Revocations) -> None:
         """Remember by which token; the token itself is not kept."""
         self._tokens = tokens
         self._digest = digest
+        self._revocations = revocations
 
     def check_valid(self) -> None:
-        """Refuse a token whose time is over, or that was taken away.
-
-        Raises:
-            RequestError: UNAUTHENTICATED.
-        """
+        """See `Caller`."""
         self._grant()
+
+    def while_valid(self, end: End) -> AbstractContextManager[None]:
+        """See `Caller`."""
+        return self._revocations.ending(self._digest, end)
 
     def may(self, one_of: Right, table: str | None = None) -> bool:
         """See `Caller`."""
@@ -113,12 +139,21 @@ class TokenHolder:
             raise errors.permission_denied(grant.name, one_of.words(), "all tables")
 
     def _grant(self) -> Grant:
-        grant = self._tokens.grant(self._digest)
-        if grant is None:
-            raise errors.unauthenticated("the token of this call is valid no more")
-        if self._tokens.has_expired(grant):
-            raise errors.unauthenticated(f"the token {grant.name!r} expired at {grant.expires}")
-        return grant
+        return _valid_grant(self._tokens, self._digest)
+
+
+def _valid_grant(tokens: Tokens, digest: bytes) -> Grant:
+    """What a token allows.
+
+    Raises:
+        RequestError: UNAUTHENTICATED, if its time is over or it was taken away.
+    """
+    grant = tokens.grant(digest)
+    if grant is None:
+        raise errors.unauthenticated("the token of this call is valid no more")
+    if tokens.has_expired(grant):
+        raise errors.unauthenticated(f"the token {grant.name!r} expired at {grant.expires}")
+    return grant
 
 
 class Authenticator:
@@ -134,6 +169,7 @@ class Authenticator:
             UnusableFileError: if the file cannot be used.
         """
         self._tokens = None if tokens is None else Tokens(tokens)
+        self._revocations = Revocations(self._check)
 
     def caller(self, token: str | None) -> Caller:
         """The caller who sent this token.
@@ -148,7 +184,7 @@ class Authenticator:
         digest = self._tokens.digest_of(token)
         if digest is None:
             raise errors.unauthenticated("the token of this call is not one of this server's")
-        caller = TokenHolder(self._tokens, digest)
+        caller = TokenHolder(self._tokens, digest, self._revocations)
         caller.check_valid()
         return caller
 
@@ -164,3 +200,7 @@ class Authenticator:
             return self.caller(bearer_token([str(value) for name, value in metadata if name == _HEADER]))
         except ValueError as error:
             raise errors.unauthenticated(str(error)) from None
+
+    def _check(self, digest: bytes) -> None:
+        if self._tokens is not None:
+            _valid_grant(self._tokens, digest)

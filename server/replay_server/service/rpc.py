@@ -23,7 +23,7 @@ from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 
 from replay_server import errors
-from replay_server.access.caller import Caller
+from replay_server.access.caller import CALLER_AT_WORK, Caller
 from replay_server.errors import RequestError
 from replay_server.service.requests import RequestReader, request_reader
 from replay_server.service.rights import Rpc
@@ -172,7 +172,11 @@ class Streaming:
             try:
                 caller, table = _caller(self._rpc, context), ""
                 stream = OpenStream()
-                with self._streams.one_more(context.peer()), self._open_stream(stream) as handler:
+                with (
+                    self._streams.one_more(context.peer()),
+                    caller.while_valid(stream.end),
+                    self._open_stream(stream) as handler,
+                ):
                     while isinstance(data := await stream.read(context), bytes):
                         began = time.perf_counter()
                         request = self._read_request(data, caller, table)
@@ -190,7 +194,9 @@ def _caller(rpc: Rpc, context: Context) -> Caller:
     Raises:
         RequestError: UNAUTHENTICATED.
     """
-    return rpc.authenticator.caller_of(context.invocation_metadata() or ())
+    caller = rpc.authenticator.caller_of(context.invocation_metadata() or ())
+    CALLER_AT_WORK.set(caller)
+    return caller
 
 
 def _as_request_error(error: Exception) -> RequestError:

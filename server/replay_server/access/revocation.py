@@ -1,0 +1,66 @@
+"""Tokens that are taken away, or expire, while calls of theirs wait or streams are open: those are ended.
+
+with caller.while_valid(end):         # end(refusal) is called if its token is valid no more
+await what_the_call_waits_for
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from replay_proto.access.tokens import REFRESH_S
+
+from replay_server.errors import RequestError
+
+_LOOK_S: Final = REFRESH_S / 2
+End = Callable[[RequestError], None]
+"""Ends a call with a refusal; it may be told so again before the call is over."""
+
+
+class Revocations:
+    """Looks now and then whether the tokens of those who wait are valid, once for all calls of a token."""
+
+    def __init__(self, check: Callable[[bytes], object]) -> None:
+        """Begin with nobody.
+
+        Args:
+            check: raises a RequestError if the token of a digest is valid no more.
+        """
+        self._check = check
+        self._ends: dict[bytes, dict[object, End]] = {}
+        self._next_look: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def ending(self, digest: bytes, end: End) -> Iterator[None]:
+        """End something within `REFRESH_S` and a second after its token is valid no more."""
+        call = object()
+        self._ends.setdefault(digest, {})[call] = end
+        if self._next_look is None:
+            self._look_later()
+        try:
+            yield
+        finally:
+            calls = self._ends[digest]
+            del calls[call]
+            if not calls:
+                del self._ends[digest]
+
+    def _look_later(self) -> None:
+        self._next_look = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        if not self._ends:
+            return
+        self._look_later()
+        for digest, calls in list(self._ends.items()):
+            for end in list(calls.values()):
+                try:
+                    self._check(digest)
+                except RequestError as refusal:
+                    end(refusal)
+                else:
+                    break
