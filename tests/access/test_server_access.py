@@ -146,8 +146,8 @@ def test_a_token_that_is_taken_away_ends_what_it_began(client_of: ClientOf, toke
     wait_until(is_refused, "the change is noticed")
     with pytest.raises(UnauthenticatedError):
         client.table(NAME)
-    writer.append(x=2)
-    with pytest.raises(UnauthenticatedError):
+    with pytest.raises(UnauthenticatedError):  # noqa: PT012  # whichever comes first after the stream has ended
+        writer.append(x=2)
         writer.flush(timeout_s=10)
     with pytest.raises(UnauthenticatedError):
         writer.close()
