@@ -17,7 +17,8 @@ ENV PATH=/opt/replay/application/bin:/opt/replay/environment/bin:$PATH \
     PIP_CONSTRAINT=/opt/replay/constraints.txt \
     PIP_NO_CACHE_DIR=1
 RUN useradd --uid 10001 --create-home replay \
-    && install --directory --owner=replay /data /runs /var/cache/numba
+    && install --directory /var/cache/numba \
+    && install --directory --owner=replay /data /runs
 WORKDIR /opt/replay/source
 COPY constraints.txt /opt/replay/
 COPY pyproject.toml ./
@@ -28,18 +29,17 @@ RUN touch README.md \
 
 # The project, and its kernels compiled. Numba drops a compiled kernel when its source's time stamp differs by the
 # least, and layers keep whole seconds: hence the round date. On another kind of processor the service compiles anew,
-# into the same folder. Under another user, who cannot write there, it works on a copy.
+# into the cache of its user. Nobody can write to what is root's, so it works on a copy.
 FROM service-dependencies AS application
 COPY . .
 RUN pip install --quiet --no-deps --no-compile --target /opt/replay/application . \
     && find /opt/replay/application -exec touch --date=2000-01-01 {} + \
     && python -m compileall -q /opt/replay/application
-USER replay
 RUN python -m replay_server.warming
 
 FROM service-dependencies AS server
 COPY --from=application /opt/replay/application /opt/replay/application
-COPY --from=application --chown=replay /var/cache/numba /var/cache/numba
+COPY --from=application /var/cache/numba /var/cache/numba
 COPY docker/healthcheck.py /opt/replay/
 USER replay
 WORKDIR /data
@@ -56,7 +56,7 @@ RUN pip install --quiet --only-deps '.[server,cli,agent]' \
 
 FROM trainer-dependencies AS trainer
 COPY --from=application /opt/replay/application /opt/replay/application
-COPY --from=application --chown=replay /var/cache/numba /var/cache/numba
+COPY --from=application /var/cache/numba /var/cache/numba
 COPY docker/healthcheck.py /opt/replay/
 USER replay
 WORKDIR /home/replay

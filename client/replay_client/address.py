@@ -7,6 +7,7 @@ host_of("dns:///replay:50051")             # "replay"; None where gRPC alone kno
 from __future__ import annotations
 
 import re
+import socket
 from typing import Final
 
 from replay_client.errors import InvalidArgumentError
@@ -18,6 +19,7 @@ _TCP: Final = re.compile(
 _UNIX: Final = re.compile(r"unix:\S+")
 _EXPECTED: Final = "host:port, such as localhost:50051 or [::1]:50051"
 _THIS_HOST: Final = re.compile(r"localhost|127(?:\.[0-9]+){3}|::1")
+_LISTENS_S: Final = 0.5
 _LAST_PORT: Final = (1 << 16) - 1
 
 
@@ -38,6 +40,18 @@ def host_of(address: str) -> str | None:
     """The host that an address names; None if it is of another form."""
     found = _TCP.fullmatch(address)
     return None if found is None else found["v6"] or found["host"]
+
+
+def listens(address: str) -> bool:
+    """Whether somebody accepts connections at an address soon; False where gRPC alone knows what it names."""
+    found = _TCP.fullmatch(address)
+    if found is None:
+        return False
+    try:
+        with socket.create_connection((found["v6"] or found["host"], int(found["port"])), _LISTENS_S):
+            return True
+    except OSError:
+        return False
 
 
 def how_to_start(address: str) -> str:

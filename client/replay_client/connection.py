@@ -30,7 +30,7 @@ from typing import Final, Literal, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from replay_client.address import how_to_start
+from replay_client.address import how_to_start, listens
 from replay_client.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -306,7 +306,7 @@ class Connection:
                 self._was_reached = True
                 return
             if self.clock() + pause_s >= deadline:
-                raise refusal
+                raise refusal if not listens(self.address) else no_answer(self.address, refusal)
             if self.clock() >= warn_at:
                 log.warning("%s; waiting for it", refusal)
                 warn_at = math.inf
@@ -391,6 +391,17 @@ def no_server(address: str, detail: str, *, is_encrypted: bool) -> ServerUnavail
         f"no replay server answers at {address}{over}; {how_to_start(address)}", metadata={"detail": detail}
     )
     error.add_note(f"gRPC: {detail}")
+    return error
+
+
+def no_answer(address: str, refusal: ServerUnavailableError) -> ServerUnavailableError:
+    """Somebody listens at an address and says nothing: a server takes its port before it restores its tables."""
+    error = ServerUnavailableError(
+        f"no replay server answers at {address} yet, though the port is taken: by one that is still starting, then try "
+        "again or give wait_for_server_s more time; or by another program",
+        metadata=refusal.metadata,
+    )
+    error.add_note(f"gRPC: {refusal.metadata['detail']}")
     return error
 
 

@@ -54,7 +54,6 @@ class Catalog:
 
         Raises:
             DamagedTableError: if one cannot be read, or should be checked and cannot be.
-            NoSpaceError: if there is no room for its checksums.
         """
         for folder in finished_tables(self._root.tables):
             table = Table(self._open(folder))
@@ -81,7 +80,12 @@ class Catalog:
             )
         if self._checked:
             log.info("table %s gets checksums", folder.name)
-            directory.add_checksums()
+            try:
+                directory.add_checksums()
+            except NoSpaceError as error:
+                log.error("table %s has none, and a loss of power may tear its rows: %s", folder.name, error)
+                directory.close()
+                return TableDirectory.open(folder)
         return directory
 
     def __iter__(self) -> Iterator[Table]:
@@ -145,7 +149,7 @@ class Catalog:
             try:
                 table = await asyncio.to_thread(self._make, config)
             except (NoSpaceError, MemoryError):
-                raise errors.no_space(config.name) from None
+                raise errors.no_space(config.name, self._root.tables) from None
             self._tables[config.name] = table
         log.info("table %s created: %s, capacity %d", table.name, config.backend, config.capacity)
         return table, True

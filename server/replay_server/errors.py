@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import grpc
@@ -195,12 +196,12 @@ def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
     )
 
 
-def no_space(name: str, what: str = "table") -> RequestError:
-    """The disk or memory that holds the tables, or the checkpoints, is full."""
+def no_space(name: str, folder: Path, what: str = "table") -> RequestError:
+    """The disk or memory that holds the tables, or the checkpoints, in a folder is full."""
     return RequestError(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         replay_pb2.ERROR_REASON_NO_SPACE,
-        f"no space left for {what} {name!r}; free some where the server keeps its {what}s, then try again",
+        f"no space left for {what} {name!r} in {folder}; free some there, then try again",
         table=name if what == "table" else "",
     )
 

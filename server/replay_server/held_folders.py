@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 LOCK = "lock"
 """The file in a folder that its process holds a lock on."""
+_OWN_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""A link is an error, and a pipe in the file's place holds nobody up."""
+_SWEEP_S = 5.0
+"""After so long a server goes on with its start: others may have filled a directory that they share with it."""
 
 
 def open_lock(folder: Path) -> int:
@@ -18,7 +26,7 @@ def open_lock(folder: Path) -> int:
     Raises:
         OSError: if it cannot be opened.
     """
-    return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _OWN_FILE, 0o600)
 
 
 def try_lock(descriptor: int) -> bool:
@@ -49,25 +57,50 @@ def make(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def sweep(parent: Path, prefix: str) -> list[Path]:
-    """Remove what processes that are gone left in ``parent``.
+    """Remove what processes of this user that are gone left in ``parent``. Whatever lies there, this does not fail.
 
     Returns:
         The folders removed.
     """
-    return [folder for folder in parent.glob(f"{prefix}*") if _sweep(folder)]
-
-
-def _sweep(folder: Path) -> bool:
+    swept: list[Path] = []
+    ends = time.monotonic() + _SWEEP_S
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        # Not ours to read, or a process is just making it.
+        with os.scandir(parent) as entries:
+            for entry in entries:
+                if time.monotonic() > ends:
+                    log.warning("%s has too many entries to look for those of servers that are gone", parent)
+                    break
+                if entry.name.startswith(prefix) and _sweep(Path(entry.path)):
+                    swept.append(Path(entry.path))
+    except OSError as error:
+        log.warning("%s was not searched for what servers that are gone left there: %s", parent, error)
+    return swept
+
+
+def _sweep(path: Path) -> bool:
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # no folder, not ours to read, or just removed
+        return False
+    try:
+        return os.fstat(folder).st_uid == os.geteuid() and _remove_unless_held(path, folder)
+    finally:
+        os.close(folder)
+
+
+def _remove_unless_held(path: Path, folder: int) -> bool:
+    try:
+        lock = os.open(LOCK, os.O_RDWR | _OWN_FILE, dir_fd=folder)
+    except OSError:  # a process is just making it
         return False
     try:
         if not try_lock(lock):
             return False
         # Under the lock: a process that is just making this folder would otherwise lock it now, and lose it.
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
         return True
+    except (OSError, RecursionError) as error:  # a file system without locks; folders in folders, without end
+        log.warning("%s, which a server that is gone left there, was not removed: %s", path, error)
+        return False
     finally:
         os.close(lock)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import uvloop
@@ -18,7 +19,7 @@ from replay_proto.access.certificates import ServerCertificates
 from replay_proto.access.watched import UnusableFileError
 from replay_proto.errors import FieldError
 
-from replay_server import __version__
+from replay_server import __version__, trust
 from replay_server.access.caller import Authenticator
 from replay_server.allocation import keep_large_blocks
 from replay_server.catalog import Catalog, NotWrittenError
@@ -36,6 +37,8 @@ from replay_server.storage.root import Root, RootInUseError
 from replay_server.storage.table_directory import DamagedTableError
 from replay_server.syncing import Syncer
 from replay_server.warming import WarmUpCancelledError, warm_up
+
+T = TypeVar("T")
 
 log = logging.getLogger("replay_server")
 
@@ -102,16 +105,6 @@ async def serve(settings: ServerSettings) -> None:
     checkpoints: Checkpoints | None = None
     try:
         keep_private(root) if settings.group is None else share_with_group(root, settings.group)
-        if not await _warm_up(stop):
-            return
-        if settings.restore is not None:
-            restored = restore(settings.restore, root.tables, checked=checked)
-            log.info("%s restored: %d tables", settings.restore, len(restored.tables))
-        catalog.restore()
-        # Tables keep the checksums that they have, whatever the setting says now.
-        if checked or any(table.directory.is_checked for table in catalog):
-            syncer = Syncer(catalog, settings.sync_every)
-        await _make_tables(catalog, settings)
         checkpoints = _checkpoints(catalog, settings)
         frame_listeners = [] if settings.frame_port is None else listen_on(settings.host, settings.frame_port)
         server = ReplayServer(
@@ -126,7 +119,19 @@ async def serve(settings: ServerSettings) -> None:
             credentials=credentials,
             checkpoints=checkpoints,
         )
-        port = await server.start(settings.host, settings.port)
+        # Before anything is made: a port that is taken is found out while all is as it was.
+        port = server.bind(settings.host, settings.port)
+        if not await _warm_up(stop):
+            return
+        if settings.restore is not None:
+            restored = restore(settings.restore, root.tables, checked=checked)
+            log.info("%s restored: %d tables", settings.restore, len(restored.tables))
+        catalog.restore()
+        # Tables keep the checksums that they have, whatever the setting says now.
+        if checked or any(table.directory.is_checked for table in catalog):
+            syncer = Syncer(catalog, settings.sync_every)
+        await _make_tables(catalog, settings)
+        await server.start()
         log.info("version %s, tables in %s", __version__, root.path)
         if frame_listeners:
             log.info("frames on port %d", frame_listeners[0].getsockname()[1])
@@ -189,11 +194,9 @@ def _root(settings: ServerSettings) -> Root:
         StartError: if they cannot be there.
         RootInUseError: if another server has the data directory.
     """
-    try:
-        return Root.durable(settings.data_dir) if settings.data_dir else Root.in_memory(settings.memory_dir)
-    except OSError as error:
-        name, path = ("data_dir", settings.data_dir) if settings.data_dir else ("memory_dir", settings.memory_dir)
-        raise StartError(_no_directory(name, path, error)) from error
+    if settings.data_dir is None:
+        return _in_directory("memory_dir", settings.memory_dir, trust.check_folder, Root.in_memory, settings.trust_dirs)
+    return _in_directory("data_dir", settings.data_dir, Root.check_durable, Root.durable, settings.trust_dirs)
 
 
 def _checkpoints(catalog: Catalog, settings: ServerSettings) -> Checkpoints | None:
@@ -205,14 +208,37 @@ def _checkpoints(catalog: Catalog, settings: ServerSettings) -> Checkpoints | No
     """
     if settings.checkpoint_dir is None:
         return None
+    return _in_directory(
+        "checkpoint_dir",
+        settings.checkpoint_dir,
+        Checkpoints.check,
+        lambda path: Checkpoints(catalog, path, settings.keep_checkpoints),
+        settings.trust_dirs,
+    )
+
+
+def _in_directory(
+    setting: str, path: Path, check: Callable[[Path], None], use: Callable[[Path], T], trust_dirs: bool
+) -> T:
+    """Check a directory before it is used.
+
+    Raises:
+        StartError: if it cannot be used, or another user can change what is in it and ``trust_dirs`` is not set.
+    """
     try:
-        return Checkpoints(catalog, settings.checkpoint_dir, settings.keep_checkpoints)
+        try:
+            check(path)
+        except trust.UntrustedError as error:
+            if not trust_dirs:
+                raise StartError(
+                    f"{setting}: {error}; where nobody else is, as in a container, --trust-dirs goes without this check"
+                ) from error
+            log.warning("%s: %s", setting, error)
+        return use(path)
     except OSError as error:
-        raise StartError(_no_directory("checkpoint_dir", settings.checkpoint_dir, error)) from error
-
-
-def _no_directory(setting: str, path: Path | None, error: OSError) -> str:
-    return f"{setting}: expected a directory that the server may write to, got {str(path)!r}: {error.strerror}"
+        raise StartError(
+            f"{setting}: expected a directory that the server may write to, got {str(path)!r}: {error.strerror}"
+        ) from error
 
 
 def _credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:

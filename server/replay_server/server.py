@@ -98,8 +98,8 @@ class ReplayServer:
             services = (SERVICE, reflection.SERVICE, *((health.SERVICE,) if offer_health else ()))
             reflection.add_reflection(self._server, services, authenticator)
 
-    async def start(self, host: str, port: int) -> int:
-        """Begin to serve.
+    def bind(self, host: str, port: int) -> int:
+        """Take the port. Who connects from now on waits until `start`.
 
         Returns:
             The port, which is another than asked for if that was 0.
@@ -117,11 +117,14 @@ class ReplayServer:
             raise BindError(
                 f"cannot listen on {address}: is the port taken, or the address not this machine's?"
             ) from error
+        return bound
+
+    async def start(self) -> None:
+        """Begin to serve."""
         if self._socket is not None:
             await self._unix_socket.start(self._socket)
         await self._tcp_port.start(self._frame_listeners)
         await self._server.start()
-        return bound
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new calls, send away those that wait, and let the others end for so many seconds."""

@@ -223,6 +223,11 @@ class ServerSettings(BaseSettings):
     group: str | None = Field(
         None, description="group whose members may read the tables' files; without it only the server's user may"
     )
+    trust_dirs: bool = Field(
+        False,
+        description="use directories that other users of the machine own or may write to, where there are none, as in "
+        "a container",
+    )
     checkpoint_dir: Path | None = Field(None, description="directory for checkpoints; without it there are none")
     checkpoint_every: float | None = Field(
         None,

@@ -263,7 +263,7 @@ class Table:
         try:
             self.directory.rows.reserve(self.inserted, count)
         except NoSpaceError:
-            raise errors.no_space(self.name) from None
+            raise errors.no_space(self.name, self.directory.folder.parent) from None
 
     def store(self, rows: NewRows, stamp: WriterStamp | None) -> None:
         """Store the rows that come next, for which there is space, into slots without a live row; in any thread.

@@ -84,6 +84,7 @@ def _compile_beside(cancelled: threading.Event) -> None:
         with kernel_cache.lock(folder) as is_ours:
             if is_ours:
                 if not kernel_cache.is_complete(folder):
+                    kernel_cache.remove_unfinished(folder)
                     _compile(progress, cancelled)
                 progress.end()
                 return

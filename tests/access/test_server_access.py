@@ -46,7 +46,7 @@ from tests.support.wire import METHODS, call_raw
 StartServer = Callable[..., ServerProcess]
 COLUMNS = {"x": Column("int64")}
 NAME = f"{MINE}table"
-SHARED_MODES = {"lock": 0o600, ".socket": 0o660}
+SHARED_MODES = {"lock": 0o600, "boot.json": 0o600, ".socket": 0o660}
 """Of what is not simply read where a group shares the files."""
 
 

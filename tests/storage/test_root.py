@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,53 @@ def test_what_an_earlier_version_left_of_its_warm_up_is_removed(tmp_path: Path) 
     (tmp_path / ".warm-up-abc" / "sum_tree").mkdir(parents=True)
     Root.durable(tmp_path).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "tables"]
+
+
+def nested(folder: Path, depth: int) -> None:
+    """Folders in folders, more than a path can name."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("in", dir_fd=here)
+        deeper = os.open("in", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.close(here)
+
+
+def remove_nested(folder: Path) -> None:
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def test_folders_in_folders_do_not_keep_a_server_from_starting(tmp_path: Path) -> None:
+    dead = abandoned(tmp_path)
+    nested(dead, 1_500)
+    try:
+        sweep(tmp_path)
+        Root.in_memory(tmp_path).close()
+    finally:
+        remove_nested(dead)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+def test_what_another_user_left_is_not_touched(tmp_path: Path) -> None:
+    theirs = abandoned(tmp_path)
+    theirs.chmod(0o777)
+    os.chown(theirs, 54_321, 54_321)
+    assert sweep(tmp_path) == []
+    assert (theirs / "tables" / "table" / "column-000.bin").exists()
+
+
+def test_what_only_looks_like_a_root_is_passed_over(tmp_path: Path) -> None:
+    elsewhere, memory = tmp_path / "elsewhere", tmp_path / "memory"
+    elsewhere.mkdir()
+    memory.mkdir()
+    (elsewhere / "lock").touch()
+    (memory / "replay-server-link").symlink_to(elsewhere)
+    (memory / "replay-server-file").touch()
+    (memory / "replay-server-pipe").mkdir()
+    os.mkfifo(memory / "replay-server-pipe" / "lock")
+    (memory / "replay-server-lock").mkdir()
+    (memory / "replay-server-lock" / "lock").symlink_to(elsewhere / "lock")
+    assert sweep(memory) in ([], [memory / "replay-server-pipe"])
+    assert (elsewhere / "lock").exists()
+    assert sweep(tmp_path / "nowhere") == []

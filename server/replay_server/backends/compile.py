@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -12,6 +14,8 @@ from numba.core import types as numba_types
 from numpy.typing import NDArray
 
 from replay_server.backends import kernel_cache
+
+log = logging.getLogger(__name__)
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 Element = TypeVar("Element", bound=np.generic)
@@ -58,11 +62,42 @@ def _dispatcher(function: Callable[..., object], *, cached: bool, forceinline: b
     try:
         decorate = numba.njit(nogil=True, cache=cached, error_model="numpy", forceinline=forceinline)
         dispatcher: Any = decorate(function)
+        if cached:
+            _compile_what_cannot_be_loaded(dispatcher._cache)
     finally:
         config.CACHE_DIR = before
     call_template = dispatcher.get_call_template
     dispatcher.get_call_template = lambda args, keywords: call_template([_widened(each) for each in args], keywords)
     return dispatcher
+
+
+def _compile_what_cannot_be_loaded(kept: Any) -> None:
+    """Have numba compile a kernel whose file is damaged, and go on where it cannot be written."""
+    load, save = kept.load_overload, kept.save_overload
+
+    def load_or_compile(signature: Any, target: Any) -> Any:
+        try:
+            return load(signature, target)
+        except Exception as error:  # whatever unpickling raises
+            log.warning("a kernel in %s is damaged and compiled again: %r", kept.cache_path, error)
+            try:
+                kept.flush()
+            except OSError as refused:
+                _warn_not_kept(kept.cache_path, str(refused))
+            return None
+
+    def save_if_possible(signature: Any, compiled: Any) -> None:
+        try:
+            save(signature, compiled)
+        except Exception as error:  # no room, a file system that became read-only, an index that is damaged
+            _warn_not_kept(kept.cache_path, str(error))
+
+    kept.load_overload, kept.save_overload = load_or_compile, save_if_possible
+
+
+@cache
+def _warn_not_kept(folder: str, reason: str) -> None:
+    log.warning("kernels cannot be kept in %s, and are compiled again by the next start: %s", folder, reason)
 
 
 def _widened(argument: Any) -> Any:

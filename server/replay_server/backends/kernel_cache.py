@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -35,11 +36,16 @@ import numpy as np
 import replay_proto
 from llvmlite import binding
 
-from replay_server import held_folders
+from replay_server import held_folders, trust
+from replay_server.storage.durable_files import sync_file
+
+log = logging.getLogger(__name__)
 
 PREFIX = "kernels-"
 KEPT_UNUSED_S = 28 * 24 * 3600.0
 """Folders of other versions that nobody has used for so long are removed."""
+NEEDED_BYTES = 32 << 20
+"""Free space of a file system that kernels are compiled into: several times what they take."""
 
 _COMPLETE = "complete-"
 _REMOVED = ".removed-"
@@ -47,6 +53,7 @@ _TEMPORARY = "replay-kernels-"
 _DECORATOR = re.compile(r"^@(part_of_)?kernel$", re.MULTILINE)
 """What a file that defines kernels has. Whatever else is compiled is not kept, see `compile`."""
 _ROOTS = {"replay_server": Path(__file__).parents[1], "replay_proto": Path(replay_proto.__file__).parent}
+_BESIDE_CODE = Path(__file__).parent / "__pycache__"
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(?P<source>[\w.]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n]*)"
     r"|import[ \t]+(?P<whole>[\w.]+))",
@@ -109,22 +116,34 @@ def folder() -> Path:
     name = f"{PREFIX}{digest()}"
     read_only: Path | None = None
     for place in _places():
-        if _can_be_written_to(place / name):
+        if not _is_trusted(place, place / name):
+            continue
+        if _can_be_written_to(place / name) and (is_complete(place / name) or _has_room(place)):
             _remove_unused(place)
             return place / name
-        if read_only is None and is_complete(place / name):
+        if is_complete(place / name):
             read_only = place / name
+            break
     parent = Path(tempfile.gettempdir())
     held_folders.sweep(parent, _TEMPORARY)
     temporary, _ = held_folders.make(parent, _TEMPORARY)  # held until the process ends
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-    if read_only is None:
-        (temporary / name).mkdir()
-    else:
-        shutil.copytree(read_only, temporary / name, copy_function=shutil.copyfile)
-        for path in (temporary / name, *(temporary / name).iterdir()):
-            path.chmod(0o700 if path.is_dir() else 0o600)
+    if read_only is not None and _copy(read_only, temporary / name):
+        return temporary / name
+    (temporary / name).mkdir()
     return temporary / name
+
+
+def _copy(source: Path, target: Path) -> bool:
+    try:
+        shutil.copytree(source, target, copy_function=shutil.copyfile, ignore=shutil.ignore_patterns(held_folders.LOCK))
+        for path in (target, *target.iterdir()):
+            path.chmod(0o700 if path.is_dir() else 0o600)
+    except OSError as error:
+        log.warning("kernels of %s were not copied to %s, and are compiled: %s", source, target, error)
+        shutil.rmtree(target, ignore_errors=True)
+        return False
+    return True
 
 
 def is_temporary() -> bool:
@@ -138,8 +157,21 @@ def is_complete(where: Path) -> bool:
 
 
 def set_complete(where: Path) -> None:
-    """Remember that every kernel was compiled there, for this processor."""
-    _mark(where).touch()
+    """Remember that every kernel was compiled there, for this processor. What a loss of power might tear is synced."""
+    try:
+        for path in where.rglob("*"):
+            sync_file(path)
+        _mark(where).touch()
+    except OSError as error:
+        log.warning("the next start compiles kernels again: %s", error)
+
+
+def remove_unfinished(where: Path) -> None:
+    """Remove kernels of a compilation that was cut short, maybe by a loss of power that tore them."""
+    if any(where.glob(f"{_COMPLETE}*")):
+        return
+    for path in (*where.rglob("*.nbi"), *where.rglob("*.nbc")):
+        path.unlink(missing_ok=True)
 
 
 def kernels_in(where: Path) -> int:
@@ -150,15 +182,17 @@ def kernels_in(where: Path) -> int:
 @contextmanager
 def lock(where: Path) -> Iterator[bool]:
     """Try to be the one that compiles there; says whether this process is. Whoever is killed lets go."""
-    descriptor = held_folders.open_lock(where)
+    descriptor: int | None = None
     try:
+        descriptor = held_folders.open_lock(where)
         is_ours = held_folders.try_lock(descriptor)
-    except OSError:  # a file system without locks: servers that start at once compile the same, which harms none
+    except OSError:  # no room, or no locks there: servers that start at once compile the same, which harms none
         is_ours = True
     try:
         yield is_ours
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @cache
@@ -166,10 +200,33 @@ def _places() -> tuple[Path, ...]:
     given = os.environ.get("NUMBA_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     places = [Path(given).absolute()] if given else []
-    places.append(Path(__file__).parent / "__pycache__")
+    places.append(_BESIDE_CODE)
     if os.path.isabs(home):
         places.append(Path(home) / "replay-service")
     return tuple(places)
+
+
+def _is_trusted(place: Path, where: Path) -> bool:
+    """Whether nobody else can put code there. Who may write beside the code can change the code itself."""
+    if place == _BESIDE_CODE:
+        return True
+    try:
+        trust.check_folder(place, make=True)
+        trust.check_entries([where, *where.rglob("*")], owners=[0])
+    except trust.UntrustedError as error:
+        log.warning("no kernels are loaded from or kept in %s: %s", place, error)
+        return False
+    except OSError:  # it cannot be made or read
+        return False
+    return True
+
+
+def _has_room(place: Path) -> bool:
+    there = os.statvfs(place)
+    if there.f_bavail * there.f_frsize >= NEEDED_BYTES:
+        return True
+    log.warning("no kernels are kept in %s: expected %d MiB of free space there", place, NEEDED_BYTES >> 20)
+    return False
 
 
 def _can_be_written_to(path: Path) -> bool:

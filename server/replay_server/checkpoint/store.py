@@ -9,7 +9,6 @@ A checkpoint gets its name last, when all of it is on the disk, and loses it fir
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import re
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from replay_proto.errors import FieldError
 
-from replay_server import errors
+from replay_server import errors, held_folders, trust
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.manifest import (
     CheckpointManifest,
@@ -42,7 +41,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SERIES = "checkpoint"
 PERIODIC_SERIES = "periodic"
-_LOCK = "lock"
 _PARTIAL = ".partial-"
 _REMOVED = ".removed-"
 _NUMBERED = re.compile(r"(.+)-(\d{6,})")
@@ -83,17 +81,29 @@ class Checkpoints:
         self._writing = asyncio.Lock()
         self._cancelled = threading.Event()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        self._lock = held_folders.open_lock(self.folder)
+        if not held_folders.try_lock(self._lock):
             os.close(self._lock)
-            raise CheckpointsInUseError(
-                f"{folder} is in use by another server; choose another --checkpoint-dir"
-            ) from None
+            raise CheckpointsInUseError(f"{folder} is in use by another server; choose another --checkpoint-dir")
         for path in self.folder.iterdir():
             if path.name.startswith((_PARTIAL, _REMOVED)):
                 shutil.rmtree(path, ignore_errors=True)
+
+    @staticmethod
+    def check(folder: Path) -> None:
+        """Make sure that no other user of this machine can change, or has made, checkpoints in a directory.
+
+        Raises:
+            UntrustedError: if one can; see `replay_server.trust`.
+            OSError: if it cannot be made or read.
+        """
+        trust.make_folder(folder)
+        trust.check_entries([folder / held_folders.LOCK])
+        own = [path for path in folder.iterdir() if path.name.startswith((_PARTIAL, _REMOVED)) or _is_name(path.name)]
+        trust.check_entries(own)
+        for path in own:
+            if path.is_dir():
+                trust.check_tree(path)
 
     async def create(
         self,
@@ -141,7 +151,7 @@ class Checkpoints:
                 raise errors.shutting_down() from None
             except OSError as error:
                 if tells_full(error):
-                    raise errors.no_space(series, "checkpoint") from error
+                    raise errors.no_space(series, self.folder, "checkpoint") from error
                 raise
             await asyncio.to_thread(self._remove_beyond, series, keep)
         log.info(
@@ -170,7 +180,7 @@ class Checkpoints:
             RequestError: CHECKPOINT_NOT_FOUND or CHECKPOINT_DAMAGED.
         """
         folder = self.folder / name
-        if not _NUMBERED.fullmatch(name) or not is_table_name(name) or not folder.is_dir():
+        if not _is_name(name) or not folder.is_dir():
             raise errors.checkpoint_not_found(name)
         try:
             return Checkpoint(folder, await asyncio.to_thread(verify, folder))
@@ -221,7 +231,7 @@ class Checkpoints:
     def _list(self) -> list[Checkpoint]:
         found = []
         for path in self.folder.iterdir():
-            if path.is_dir() and _NUMBERED.fullmatch(path.name) and is_table_name(path.name):
+            if path.is_dir() and _is_name(path.name):
                 try:
                     with unless_removed(path):
                         found.append(Checkpoint(path, CheckpointManifest.load(path)))
@@ -230,6 +240,11 @@ class Checkpoints:
                 except CheckpointRemovedError:
                     continue
         return sorted(found, key=lambda each: (each.manifest.taken_s, each.folder.name))
+
+
+def _is_name(name: str) -> bool:
+    """Whether a checkpoint may have this name."""
+    return _NUMBERED.fullmatch(name) is not None and is_table_name(name)
 
 
 def _name(series: str, number: int) -> str:

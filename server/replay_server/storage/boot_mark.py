@@ -9,11 +9,18 @@ without the mark of a clean end, what lies on the disk may be a mixture of older
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
-from replay_server.storage.durable_files import replace_file
+from replay_server.storage.durable_files import overwrite_file
+from replay_server.storage.mapped_file import tells_full
+
+log = logging.getLogger(__name__)
 
 BOOT_FILE = "boot.json"
+_BYTES = 128
+"""Of the mark, spaces at its end included. It is written in place, which needs no room on the disk; a mark that a loss
+of power tears is no mark of a clean end."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -32,7 +39,15 @@ class BootMark:
 
     def begin(self) -> None:
         """The tables are open and whole, and about to be stored to."""
-        self._write(is_clean=False)
+        try:
+            self._write(is_clean=False)
+        except OSError as error:
+            # An earlier mark must not speak for this server: without one, nothing counts as clean.
+            self._path.unlink(missing_ok=True)
+            if not tells_full(error):
+                raise
+            log.warning("%s: no room to mark that tables are open; they count as torn after another boot", self._path)
+            return
         self._has_begun = True
 
     def end(self) -> None:
@@ -48,4 +63,5 @@ class BootMark:
             return False
 
     def _write(self, *, is_clean: bool) -> None:
-        replace_file(self._path, json.dumps({"boot_id": self._boot_id, "is_clean": is_clean}))
+        mark = json.dumps({"boot_id": self._boot_id, "is_clean": is_clean})
+        overwrite_file(self._path, mark.ljust(_BYTES).encode())

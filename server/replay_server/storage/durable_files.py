@@ -8,7 +8,7 @@ from pathlib import Path
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a directory outlive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -17,17 +17,37 @@ def sync_folder(folder: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Make a file's content and size outlive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
+def overwrite_file(path: Path, content: bytes) -> None:
+    """Store to the beginning of a file, made if it is missing: one that has this size already needs no room for that.
+
+    A loss of power may tear it.
+    """
+    is_new = not path.exists()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if is_new:
+        sync_folder(path.parent)
+
+
 def replace_file(path: Path, content: str) -> None:
     """Give a file new content: after a loss of power it has the old or the new one, whole."""
     new = path.with_name(f".new-{path.name}")
-    new.write_text(content, "utf-8")
-    sync_file(new)
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
     new.rename(path)
     sync_folder(path.parent)

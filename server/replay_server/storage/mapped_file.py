@@ -49,7 +49,7 @@ class MappedFile:
             NoSpaceError: if no machine, or not this one, can map so much.
             OSError: if it cannot be made or opened.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
         self._file = os.open(path, flags, FILE_MODE)
         try:
             if create:

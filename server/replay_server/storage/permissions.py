@@ -10,8 +10,10 @@ import grp
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from replay_server.storage.root import Root
+if TYPE_CHECKING:
+    from replay_server.storage.root import Root
 
 FILE_MODE = 0o640
 """Of files in tables, before the umask."""
@@ -31,8 +33,12 @@ class GroupError(Exception):
 
 def keep_private(root: Root) -> None:
     """Let nobody but the server's user into the tables, whatever an earlier server allowed."""
-    if stat.S_IMODE(root.tables.stat().st_mode) != _PRIVATE_FOLDER:
-        root.tables.chmod(_PRIVATE_FOLDER)
+    folder = os.open(root.tables, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if stat.S_IMODE(os.fstat(folder).st_mode) != _PRIVATE_FOLDER:
+            os.fchmod(folder, _PRIVATE_FOLDER)
+    finally:
+        os.close(folder)
 
 
 def share_with_group(root: Root, group: str) -> None:
@@ -48,11 +54,10 @@ def share_with_group(root: Root, group: str) -> None:
     try:
         _give(root.path, number, FOLDER_MODE)
         _give(root.tables, number, _SHARED_FOLDER)
-        for folder, folders, files in os.walk(root.tables):
-            for name in folders:
-                _give(Path(folder, name), number, _SHARED_FOLDER)
-            for name in files:
-                _give(Path(folder, name), number, FILE_MODE)
+        for path in root.tables.rglob("*"):
+            if path.is_socket():  # of a server that was killed; the next one makes its own
+                continue
+            _give(path, number, _SHARED_FOLDER if path.is_dir() else FILE_MODE)
     except PermissionError as error:
         raise GroupError(
             f"group: expected one that the server's user belongs to, got {group!r}: {error.strerror} ({error.filename})"
@@ -60,6 +65,10 @@ def share_with_group(root: Root, group: str) -> None:
 
 
 def _give(path: Path, group: int, mode: int) -> None:
-    # The mode last: a change of the group takes the set-group-ID bit away.
-    os.chown(path, -1, group)
-    path.chmod(mode)
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        # The mode last: a change of the group takes the set-group-ID bit away.
+        os.fchown(file, -1, group)
+        os.fchmod(file, mode)
+    finally:
+        os.close(file)

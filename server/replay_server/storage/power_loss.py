@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from replay_proto.rate_limit import RateLimit
 
 from replay_server.backends.index import LiveRows
 from replay_server.backends.ring import live_slots
+from replay_server.storage.durable_files import overwrite_file
 from replay_server.storage.header import FIRST_STATE_WORD, LOST, state_in
 from replay_server.storage.mapped_file import MappedFile
 from replay_server.storage.row_checksums import RowChecksums, inserts_in, short_sequence, writer_tag
@@ -148,7 +148,7 @@ def _store_header(folder: Path, state: TableState, lost: int = 0) -> None:
     words = np.zeros(HEADER_WORDS, "<i8")
     words[WRITE_HORIZON], words[LOST] = state.inserted, lost
     words[FIRST_STATE_WORD:LOST] = state.to_words()
-    _overwrite(folder / HEADER_FILE, words.tobytes())
+    overwrite_file(folder / HEADER_FILE, words.tobytes())
 
 
 def _read_writers(folder: Path) -> NDArray[np.uint8]:
@@ -260,7 +260,7 @@ def _within(limit: RateLimit, inserted: int, sampled: int) -> int:
 def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
     """Bring header, writers' records and priorities to what a sync point says."""
     _store_header(folder, point.state)
-    _overwrite(folder / WRITERS_FILE, _whole_file(point.writers))
+    overwrite_file(folder / WRITERS_FILE, _whole_file(point.writers))
     file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=False)
     file.reserve(file.size)
     priorities: NDArray[np.float64] = file.view(np.dtype("<f8"), (config.slots,))  # type: ignore[assignment]
@@ -273,11 +273,3 @@ def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
     priorities[slots[~known]] = largest or _FIRST_PRIORITY
     file.sync()
     file.close()
-
-
-def _overwrite(path: Path, content: bytes) -> None:
-    """Store to a file that has this size already."""
-    with path.open("r+b") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -10,7 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-from replay_server import held_folders
+from replay_server import held_folders, trust
+from replay_server.storage.boot_mark import BOOT_FILE
 
 _TABLES = "tables"
 _TEMPORARY = "replay-server-"
@@ -48,6 +49,20 @@ class Root:
         for left in path.glob(_WARM_UP):  # servers of version 0.1 left these behind when they were killed
             shutil.rmtree(left, ignore_errors=True)
         return cls(path, lock, temporary=False)
+
+    @staticmethod
+    def check_durable(path: Path) -> None:
+        """Make sure that no other user of this machine can change, or has made, what a durable root is.
+
+        Raises:
+            UntrustedError: if one can; see `replay_server.trust`.
+            OSError: if it cannot be made or read.
+        """
+        trust.make_folder(path)
+        tables = path / _TABLES
+        trust.check_entries([path / held_folders.LOCK, path / BOOT_FILE, tables])
+        if tables.exists():
+            trust.check_tree(tables)
 
     @classmethod
     def in_memory(cls, parent: Path) -> Root:

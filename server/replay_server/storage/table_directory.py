@@ -258,12 +258,24 @@ class TableDirectory:
         """Have checksums from now on; only before anybody uses the table.
 
         Raises:
-            NoSpaceError: if there is no room for them; the table is as it was.
+            NoSpaceError: if there is no room for them; the table on the disk is as it was, and to be opened anew.
             OSError: if they cannot be made.
         """
         # What an earlier attempt left counts for nothing: the manifest speaks of it only once all is there.
+        self._remove_checksums()
+        try:
+            self._add_checksums()
+        except BaseException as error:
+            self._remove_checksums()
+            if tells_full(error):
+                raise NoSpaceError(errno.ENOSPC, "no room for checksums", str(self.folder)) from error
+            raise
+
+    def _remove_checksums(self) -> None:
         for name in (CHECKSUMS_FILE, SYNC_POINT_FILE):
             (self.folder / name).unlink(missing_ok=True)
+
+    def _add_checksums(self) -> None:
         self.rows.add_checksums(self.folder)
         self.rows.reserve(0, self.header.inserted)
         self._seal_live()

@@ -1,0 +1,205 @@
+"""Whether other users of this machine can change what lies in a directory.
+
+Whoever may write to a directory can put links and files of their own there, and whoever may write to one above it can
+put another in its place. So every directory on the way, every link that is followed, and the entries that the server
+opens have to belong to the server's user or to root, and nobody else may write there. In a sticky directory, such as
+`/tmp`, only the owner of an entry can remove or rename it.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import shlex
+import stat
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+_ROOT = 0
+_MOST_LINKS = 40
+_ALL_USERS = ["0", "0", "4294967295"]
+
+
+class UntrustedError(Exception):
+    """Another user can change what lies at a path, or may have made it; the message says how to mend that."""
+
+
+def make_folder(path: Path) -> None:
+    """Check a directory that is the server's alone, and those on the way to it; make those that are missing.
+
+    Raises:
+        UntrustedError: if another user can change one of them, or can write to the last, sticky or not.
+        OSError: if one cannot be made.
+    """
+    _walk(path, make=True, shared=False)
+
+
+def check_folder(path: Path, *, make: bool = False) -> None:
+    """Check a directory that others may use as well, such as `/tmp`, and those on the way to it.
+
+    Args:
+        path: the directory.
+        make: make those that are missing, for the server's user alone.
+
+    Raises:
+        UntrustedError: if another user can change what is the server's in it.
+        OSError: if it is not there, cannot be made, or is no directory.
+    """
+    _walk(path, make=make, shared=True)
+
+
+def check_entries(entries: Iterable[Path], *, owners: Collection[int] = ()) -> None:
+    """Check files and directories in a directory that was checked. Those that are not there are passed over.
+
+    Raises:
+        UntrustedError: if one is a link, neither file nor directory nor socket, or not the server's user's.
+    """
+    trusted = {os.geteuid(), *owners}
+    for path in entries:
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(found.st_mode):
+            raise UntrustedError(
+                f"{path}: expected a file or directory of {_user(os.geteuid())}, found a symbolic link; put what it "
+                f"leads to in its place (`cp -a --remove-destination`), or remove it with `rm {_quoted(path)}`"
+            )
+        if found.st_uid not in trusted:
+            raise UntrustedError(
+                f"{path} belongs to {_user(found.st_uid)}: expected {_user(os.geteuid())}, who runs this server; run "
+                f"it as that user, or `chown -R {os.geteuid()} {_quoted(path)}`"
+            )
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or stat.S_ISSOCK(found.st_mode)):
+            raise UntrustedError(f"{path}: expected a file or directory; remove it with `rm {_quoted(path)}`")
+        if stat.S_ISDIR(found.st_mode):
+            _check_writers(path, found, may_be_sticky=False)
+
+
+def check_tree(folder: Path) -> None:
+    """Check all that is below a directory that was checked itself; see `check_entries`.
+
+    Raises:
+        UntrustedError: as `check_entries`.
+        OSError: if a directory cannot be read.
+    """
+    pending = [folder]
+    while pending:
+        entries = list(pending.pop().iterdir())
+        check_entries(entries)
+        pending.extend(path for path in entries if path.is_dir())
+
+
+def _walk(path: Path, *, make: bool, shared: bool) -> None:
+    """Follow a path by hand, from the root of the file system on, so that each step is checked before the next.
+
+    The last directory may be sticky if it is ``shared``; those on the way to it may be so in any case.
+    """
+    owners = {_ROOT, os.geteuid(), *_unmapped()}
+    here = Path("/")
+    pending = deque(path.absolute().parts[1:])
+    links = 0
+    while pending:
+        part = pending.popleft()
+        if part == "..":
+            here = here.parent
+            continue
+        step = here / part
+        found = _stat(step, make=make)
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            _check_owner(step, found, owners, "link")
+            target = Path(os.readlink(step))
+            here = Path("/") if target.is_absolute() else here
+            pending.extendleft(reversed([each for each in target.parts if each != "/"]))
+        elif stat.S_ISDIR(found.st_mode):
+            _check_owner(step, found, owners, "directory")
+            _check_writers(step, found, may_be_sticky=shared or bool(pending))
+            here = step
+        else:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(step))
+
+
+def _stat(path: Path, *, make: bool) -> os.stat_result:
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        if not make:
+            raise
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path.lstat()
+
+
+def _check_owner(path: Path, found: os.stat_result, owners: Collection[int], kind: str) -> None:
+    if found.st_uid not in owners:
+        flag = " -h" if kind == "link" else ""
+        raise UntrustedError(
+            f"{path} is a {kind} of {_user(found.st_uid)}, who can change where it leads and what lies in it: expected "
+            f"one of {_user(os.geteuid())} or root; run the server as that user, "
+            f"`chown{flag} {os.geteuid()} {_quoted(path)}`, or choose another directory"
+        )
+
+
+def _check_writers(path: Path, found: os.stat_result, *, may_be_sticky: bool) -> None:
+    if may_be_sticky and found.st_mode & stat.S_ISVTX:
+        return
+    sticky = f" or `chmod +t {_quoted(path)}`, which leaves entries to their owners," if may_be_sticky else ""
+    if found.st_mode & stat.S_IWOTH:
+        who, mend = "everybody", "o-w"
+    elif found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+        who, mend = f"the group {_group(found.st_gid)}", "g-w"
+    else:
+        return
+    raise UntrustedError(
+        f"{path} can be written to by {who}: expected by {_user(os.geteuid())} and root alone; "
+        f"`chmod {mend} {_quoted(path)}`{sticky} or choose another directory"
+    )
+
+
+def _unmapped() -> Iterator[int]:
+    """In a user namespace, the id that stands for the machine's root (and all others that nobody in it can be)."""
+    try:
+        if Path("/proc/self/uid_map").read_text("ascii").split() != _ALL_USERS:
+            yield int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
+    except OSError:  # no Linux: there are no user namespaces
+        return
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether nobody but the server's user and root is in a group, as far as this machine knows.
+
+    Many systems give each user a group of the same name and let it write; volumes of containers belong to a group that
+    has no name.
+    """
+    try:
+        group = grp.getgrgid(number)
+    except KeyError:
+        return True
+    try:
+        own = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        own = ""
+    return (number == _ROOT or group.gr_name == own) and not set(group.gr_mem) - {own, "root"}
+
+
+def _user(number: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(number).pw_name!r}"
+    except KeyError:
+        return f"user {number}"
+
+
+def _group(number: int) -> str:
+    try:
+        return repr(grp.getgrgid(number).gr_name)
+    except KeyError:
+        return str(number)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
