@@ -32,7 +32,7 @@ ERRORS: list[RequestError] = [
     errors.limited("table", errors.Lack("samples", 1, 2)),
     errors.table_reset("table"),
     errors.too_large("bytes", 1, 2, "setting"),
-    errors.no_space("table"),
+    errors.no_space("table", Path("data")),
     errors.sequence_gap(1, 2),
     errors.sequence_too_old(1, 2),
     errors.writer_unknown(2),
