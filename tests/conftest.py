@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from tests.support.caller import DATA_PATHS, WIRE, CalledTable, Caller
 from tests.support.server_process import ServerProcess
+from tests.support.warm_server import close_warm_server
 
 # The same examples every time: what fails here fails again.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=False)
@@ -24,10 +25,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.umask(0o077)
 
 
+def pytest_sessionfinish() -> None:
+    """End what servers were forked from, before coverage is put together."""
+    close_warm_server()
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that all tests share which neither stop it nor count all of its calls."""
-    process = ServerProcess(tmp_path_factory.mktemp("server") / "log", "--max-message-mb", "64", "--frame-port", "0")
+    log = tmp_path_factory.mktemp("server") / "log"
+    process = ServerProcess(log, "--max-message-mb", "64", "--frame-port", "0", forked=True)
     yield process
     process.terminate()
 
@@ -78,15 +85,19 @@ def table(new_table: Callable[..., CalledTable]) -> CalledTable:
 
 
 @pytest.fixture
-def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers of the test's own, see `ServerProcess`, and ends them."""
+def start_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers of the test's own, see `ServerProcess`, and ends them.
+
+    They are forked from one that is loaded, unless the module says ``STARTS_PROGRAMS = True``.
+    """
     started: list[ServerProcess] = []
 
     def start(*flags: str, **options: object) -> ServerProcess:
         log = tmp_path / f"server-{len(started)}.log"
         frames = () if {"--frame-port", "--tls-cert"} & set(flags) else ("--frame-port", "0")
         given = ("--memory-dir", str(tmp_path), *frames, *flags)
-        started.append(ServerProcess(log, *given, **options))  # type: ignore[arg-type]
+        forked = not getattr(request.module, "STARTS_PROGRAMS", False)
+        started.append(ServerProcess(log, *given, **{"forked": forked, **options}))  # type: ignore[arg-type]
         return started[-1]
 
     yield start

@@ -19,6 +19,7 @@ from tests.support.caller import Caller
 from tests.support.deadlines import PATIENCE_S
 from tests.support.server_process import ServerProcess, run_to_its_end, server_command, server_environment
 
+STARTS_PROGRAMS = True
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
 

@@ -27,6 +27,8 @@ from tests.support.refusals import code_of, refused
 from tests.support.rows import WHOLE
 from tests.support.server_process import ServerProcess, run_to_its_end, server_command, server_environment
 
+STARTS_PROGRAMS = True
+"""What is looked at here is the start itself."""
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
 CARTPOLE = """
@@ -279,7 +281,7 @@ def test_a_table_of_the_file_that_cannot_be_made_is_named(
 
 
 def test_a_port_that_is_taken_is_named(taken_port: int, tmp_path: Path) -> None:
-    ended = run_to_its_end("--port", str(taken_port), "--memory-dir", str(tmp_path))
+    ended = run_to_its_end("--port", str(taken_port), "--memory-dir", str(tmp_path), forked=False)
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{taken_port}" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -439,7 +441,7 @@ def test_a_server_without_that_flag_lives_on_when_its_input_ends(start_server: S
 
 def test_a_server_whose_input_ends_at_once_ends_in_order(tmp_path: Path) -> None:
     began = time.monotonic()
-    ended = run_to_its_end("--memory-dir", str(tmp_path), "--exit-with-parent")
+    ended = run_to_its_end("--memory-dir", str(tmp_path), "--exit-with-parent", forked=False)
     assert ended.returncode == 0
     assert time.monotonic() - began < PATIENCE_S
     assert started_in(tmp_path) == []

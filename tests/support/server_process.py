@@ -7,11 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
+from tests.support.warm_server import ForkedProcess, warm_server
 
 _READY = re.compile(r"replay-server listening on (\S+):(\d+)\n")
 _PATIENCE_S = 60
@@ -28,6 +31,7 @@ class ServerProcess:
         environment: Mapping[str, str] | None = None,
         within: Sequence[str] = (),
         stdin: int = subprocess.DEVNULL,
+        forked: bool = False,
     ) -> None:
         """Start it, and wait until it is ready to serve.
 
@@ -38,6 +42,7 @@ class ServerProcess:
             environment: variables to set besides those of this process.
             within: a command that runs the server, such as ``unshare``; it has to exec it.
             stdin: what its standard input is.
+            forked: fork it from a server that is loaded, if it is to run as it would be started here.
         """
         self.flags = flags
         self.port = port
@@ -45,6 +50,8 @@ class ServerProcess:
         self._environment = environment or {}
         self._within = within
         self._stdin = stdin
+        self._forked = forked and not within
+        self.process: subprocess.Popen[str] | ForkedProcess
         self._start()
 
     @property
@@ -102,10 +109,14 @@ class ServerProcess:
         self.kill()
 
     def _spawn(self) -> None:
+        flags, environment = (*self.flags, "--port", str(self.port)), server_environment(self._environment)
         with self._log.open("a") as log:
+            if self._forked and warm_server().can_fork(environment):
+                self.process = warm_server().start(flags, environment, self._stdin, log.fileno())
+                return
             self.process = subprocess.Popen(
-                [*self._within, *server_command(*self.flags, "--port", str(self.port))],
-                env=server_environment(self._environment),
+                [*self._within, *server_command(*flags)],
+                env=environment,
                 stdin=self._stdin,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -139,14 +150,38 @@ def server_environment(given: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, **given}
 
 
-def run_to_its_end(*flags: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a server that is expected to refuse to start; without a port among the flags it picks one."""
+def run_to_its_end(
+    *flags: str, environment: Mapping[str, str] | None = None, forked: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a server that is expected to refuse to start; without a port among the flags it picks one.
+
+    Args:
+        *flags: its command line.
+        environment: variables to set besides those of this process.
+        forked: fork it from a server that is loaded, if it is to run as it would be started here.
+    """
+    arguments = (*flags, *(() if "--port" in flags else ("--port", "0")))
+    variables = server_environment(environment or {})
+    if forked and warm_server().can_fork(variables):
+        return _run_forked(arguments, variables)
     return subprocess.run(
-        server_command(*flags, *(() if "--port" in flags else ("--port", "0"))),
-        env=server_environment(environment or {}),
+        server_command(*arguments),
+        env=variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=_PATIENCE_S,
         check=False,
     )
+
+
+def _run_forked(arguments: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryFile("w+") as errors:
+        process = warm_server().start(arguments, variables, subprocess.DEVNULL, errors.fileno())
+        try:
+            status = process.wait(_PATIENCE_S)
+        finally:
+            process.kill()
+        errors.seek(0)
+        with process.stdout:
+            return subprocess.CompletedProcess(arguments, status, process.stdout.read(), errors.read())
