@@ -25,6 +25,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.umask(0o077)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Load nothing of files without a test that limits a time, when only those are asked for."""
+    if config.option.markexpr != "timed" or not collection_path.match("test_*.py"):
+        return None
+    return None if "pytest.mark.timed" in collection_path.read_text("utf-8") else True
+
+
 def pytest_sessionfinish() -> None:
     """End what servers were forked from, before coverage is put together."""
     close_warm_server()

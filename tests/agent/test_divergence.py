@@ -28,8 +28,7 @@ CPU = torch.device("cpu")
 EXPLODING = {"learning_rate": 1e30}
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
-@pytest.mark.parametrize("solved_return", [None, 1.0])
+@pytest.mark.parametrize(("lockstep", "solved_return"), [(True, None), (False, 1.0)])
 def test_a_run_that_diverges_stops_with_advice_and_is_resumed_from_a_finite_checkpoint(
     server: ServerProcess,
     settings_of: Callable[..., TrainSettings],

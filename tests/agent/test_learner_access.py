@@ -152,6 +152,10 @@ def test_a_run_with_tokens_and_tls_everywhere_comes_to_its_end(
     assert not [text for text in (*written, done.stderr, done.stdout, server.log()) if ALL in text]
 
 
-def test_a_server_of_the_trainers_own_does_without_the_variables_of_tls(tmp_path: Path) -> None:
-    done = trained(tmp_path, {"REPLAY_TLS_CA": "/absent", "REPLAY_LEARNER_TLS_CA": "/absent", "REPLAY_TOKEN": ALL})
-    assert done.returncode == 0, done.stderr
+def test_a_server_of_the_trainers_own_does_without_the_variables_of_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {"REPLAY_TLS_CA": "/absent", "REPLAY_LEARNER_TLS_CA": "/absent", "REPLAY_TOKEN": ALL}.items():
+        monkeypatch.setenv(name, value)
+    values = {**SHORT_RUN, "runs_dir": tmp_path, "name": "run", "actors": 1}
+    assert train.main(flags_of(values)) == 0, caplog.text

@@ -12,15 +12,20 @@ import pytest
 from replay_proto.v1 import replay_pb2
 
 from tests.support.actors import INSERT_ROWS, VALUES_PER_WRITER, insert_for, learn_for
-from tests.support.caller import CalledTable, Caller, new_name, table_config
+from tests.support.caller import DATA_PATHS, FRAMES, SAME_HOST, WIRE, CalledTable, Caller, new_name, table_config
 from tests.support.server_process import ServerProcess
 
-ALL_DATA_PATHS = True
-
-DURATION_S = 2.5
+DURATION_S = 1.0
 
 
-@pytest.mark.parametrize(("backend", "capacity"), [("sum_tree", 3000), ("rank", 3000), ("uniform", 300)])
+# Not every way with every backend: what tears or loses a row is not in how one is chosen. The small ring is overwritten
+# most often, which matters most where a client copies rows while inserts go on.
+@pytest.mark.parametrize(
+    ("data_path", "backend", "capacity"),
+    [(WIRE, "sum_tree", 3000), (FRAMES, "rank", 3000), (SAME_HOST, "sum_tree", 3000), (SAME_HOST, "uniform", 300)],
+    indirect=["data_path"],
+    scope="session",
+)
 def test_two_processes_insert_and_two_learn_at_once(
     new_table: Callable[..., CalledTable], server: ServerProcess, data_path: str, backend: str, capacity: int
 ) -> None:
@@ -78,6 +83,7 @@ def test_of_callers_who_race_to_make_a_table_one_makes_it(server: ServerProcess,
     caller.table(request.config.name).drop()
 
 
+@pytest.mark.parametrize("data_path", DATA_PATHS, indirect=True, scope="session")
 def test_inserts_without_pause_do_not_tear_rows_that_are_read(
     new_table: Callable[..., CalledTable], server: ServerProcess
 ) -> None:

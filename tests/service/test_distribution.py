@@ -1,7 +1,8 @@
 """What is drawn, how often, and with which weights: compared with the exact distribution, through gRPC.
 
 Every table here has a seed and every operation a fixed order, so a test that passes once passes always. The bounds are
-those a right implementation keeps for all but one seed in thousands.
+those a right implementation keeps for all but one seed in thousands. What goes another way than gRPC has to be the same
+to the last bit, of which the statistics then hold as well.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from replay_proto.v1 import replay_pb2
 from scipy import stats
 
 from tests.support import formulas
-from tests.support.caller import CalledTable, LearnStream, make_draw
-
-ALL_DATA_PATHS = True
+from tests.support.caller import FRAMES, SAME_HOST, CalledTable, Caller, LearnStream, Sampled, make_draw, make_update
+from tests.support.server_process import ServerProcess
 
 NewTable = Callable[..., CalledTable]
 STRATIFIED, INDEPENDENT = replay_pb2.DRAW_MODE_STRATIFIED, replay_pb2.DRAW_MODE_INDEPENDENT
@@ -292,3 +292,38 @@ def test_means_weighted_at_beta_1_are_unbiased_over_stratified_batches(situation
         means += [(batch.weights * weighted.of[batch.keys - situation.keys[0]]).mean() for batch in batches]
     stream.close()
     weighted.check(float(np.mean(means)), 50 * len(means))
+
+
+# The other ways.
+
+
+def drawn_in_turn(table: CalledTable) -> list[Sampled]:
+    """Batches of all kinds, by calls and over a stream, with priorities set in between; the last is over a megabyte."""
+    updated_rows(table)
+    batches = [
+        table.sample(batch_size, beta=beta, weight_norm=norm, draw_mode=mode)
+        for batch_size, norm in itertools.product((1, 64, 500), (BATCH, TABLE))
+        for beta, mode in BETAS_AND_MODES
+    ]
+    stream = LearnStream(table)
+    for mode, norm in itertools.product((STRATIFIED, INDEPENDENT), (BATCH, TABLE)):
+        update = make_update(batches[-1].keys[:50], np.linspace(0, 3, 50))
+        draw = make_draw(50, beta=1.0, draw_mode=mode, weight_norm=norm)
+        batches += stream.ask(update=update, draw=draw, batches=20)[1]
+    stream.close()
+    return [*batches, table.sample(60_000, beta=0.4)]
+
+
+@pytest.mark.parametrize("data_path", [SAME_HOST, FRAMES], indirect=True, scope="session")
+@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
+def test_what_is_drawn_is_the_same_whichever_way_it_comes(
+    new_table: NewTable, server: ServerProcess, backend: str
+) -> None:
+    found = new_table(capacity=CAPACITY, backend=backend, seed=20)
+    with Caller(server.address) as by_grpc:
+        table = by_grpc.create(capacity=CAPACITY, backend=backend, seed=20)
+        expected = drawn_in_turn(table)
+        table.drop()
+    for batch, same in zip(drawn_in_turn(found), expected, strict=True):
+        assert batch.batch == same.batch
+        assert batch.rows == same.rows

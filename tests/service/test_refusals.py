@@ -14,7 +14,17 @@ from google.protobuf.message import Message
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from tests.support.caller import CalledTable, Caller, float64, int64, make_draw, make_update, new_name, table_config
+from tests.support.caller import (
+    CalledTable,
+    Caller,
+    float64,
+    int64,
+    make_draw,
+    make_update,
+    new_name,
+    table_config,
+    wire_only,
+)
 from tests.support.refusals import Refusal, code_of, refusal_in, refused
 from tests.support.rows import WHOLE, rows_of
 from tests.support.server_process import ServerProcess
@@ -298,15 +308,37 @@ ALL_CASES = INSERTS + WRITES + SAMPLES + UPDATES + READS + LEARNING + UIDS
 CASES_OF_PRIORITIES = [case for case in ALL_CASES if case.field == "priorities"]
 
 
+CASES_AND_BACKENDS = [
+    *((case, "sum_tree") for case in ALL_CASES),
+    *((case, backend) for case in CASES_OF_PRIORITIES for backend in ("rank", "uniform")),
+]
+OF_A_LEARNER = ("Sample", "UpdatePriorities", "Learn")
+"""The methods whose calls do not go over gRPC alone."""
+
+
+def id_of(value: object) -> str:
+    """What a case of these tests is called."""
+    return f"{value.method}: {value.what}" if isinstance(value, Case) else str(value)
+
+
 @pytest.mark.parametrize(
-    ("case", "backend"),
-    [
-        *((case, "sum_tree") for case in ALL_CASES),
-        *((case, backend) for case in CASES_OF_PRIORITIES for backend in ("rank", "uniform")),
-    ],
-    ids=lambda value: f"{value.method}: {value.what}" if isinstance(value, Case) else value,
+    ("case", "backend"), [each for each in CASES_AND_BACKENDS if each[0].method in OF_A_LEARNER], ids=id_of
+)
+def test_a_field_of_a_learner_that_is_wrong_is_named_and_nothing_changes(
+    new_table: NewTable, case: Case, backend: str
+) -> None:
+    check_that_nothing_changes(new_table, case, backend)
+
+
+@wire_only
+@pytest.mark.parametrize(
+    ("case", "backend"), [each for each in CASES_AND_BACKENDS if each[0].method not in OF_A_LEARNER], ids=id_of
 )
 def test_a_field_that_is_wrong_is_named_and_nothing_changes(new_table: NewTable, case: Case, backend: str) -> None:
+    check_that_nothing_changes(new_table, case, backend)
+
+
+def check_that_nothing_changes(new_table: NewTable, case: Case, backend: str) -> None:
     table = table_with_rows(new_table, backend=backend)
     before = table.state()
     with refused(case.reason, field=case.field, **case.metadata) as refusal:
@@ -349,6 +381,7 @@ def named(request: Message, name: str, uid: bytes = b"") -> Message:
     return copy
 
 
+@wire_only  # only over gRPC is a table found by its name
 @pytest.mark.parametrize(
     ("method", "request_without_name"), NAMED, ids=lambda value: value if isinstance(value, str) else ""
 )
@@ -360,6 +393,7 @@ def test_a_table_that_is_not_there_is_named(
         ask(CalledTable(caller, name, b""), method, named(request_without_name, name))
 
 
+@wire_only  # only over gRPC is a table found by its name
 @pytest.mark.parametrize(
     ("method", "request_without_name"), NAMED, ids=lambda value: value if isinstance(value, str) else ""
 )
@@ -507,6 +541,7 @@ BAD_CONFIGS = [
 ]
 
 
+@wire_only
 @pytest.mark.parametrize(("made", "field"), [case[1:] for case in BAD_CONFIGS], ids=[case[0] for case in BAD_CONFIGS])
 def test_a_config_that_cannot_be_used_makes_no_table(caller: Caller, made: replay_pb2.TableConfig, field: str) -> None:
     before = caller.table_names()
@@ -515,6 +550,7 @@ def test_a_config_that_cannot_be_used_makes_no_table(caller: Caller, made: repla
     assert caller.table_names() == before
 
 
+@wire_only
 def test_a_column_of_a_kind_that_is_not_known_makes_no_table(caller: Caller) -> None:
     made = config()
     made.columns.append(replay_pb2.Column(name="derived"))
@@ -522,6 +558,7 @@ def test_a_column_of_a_kind_that_is_not_known_makes_no_table(caller: Caller) -> 
         caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=made))
 
 
+@wire_only
 def test_booleans_are_0_or_1(new_table: NewTable) -> None:
     table = new_table(schema=TWO)
     good = np.arange(2).tobytes() + bytes([0, 1])
@@ -605,6 +642,7 @@ def test_a_batch_of_small_rows_is_too_large_by_what_comes_with_its_rows(new_tabl
     assert table.stats().sampled == before
 
 
+@wire_only
 def test_a_request_that_is_too_large_is_refused_and_the_next_one_answered(new_table: NewTable) -> None:
     table = table_with_rows(new_table)
     before = table.state()
@@ -616,6 +654,7 @@ def test_a_request_that_is_too_large_is_refused_and_the_next_one_answered(new_ta
     assert table.state() == before
 
 
+@wire_only
 def test_a_table_that_no_machine_can_hold_is_refused(caller: Caller) -> None:
     before = caller.table_names()
     for shape in ((2**62,), (2**62, 2**62), (2**40,)):
@@ -646,6 +685,7 @@ def test_a_refusal_of_this_server_is_decoded_by_grpc_itself(table: CalledTable) 
     )
 
 
+@wire_only
 def test_every_column_of_the_default_schema_is_checked_by_length(table: CalledTable) -> None:
     whole = rows_of(np.arange(4))
     for size in range(0, len(whole), WHOLE.row_bytes // 4):

@@ -27,8 +27,6 @@ from tests.support.refusals import code_of, refused
 from tests.support.rows import WHOLE
 from tests.support.server_process import ServerProcess, run_to_its_end, server_command, server_environment
 
-STARTS_PROGRAMS = True
-"""What is looked at here is the start itself."""
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
 CARTPOLE = """

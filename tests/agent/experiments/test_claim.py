@@ -17,7 +17,7 @@ from replay_client import ReplayClient
 from tests.support.server_process import ServerProcess
 
 STATES = 8
-SEEDS = 20
+SEEDS = 7
 FEWER = 3
 MAX_RUN_S = 20.0
 
