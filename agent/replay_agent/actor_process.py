@@ -25,6 +25,7 @@ from replay_agent.command_line import explain
 from replay_agent.environments import UnsupportedEnvironmentError
 from replay_agent.learner_client import (
     LEARNER_TLS_PREFIX,
+    LEARNER_TOKEN_VARIABLE,
     LearnerClient,
     LearnerRefusesError,
     LearnerUnavailableError,
@@ -147,8 +148,9 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
         UnsupportedEnvironmentError: the environment cannot be made here.
     """
     token, learner_tls = token_from_environment(), Tls.from_environment(LEARNER_TLS_PREFIX)
+    learner_token = token_from_environment(LEARNER_TOKEN_VARIABLE) or token
     with (
-        LearnerClient(settings.learner, settings.learner_timeout_s, token, learner_tls, stop) as learner,
+        LearnerClient(settings.learner, settings.learner_timeout_s, learner_token, learner_tls, stop) as learner,
         ReplayClient(
             settings.server,
             token=token,

@@ -20,8 +20,8 @@ class ActorSettings(CommandSettings):
 
     The task (environment, table, network, seed) comes from the learner. Every flag can also be given as an
     environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file. A token for both stands in the variable
-    REPLAY_TOKEN, the files of TLS in REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY for the server, and in
-    REPLAY_LEARNER_TLS_CA and so on for the learner.
+    REPLAY_TOKEN, or one for the learner alone in REPLAY_LEARNER_TOKEN; the files of TLS in REPLAY_TLS_CA,
+    REPLAY_TLS_CERT and REPLAY_TLS_KEY for the server, and in REPLAY_LEARNER_TLS_CA and so on for the learner.
     """
 
     model_config = SettingsConfigDict(env_prefix="REPLAY_ACTOR_", cli_prog_name="replay-actor")

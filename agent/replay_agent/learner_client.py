@@ -24,6 +24,8 @@ MAX_RECONNECT_BACKOFF_MS = 1_000
 MIN_TIMEOUT_S = 0.01
 # What the variables begin with that say how to encrypt towards the learner; see `replay_client.security`.
 LEARNER_TLS_PREFIX = "REPLAY_LEARNER_TLS"
+# Holds the token for the learner, where that is another than the replay server's.
+LEARNER_TOKEN_VARIABLE = "REPLAY_LEARNER_TOKEN"
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 # A learner that is away, or that stopped while it answered: CANCELLED and INTERNAL are how gRPC reports a call cut off.
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
@@ -154,7 +156,8 @@ class LearnerClient:
                     raise RunChangedError(error.details()) from None
                 if code in _REFUSALS:
                     raise LearnerRefusesError(
-                        f"the learner at {self._address} refuses: {error.details()}; check the variable REPLAY_TOKEN"
+                        f"the learner at {self._address} refuses: {error.details()}; check the variable REPLAY_TOKEN, "
+                        f"or {LEARNER_TOKEN_VARIABLE} where the learner has another token than the server"
                     ) from None
                 if code is grpc.StatusCode.INVALID_ARGUMENT:
                     raise LearnerRefusesError(

@@ -38,6 +38,7 @@ class RunDirectory:
         self.settings = path / SETTINGS_FILE
         self.checkpoints = path / "checkpoints"
         self.replay = path / "replay"
+        self.access = path / "access"
         self.tensorboard = path / "tensorboard"
         self.logs = path / "logs"
         self.curve = path / "curve.png"

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 from replay_client import ReplayClient, ReplayError, Tls
-from replay_client.security import TLS_PREFIX, token_from_environment
+from replay_client.security import token_from_environment
 from replay_proto.access.exposure import ExposedError, check_exposure
 from replay_proto.access.watched import UnusableFileError
 from rich.console import Console
@@ -29,9 +29,10 @@ from replay_agent.divergence import DivergedError
 from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.environments import UnsupportedEnvironmentError, inspect_environment
 from replay_agent.evaluation import EvaluationStoppedError
-from replay_agent.learner_client import LEARNER_TLS_PREFIX
 from replay_agent.metrics import MetricsLog, NoLog, TensorBoardLog
 from replay_agent.networks import network_kind
+from replay_agent.own_access import OwnAccess, own_access
+from replay_agent.own_actors import OwnActors, actor_environment, learner_access, needs_own_access
 from replay_agent.progress import ProgressView, make_progress
 from replay_agent.replay_link import TABLE_LOST
 from replay_agent.report import EvaluationSummary, TrainingReport
@@ -81,7 +82,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         EmbeddedServerError: no server of its own could be started, or it is gone.
         CheckpointError: there is nothing to resume.
         DivergedError: numbers of the learner are not finite; the checkpoints from before are kept.
-        ActorsFailError: actors cannot be kept alive.
+        ActorsFailError: actors cannot be kept alive, or cannot connect to the learner.
         ReplayError: the server refuses or is gone.
     """
     check_exposure(
@@ -98,15 +99,15 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
     with ExitStack() as stack:
         lock = stack.enter_context(run.locked())
         run.begin(settings)
-        embedded = None if settings.server else _embedded_server(run, lock, stack)
+        own = stack.enter_context(own_access(run.access)) if needs_own_access(settings) else None
+        embedded = _embedded_server(run, own, lock, stack) if own and not settings.server else None
         address = settings.server or (embedded.address if embedded else "")
-        # A server of our own is reached from this machine only, without TLS.
-        tls = None if embedded else Tls.from_environment()
         client = stack.enter_context(
             ReplayClient(
                 address,
-                token=token_from_environment(),
-                tls=tls,
+                token=own.token if own and embedded else token_from_environment(),
+                # A server of our own is reached from this machine only, without TLS.
+                tls=None if embedded else Tls.from_environment(),
                 wait_for_server_s=settings.reconnect_timeout_s,
             )
         )
@@ -119,28 +120,30 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
             if settings.resume is not None:
                 trainer.resume()
             learner_server = LearnerServer(
-                trainer.service, settings.learner_host, settings.learner_port, settings.learner_access
+                trainer.service, settings.learner_host, settings.learner_port, learner_access(settings, own)
             )
             stack.callback(learner_server.close)
             log.info("replay server at %s, learner at %s, run in %s", address, learner_server.address, run.path)
-            ending = _train(settings, trainer, run, address, learner_server.local_address, console)
+            if own and embedded:
+                log.info("to look into the replay server: %s", own.command(address))
+            actors = OwnActors(address, learner_server.local_address, actor_environment(settings, own, os.environ))
+            ending = _train(settings, trainer, run, actors, console)
             return _conclude(settings, trainer, run, ending)
 
 
-def _train(
-    settings: TrainSettings, trainer: Trainer, run: RunDirectory, server: str, learner: str, console: Console
-) -> Ending:
+def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, actors: OwnActors, console: Console) -> Ending:
     """Train with actors and progress bar; what was learned is saved whatever happens, unless it is not finite."""
     with ExitStack() as stack:
         pool = None
         if settings.actors:
+            actors.check_learner()
             pool = ActorPool(
                 settings.actors,
-                server,
-                learner,
+                actors.server,
+                actors.learner,
                 run.logs,
                 settings.reconnect_timeout_s,
-                environment=_actor_environment(settings),
+                environment=actors.environment,
             )
             stack.callback(pool.close)
         progress = stack.enter_context(make_progress(console, settings.env, settings.steps, shown=settings.progress))
@@ -176,16 +179,6 @@ def _advice(settings: TrainSettings, trainer: Trainer, run: RunDirectory) -> str
         f"Go on from the last finite checkpoint: replay-train --resume {run.path} "
         f"--learning-rate {settings.learning_rate / SMALLER_STEP:g}"
     )
-
-
-def _actor_environment(settings: TrainSettings) -> dict[str, str]:
-    """Variables for actors of our own: they use TLS where there is some, and not where ours speak plainly."""
-    plain = []
-    if settings.server is None:
-        plain.append(TLS_PREFIX)
-    if settings.learner_tls_cert is None:
-        plain.append(LEARNER_TLS_PREFIX)
-    return {name: value for name, value in os.environ.items() if not name.startswith(tuple(plain))}
 
 
 def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, ending: Ending) -> TrainingReport:
@@ -227,10 +220,10 @@ def _evaluation(settings: TrainSettings, trainer: Trainer) -> EvaluationSummary 
         return None
 
 
-def _embedded_server(run: RunDirectory, lock: int, stack: ExitStack) -> EmbeddedServer:
+def _embedded_server(run: RunDirectory, own: OwnAccess, lock: int, stack: ExitStack) -> EmbeddedServer:
     """A server whose tables lie in the run's directory, where a resumed run finds them."""
     log.info("starting a replay server")
-    server = EmbeddedServer(run.logs / "server.log", data_dir=run.replay, keep_open=[lock])
+    server = EmbeddedServer(run.logs / "server.log", own, data_dir=run.replay, keep_open=[lock])
     stack.callback(server.close)
     return server
 

@@ -115,9 +115,9 @@ def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {token}"),)
 
 
-def token_from_environment() -> str | None:
-    """The token in the variable REPLAY_TOKEN; None if there is none."""
-    return os.environ.get(TOKEN_VARIABLE, "").strip() or None
+def token_from_environment(variable: str = TOKEN_VARIABLE) -> str | None:
+    """The token in a variable; None if there is none."""
+    return os.environ.get(variable, "").strip() or None
 
 
 def _content(field: str, path: str | Path | None) -> bytes | None:

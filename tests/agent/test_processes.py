@@ -26,6 +26,7 @@ from replay_agent.checkpoint import checkpoints
 from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.learner_client import LearnerUnavailableError
 from replay_agent.metrics import NoLog
+from replay_agent.own_access import own_access
 from replay_agent.progress import NoProgress
 from replay_agent.run_directory import RunDirectory, RunDirectoryError
 from replay_agent.signals import StopRequest
@@ -56,25 +57,30 @@ def pool_of(
 
 
 def test_the_embedded_server_serves_and_stops_cleanly(tmp_path: Path) -> None:
-    server = EmbeddedServer(tmp_path / "server.log")
-    with ReplayClient(server.address) as client:
-        assert client.tables() == []
-    process = psutil.Process(server.pid)
-    server.close()
+    with own_access(tmp_path / "access") as own:
+        server = EmbeddedServer(tmp_path / "server.log", own)
+        with ReplayClient(server.address, token=own.token) as client:
+            assert client.tables() == []
+        process = psutil.Process(server.pid)
+        server.close()
     assert not process.is_running()
 
 
 def test_a_server_that_does_not_start_is_reported_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPLAY_SERVER_DRAIN_S", "nonsense")
-    with pytest.raises(EmbeddedServerError, match=r"(?s)expected 'replay-server listening on '.*drain"):
-        EmbeddedServer(tmp_path / "server.log")
+    with (
+        own_access(tmp_path / "access") as own,
+        pytest.raises(EmbeddedServerError, match=r"(?s)expected 'replay-server listening on '.*drain"),
+    ):
+        EmbeddedServer(tmp_path / "server.log", own)
 
 
 def test_the_embedded_server_and_actors_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from replay_agent.actor_pool import ActorPool\n"
-        "from replay_agent.embedded_server import EmbeddedServer\n"
-        f"folder = Path({str(tmp_path)!r}); server = EmbeddedServer(folder / 'log')\n"
+        "from replay_agent.embedded_server import EmbeddedServer; from replay_agent.own_access import own_access\n"
+        f"folder = Path({str(tmp_path)!r}); own = own_access(folder / 'access')\n"
+        "server = EmbeddedServer(folder / 'log', own.__enter__())\n"
         "pool = ActorPool(1, server.address, '127.0.0.1:1', folder, 60.0)\n"
         "print(server.pid, *pool.pids, flush=True)\n"
         "sys.stdin.read()"
@@ -275,10 +281,11 @@ def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio
     assert steps >= saved + 1_000
     assert result["updates"] == (steps - SHORT_RUN["learning_starts"] + 1) // 4
     assert result["evaluation"]["episodes"] == SHORT_RUN["evaluation_episodes"]
-    server = EmbeddedServer(tmp_path / "server.log", data_dir=moved / "replay")
-    with ReplayClient(server.address) as client:
-        rows = client.table("run").describe().inserted
-    server.close()
+    with own_access(tmp_path / "access") as own:
+        server = EmbeddedServer(tmp_path / "server.log", own, data_dir=moved / "replay")
+        with ReplayClient(server.address, token=own.token) as client:
+            rows = client.table("run").describe().inserted
+        server.close()
     # Of each start, the steps at its end whose spans were not complete are missing.
     assert steps - 2 * 3 < rows <= steps
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
+import safetensors.torch
 import torch
+from replay_agent import weights_service
 from replay_agent.acting import FinishedEpisode
 from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, RunChangedError, ToldToStopError
 from replay_agent.networks import Bounds, NetworkSpec, build_network
@@ -183,6 +185,31 @@ def test_a_call_that_waits_for_a_learner_ends_when_told_to_stop() -> None:
     with LearnerClient("127.0.0.1:1", timeout_s=60.0, stop=stop) as client, pytest.raises(ToldToStopError):
         client.join("host:1")
     assert time.monotonic() - began < 10.0
+
+
+def test_weights_are_serialized_once_however_many_actors_ask(
+    served: Served, client: LearnerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serialized: list[int] = []
+
+    def save(tensors: dict[str, torch.Tensor]) -> bytes:
+        serialized.append(len(tensors))
+        return safetensors.torch.save(tensors)
+
+    monkeypatch.setattr(weights_service, "save", save)
+    assignment = client.join("a")
+    threads = [
+        threading.Thread(target=lambda: [client.newer_weights(assignment, 0) for _ in range(10)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(serialized) == 1
+    served.weights.publish(build_network(SPEC).state_dict())
+    for _ in range(10):
+        client.newer_weights(assignment, 0)
+    assert len(serialized) == 2
 
 
 def test_weights_are_whole_while_many_fetch_and_others_are_published(served: Served, client: LearnerClient) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from replay_client import ReplayClient, Tls
-from replay_client.security import token_from_environment
 from rich.console import Console
 
 from replay_agent.experiments.cliffwalk_runs import (
@@ -58,11 +56,8 @@ def _run_all(
     console: Console,
 ) -> None:
     with (
-        replay_server(settings.server, settings.out / "server.log") as address,
-        # A server of our own is reached from this machine only, without TLS.
-        ReplayClient(
-            address, token=token_from_environment(), tls=Tls.from_environment() if settings.server else None
-        ) as client,
+        replay_server(settings.server, settings.out) as server,
+        server.connect() as client,
         run_progress(console, "cliffwalk", total, total - len(due)) as progress,
     ):
         for key in due:

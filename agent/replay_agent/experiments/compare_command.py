@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from replay_client import ReplayClient, Tls
-from replay_client.security import token_from_environment
 from rich.console import Console
 
 from replay_agent.environments import inspect_environment
@@ -29,7 +27,7 @@ from replay_agent.experiments.compare_settings import CompareSettings
 from replay_agent.experiments.compare_summary import draw, groups_of, summary_table
 from replay_agent.experiments.results import ResultFile, hold_to
 from replay_agent.experiments.run_progress import RunProgress, result_console, run_progress
-from replay_agent.experiments.server_access import replay_server
+from replay_agent.experiments.server_access import ServerAccess, replay_server
 from replay_agent.experiments.training_run import Validations, prepare_process, run_training
 from replay_agent.signals import StopRequest
 
@@ -69,7 +67,7 @@ class _Processes:
     """Where runs are trained."""
 
     pool: ProcessPoolExecutor
-    server: str
+    server: ServerAccess
 
 
 @dataclass(frozen=True)
@@ -88,23 +86,22 @@ class _Comparison:
 
 @contextmanager
 def _open(settings: CompareSettings) -> Iterator[_Processes]:
-    with replay_server(settings.server, settings.directory / "server.log") as address:
-        _drop_left_behind(settings, address)
+    with replay_server(settings.server, settings.directory) as server:
+        _drop_left_behind(settings, server)
         context = multiprocessing.get_context("spawn")
         stopping = context.Event()
-        plain = settings.server is None
-        pool = ProcessPoolExecutor(settings.jobs, context, prepare_process, (stopping, plain))
+        token = None if server.own is None else server.own.token
+        pool = ProcessPoolExecutor(settings.jobs, context, prepare_process, (stopping, token))
         try:
-            yield _Processes(pool, address)
+            yield _Processes(pool, server)
         finally:
             stopping.set()
             pool.shutdown(cancel_futures=True)
 
 
-def _drop_left_behind(settings: CompareSettings, address: str) -> None:
+def _drop_left_behind(settings: CompareSettings, server: ServerAccess) -> None:
     """Tables of runs that were broken off are half full: runs begin anew."""
-    tls = Tls.from_environment() if settings.server else None
-    with ReplayClient(address, token=token_from_environment(), tls=tls) as client:
+    with server.connect() as client:
         for table in client.tables():
             if table.name.startswith(f"{settings.directory.resolve().name}-"):
                 client.drop_table(table.name)
@@ -150,7 +147,7 @@ def _missing(runs: Sequence[RunKey], curves: dict[RunKey, Curve]) -> list[RunKey
     return [key for key in dict.fromkeys(runs) if key not in curves]
 
 
-def _training_values(settings: CompareSettings, key: RunKey, server: str) -> dict[str, Any]:
+def _training_values(settings: CompareSettings, key: RunKey, server: ServerAccess) -> dict[str, Any]:
     """Settings of the trainer for one run."""
     contestant = key.contestant
     return {
@@ -158,7 +155,9 @@ def _training_values(settings: CompareSettings, key: RunKey, server: str) -> dic
         **METHODS[contestant.method],
         "learning_rate": settings.base_learning_rate * contestant.factor,
         "seed": key.seed,
-        "server": server,
+        "server": server.address,
+        # Nobody joins these runs.
+        "learner_tokens": None if server.own is None else server.own.tokens_file,
         "runs_dir": settings.directory / "runs",
         "name": f"{settings.directory.resolve().name}-{key.name}",
         "log_level": "error",

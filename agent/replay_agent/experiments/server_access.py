@@ -4,27 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from replay_client import ReplayClient, Tls
+from replay_client.security import token_from_environment
+
 from replay_agent.embedded_server import EmbeddedServer
+from replay_agent.own_access import OwnAccess, own_access
+
+
+@dataclass(frozen=True)
+class ServerAccess:
+    """A server, and how to reach it.
+
+    Attributes:
+        address: HOST:PORT.
+        own: the token of a server of our own; None: the variables say how to reach it.
+    """
+
+    address: str
+    own: OwnAccess | None
+
+    def connect(self) -> ReplayClient:
+        """A client of the server.
+
+        Raises:
+            InvalidArgumentError: for a token that cannot be one, or a file of certificates that cannot be read.
+        """
+        if self.own is not None:  # It is reached from this machine only, without TLS.
+            return ReplayClient(self.address, token=self.own.token)
+        return ReplayClient(self.address, token=token_from_environment(), tls=Tls.from_environment())
 
 
 @contextmanager
-def replay_server(address: str | None, log_path: Path) -> Iterator[str]:
-    """The address of a server.
+def replay_server(address: str | None, folder: Path) -> Iterator[ServerAccess]:
+    """A server for an experiment.
 
     Args:
         address: of one that runs; None: start one, for as long as the block lasts.
-        log_path: file for the log of one that is started.
+        folder: for log and token of one that is started.
 
     Raises:
         EmbeddedServerError: it could not be started.
+        OSError: the token cannot be kept in the folder.
     """
     if address is not None:
-        yield address
+        yield ServerAccess(address, None)
         return
-    server = EmbeddedServer(log_path)
-    try:
-        yield server.address
-    finally:
-        server.close()
+    with own_access(folder / "access") as own:
+        server = EmbeddedServer(folder / "server.log", own)
+        try:
+            yield ServerAccess(server.address, own)
+        finally:
+            server.close()

@@ -14,7 +14,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from replay_client.security import TLS_PREFIX
+from replay_client.security import TLS_PREFIX, TOKEN_VARIABLE
 from rich.console import Console
 
 from replay_agent.learner_client import LEARNER_TLS_PREFIX
@@ -40,12 +40,12 @@ _stop = StopRequest()
 """Whether this process is to stop; whoever started it says so."""
 
 
-def prepare_process(stopping: Event, plain: bool) -> None:
-    """Get a process ready: quiet, stopped by whoever started it, and without TLS where the server has none.
+def prepare_process(stopping: Event, token: str | None) -> None:
+    """Get a process ready: quiet, stopped by whoever started it, and with the token of a server of our own.
 
     Args:
         stopping: set when runs are to stop.
-        plain: whether the server is our own, on this machine.
+        token: of a server of our own, which has no TLS; None: the variables say how to reach the server.
     """
     logging.basicConfig(level=logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
@@ -55,9 +55,12 @@ def prepare_process(stopping: Event, plain: bool) -> None:
         _stop.set()
 
     threading.Thread(target=watch, name="stop-watch", daemon=True).start()
+    if token is None:
+        return
     for name in list(os.environ):
-        if plain and name.startswith((TLS_PREFIX, LEARNER_TLS_PREFIX)):
+        if name.startswith((TLS_PREFIX, LEARNER_TLS_PREFIX)):
             del os.environ[name]
+    os.environ[TOKEN_VARIABLE] = token
 
 
 def run_training(values: Mapping[str, Any]) -> Validations | None:

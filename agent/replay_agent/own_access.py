@@ -1,0 +1,77 @@
+"""A random token for what a run starts itself, so that other users of the machine cannot connect to its ports."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shlex
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from replay_client.security import TOKEN_VARIABLE
+
+TOKEN_BYTES: Final = 32
+_PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
+
+
+@dataclass(frozen=True)
+class OwnAccess:
+    """A token with all rights, in files that their owner alone can read.
+
+    Attributes:
+        token: for clients; it stands in no command line and no log.
+        token_file: holds the token, for `replay stats` and the like.
+        tokens_file: for servers; it holds a hash of the token.
+    """
+
+    token: str = field(repr=False)
+    token_file: Path
+    tokens_file: Path
+
+    def command(self, address: str) -> str:
+        """A shell command that looks into a server with this token."""
+        return f"{TOKEN_VARIABLE}=$(cat {shlex.quote(str(self.token_file))}) replay stats --server {address}"
+
+
+@contextmanager
+def own_access(folder: Path) -> Iterator[OwnAccess]:
+    """A new token for as long as the block lasts.
+
+    Args:
+        folder: for its files; made if it is not there.
+
+    Raises:
+        PermissionError: others could reach into the folder.
+        OSError: the files cannot be written.
+    """
+    _make_private(folder)
+    access = OwnAccess(secrets.token_hex(TOKEN_BYTES), folder / "token", folder / "tokens.toml")
+    digest = hashlib.sha256(access.token.encode()).hexdigest()
+    entry = f'[[tokens]]\nname = "this run"\ntoken_sha256 = "{digest}"\nrights = ["read", "write", "admin"]\n'
+    try:
+        _write_private(access.token_file, f"{access.token}\n")
+        _write_private(access.tokens_file, entry)
+        yield access
+    finally:
+        for path in (access.token_file, access.tokens_file):
+            path.unlink(missing_ok=True)
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"{folder}: expected a directory of the user who runs this, for a token; remove it")
+    folder.chmod(_PRIVATE_FOLDER)
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)  # an earlier start may have been killed
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)

@@ -1,0 +1,19 @@
+"""Stands in for a server whose first start compiles kernels: logs what such a one logs, and then says that it is ready.
+
+Run by `test_own_access` in place of `python -m replay_server`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from replay_agent.embedded_server import READY_PREFIX
+from replay_server.warming import _Progress
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s  %(message)s")
+    progress = _Progress()
+    progress.say()
+    progress.end()
+    logging.info("something else")
+    print(f"{READY_PREFIX}127.0.0.1:1", flush=True)
