@@ -154,7 +154,7 @@ class Services:
         tokens = write_usual_tokens(folder / "tokens.toml")
         flags = [*tls_flags(served, authority.ca), "--tokens", str(tokens), "--memory-dir", str(folder)]
         flags += ["--checkpoint-dir", str(folder / "checkpoints")]
-        self.server = ServerProcess(folder / "log", *flags)
+        self.server = ServerProcess(folder / "log", *flags, forked=True)
         stack.callback(self.server.terminate)
         task = Task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
         weights = PublishedWeights({"weight": torch.zeros(1)})

@@ -71,7 +71,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     """A server with tokens and a frame port."""
     folder: Path = tmp_path_factory.mktemp("guarded")
     tokens = write_usual_tokens(folder / "tokens.toml")
-    process = ServerProcess(folder / "log", "--tokens", str(tokens), "--memory-dir", str(folder), "--frame-port", "0")
+    flags = ("--tokens", str(tokens), "--memory-dir", str(folder), "--frame-port", "0")
+    process = ServerProcess(folder / "log", *flags, forked=True)
     yield process
     process.terminate()
 
@@ -199,7 +200,7 @@ def test_a_frame_port_that_is_taken_is_said_at_the_start(tmp_path: Path) -> None
 
 
 def test_without_the_setting_there_is_no_port(tmp_path: Path) -> None:
-    process = ServerProcess(tmp_path / "log", "--memory-dir", str(tmp_path))
+    process = ServerProcess(tmp_path / "log", "--memory-dir", str(tmp_path), forked=True)
     with ReplayClient(process.address) as client:
         assert client.create_table("t", columns=COLUMNS, capacity=10).describe().frame_port == 0
     assert process.terminate() == 0

@@ -50,7 +50,7 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[grpc.Channel]:
     """To a server with tokens, and a table of our own and one of others on it."""
     folder: Path = tmp_path_factory.mktemp("rights-first")
     tokens = write_usual_tokens(folder / "tokens.toml")
-    server = ServerProcess(folder / "log", "--tokens", str(tokens), "--memory-dir", str(folder))
+    server = ServerProcess(folder / "log", "--tokens", str(tokens), "--memory-dir", str(folder), forked=True)
     with grpc.insecure_channel(server.address) as opened:
         stub = replay_pb2_grpc.ReplayServiceStub(opened)
         request = replay_pb2.CreateTableRequest(config=table_config(NAME))

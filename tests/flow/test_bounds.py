@@ -35,6 +35,7 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
         *("--max-rows-per-insert", str(ROWS)),
         *("--max-streams-per-client", "3", "--max-tables", "4", "--max-columns", "5"),
         *("--max-table-bytes", "4MB", "--max-bytes", "7MB"),
+        forked=True,
     )
     yield process
     assert process.terminate() == 0
