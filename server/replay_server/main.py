@@ -111,6 +111,7 @@ async def serve(settings: ServerSettings) -> None:
             catalog,
             max_message_mb=settings.max_message_mb,
             keepalive_s=settings.keepalive_s,
+            connection_s=settings.max_connection_s if settings.tls_client_ca is not None else None,
             offer_reflection=settings.reflection,
             socket=root.tables / SOCKET_NAME if settings.same_host else None,
             frame_listeners=frame_listeners,

@@ -42,6 +42,7 @@ class ReplayServer:
         *,
         max_message_mb: int,
         keepalive_s: float,
+        connection_s: float | None,
         offer_reflection: bool,
         offer_health: bool,
         socket: Path | None,
@@ -56,6 +57,7 @@ class ReplayServer:
             catalog: the tables.
             max_message_mb: largest message taken or sent, in MiB.
             keepalive_s: seconds of silence after which a client is asked whether it is there.
+            connection_s: how long a connection lasts at most, in seconds; None: as long as the client likes.
             offer_reflection: whether to describe the contract to whoever asks.
             socket: where to listen for clients on this host; None: nowhere, and they may not copy rows out of the
                 tables' files either.
@@ -75,6 +77,7 @@ class ReplayServer:
                 send_bytes=limit,
                 calls_per_connection=_CALLS_PER_STREAM * catalog.bounds.max_streams_per_client,
                 keepalive_s=keepalive_s,
+                connection_s=connection_s,
             )
         )
         methods = replay_methods(

@@ -58,6 +58,7 @@ ENV_PREFIX = "REPLAY_SERVER_"
 MAX_PORT = 65535
 BYTES_PER_MB = 1 << 20
 MIN_KEEPALIVE_S, MAX_KEEPALIVE_S = 0.1, 86_400.0
+MAX_CONNECTION_S = 7 * 86_400.0
 MAX_MESSAGE_MB = 2047
 """gRPC counts the bytes of a message in 31 bits."""
 
@@ -212,6 +213,13 @@ class ServerSettings(BaseSettings):
     tls_client_ca: Path | None = Field(
         None,
         description="authority, PEM, that has to have signed clients' certificates; without it they need none",
+    )
+    max_connection_s: float = Field(
+        3600.0,
+        ge=2,
+        le=MAX_CONNECTION_S,
+        description="with tls_client_ca, seconds after which a connection is closed, and its client has to show its "
+        "certificate again",
     )
     tokens: Path | None = Field(
         None, description="TOML file of bearer tokens and their rights; read again when it changes"

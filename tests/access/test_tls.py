@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import ssl
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
+import numpy as np
 import pytest
 from replay_client import Column, InvalidArgumentError, ReplayClient, ServerUnavailableError, Tls
-from replay_proto.access.certificates import ServerCertificates
+from replay_client.security import open_channel
+from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
+from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 
 from tests.support.access import ALL, Authority, tls_flags, write_usual_tokens
+from tests.support.refusals import code_of
 from tests.support.server_process import ServerProcess
 
 StartServer = Callable[..., ServerProcess]
@@ -132,6 +139,85 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before(
     assert "PRIVATE KEY" not in server.log()
     certified.key.write_bytes(key)
     assert gets_in(server, authority.tls())
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_is_not_resumed_for_long_where_clients_need_certificates(
+    authority: Authority, version: ssl.TLSVersion
+) -> None:
+    """Who resumes one shows no certificate: that it has expired, nobody would see."""
+    served, mine = authority.certify("server"), authority.certify("client", "me")
+    now = [0.0]
+    certificates = ServerCertificates(served.cert, served.key, authority.ca, ticks=lambda: now[0])
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", certificates.credentials())
+    server.start()
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    context.load_cert_chain(mine.cert, mine.key)
+    context.set_alpn_protocols(["h2"])
+    context.minimum_version = context.maximum_version = version
+
+    def connect(session: ssl.SSLSession | None) -> tuple[bool | None, ssl.SSLSession | None]:
+        """Whether the session was resumed, and the one to resume next."""
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as link,
+        ):
+            assert link.recv(1), "the server's settings, which come behind the session's ticket"
+            return link.session_reused, link.session
+
+    try:
+        _, session = connect(None)
+        resumed, session = connect(session)
+        assert resumed, "nothing is resumed: this test shows nothing"
+        now[0] = RENEWAL_S
+        assert connect(session)[0] is False
+    finally:
+        server.stop(None)
+
+
+def test_who_has_a_certificate_shows_it_again_and_loses_nothing(
+    start_server: StartServer, authority: Authority
+) -> None:
+    tls = authority.tls(authority.certify("client", "me"))
+    flags = [*tls_flags(authority.certify("server"), authority.ca), "--max-connection-s", str(SHORT_S)]
+    server = start_server(*flags)
+    with ReplayClient(server.address, tls=tls, same_host=False) as client, ThreadPoolExecutor(1) as threads:
+        table = client.create_table("table", columns={"x": Column("int64")}, capacity=1_000_000)
+        table.insert({"x": [0]})
+        cut_off = threads.submit(held_open_until_cut_off, server.address, tls)
+        written = 1
+        with table.writer() as writer, table.sampler(4, beta=0.4) as sampler:
+            while not cut_off.done() or written < 1000:
+                for _ in range(10):
+                    writer.append(x=written)
+                    written += 1
+                batch = next(sampler)
+                sampler.update_priorities(batch, batch["x"] + 1.0)
+        for value in range(3):
+            table.insert({"x": [written + value]})
+        assert cut_off.result() is grpc.StatusCode.UNAVAILABLE
+        keys = np.arange(written + 3)
+        assert table.describe().inserted == len(keys)
+        for part in np.array_split(keys, 1 + len(keys) // 1000):
+            np.testing.assert_array_equal(table.read(part)["x"], part)
+
+
+def held_open_until_cut_off(address: str, tls: Tls) -> grpc.StatusCode | None:
+    """How two streams on connections of their own end, one after the other, that are silent and not closed."""
+    code = None
+    for _ in range(2):
+        requests: queue.SimpleQueue[replay_pb2.LearnRequest | None] = queue.SimpleQueue()
+        with open_channel(address, tls, (("grpc.use_local_subchannel_pool", 1),)) as channel:
+            requests.put(replay_pb2.LearnRequest(table="table", draw=replay_pb2.Draw(batch_size=1)))
+            answers = replay_pb2_grpc.ReplayServiceStub(channel).Learn(iter(requests.get, None), timeout=60)
+            try:
+                for _ in answers:
+                    pass
+            except grpc.RpcError as error:
+                code = code_of(error)
+            requests.put(None)
+    return code
 
 
 def test_a_key_that_others_can_read_is_warned_of(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:

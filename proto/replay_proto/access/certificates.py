@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import ssl
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import grpc
 
@@ -14,17 +17,26 @@ from replay_proto.access.watched import UnusableFileError, Watched
 
 log = logging.getLogger(__name__)
 
+RENEWAL_S: Final = 60.0
+"""Where clients need certificates, a TLS session can be resumed for so long at most. A client that resumes one shows no
+certificate, so that one that has expired is not seen."""
+_Pem = tuple[bytes, bytes, bytes | None]
+"""The key, its certificate, and the authority of clients."""
+
 
 class ServerCertificates:
     """A certificate with its key, and the authority whose clients may connect."""
 
-    def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
+    def __init__(
+        self, certificate: Path, key: Path, client_ca: Path | None, ticks: Callable[[], float] = time.monotonic
+    ) -> None:
         """Read the files, all PEM.
 
         Args:
             certificate: the server's certificate, with those that lead from it to its authority.
             key: its private key, without a password.
             client_ca: authority that has to have signed a client's certificate; None: clients need none.
+            ticks: seconds that never go back.
 
         Raises:
             UnusableFileError: if one cannot be used.
@@ -32,22 +44,35 @@ class ServerCertificates:
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         paths = [path for path in (certificate, key, client_ca) if path is not None]
         self._files = Watched(paths, self._read)
+        self._ticks = ticks
+        self._renewed_at = ticks()
         self._warn()
 
     def credentials(self) -> grpc.ServerCredentials:
         """For a port of gRPC. The files are looked at whenever a client connects."""
         return grpc.dynamic_ssl_server_credentials(
-            self._files.value,
+            self._configuration(),
             self._newer,  # type: ignore[arg-type]  # None is allowed, which its types do not say
             require_client_authentication=self._client_ca is not None,
         )
 
     def _newer(self) -> grpc.ServerCertificateConfiguration | None:
-        """The configuration if it has changed; None lets gRPC go on with the one it has."""
-        if not self._files.refresh():
+        """The configuration if it has changed; None lets gRPC go on with the one it has.
+
+        With each one it makes new keys for sessions, so that none of before can be resumed.
+        """
+        now = self._ticks()
+        if self._files.refresh():
+            self._warn()
+        elif self._client_ca is None or now - self._renewed_at < RENEWAL_S:
             return None
-        self._warn()
-        return self._files.value
+        self._renewed_at = now
+        return self._configuration()
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        """Made anew each time: gRPC frees what it is given."""
+        key, certificate, client_ca = self._files.value
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=client_ca)
 
     def _warn(self) -> None:
         """Say so if others can read the key."""
@@ -56,13 +81,11 @@ class ServerCertificates:
             if exposure is not None:
                 log.warning("%s", exposure)
 
-    def _read(self) -> grpc.ServerCertificateConfiguration:
+    def _read(self) -> _Pem:
         self._check()
         try:
-            return grpc.ssl_server_certificate_configuration(
-                [(self._key.read_bytes(), self._certificate.read_bytes())],
-                root_certificates=None if self._client_ca is None else self._client_ca.read_bytes(),
-            )
+            client_ca = None if self._client_ca is None else self._client_ca.read_bytes()
+            return self._key.read_bytes(), self._certificate.read_bytes(), client_ca
         except OSError as error:
             raise UnusableFileError(str(error)) from error
 

@@ -31,6 +31,8 @@ _NO_COMPRESSION: Final = 1
 """A set of algorithms, as bits: `identity` alone. A megabyte of gzip could otherwise become a gigabyte."""
 _CONNECTIONS_SHARE: Final = 0.75
 """Part of the descriptors that connections may take. The others are for tables, and for reading tokens again."""
+_LESS_JITTER: Final = 0.9
+"""gRPC varies the age of connections by a tenth, so that not all clients come again at once."""
 _LONGEST_BYTES: Final = (1 << 31) - 1
 """gRPC counts the bytes of a message in 31 bits."""
 
@@ -43,7 +45,12 @@ class Reads(Protocol):
 
 
 def server_options(
-    *, receive_bytes: int, send_bytes: int, calls_per_connection: int, keepalive_s: float
+    *,
+    receive_bytes: int,
+    send_bytes: int,
+    calls_per_connection: int,
+    keepalive_s: float,
+    connection_s: float | None = None,
 ) -> list[tuple[str, int]]:
     """Options of gRPC for a server.
 
@@ -53,6 +60,8 @@ def server_options(
         calls_per_connection: calls and streams open at once on one connection. A client of gRPC waits with further
             ones until some have ended.
         keepalive_s: seconds of silence after which a client is asked whether it is there.
+        connection_s: how long a connection lasts at most, in seconds: in the first half new calls begin on it, in the
+            second those at work may end. None: as long as the client likes.
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
@@ -73,6 +82,15 @@ def server_options(
         ("grpc.keepalive_time_ms", int(keepalive_s * _MS_PER_S)),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.max_pings_without_data", 0),
+        *([] if connection_s is None else _limits_of_age(connection_s)),
+    ]
+
+
+def _limits_of_age(connection_s: float) -> list[tuple[str, int]]:
+    half_ms = connection_s * _MS_PER_S / 2
+    return [
+        ("grpc.max_connection_age_ms", int(half_ms * _LESS_JITTER)),
+        ("grpc.max_connection_age_grace_ms", int(half_ms)),
     ]
 
 
