@@ -309,8 +309,8 @@ def permission_denied(caller: str, one_of: Sequence[str], on: str, table: str = 
 
     Args:
         caller: name of its token.
-        one_of: the rights of which it has none
-        on: what, in words.
+        one_of: the rights of which it has none.
+        on: on what it has none, in words.
         table: the table, if that is one which the caller has named.
     """
     rights = " or ".join(one_of)
@@ -320,16 +320,4 @@ def permission_denied(caller: str, one_of: Sequence[str], on: str, table: str = 
         f"the token {caller!r} does not give the right {rights} on {on}; whoever keeps the server's tokens can add it",
         right=rights,
         table=table,
-    )
-
-
-def series_denied(series: str) -> RequestError:
-    """The caller may not write to a series of checkpoints; whether there are any, and of what, is not said."""
-    return RequestError(
-        grpc.StatusCode.PERMISSION_DENIED,
-        replay_pb2.ERROR_REASON_PERMISSION_DENIED,
-        f"series {series!r}: expected the name of one whose checkpoints are all of tables that the token gives the "
-        "right admin on, and which is named as they are; choose such a name, for instance that of a table",
-        right="admin",
-        table="",
     )

@@ -50,8 +50,20 @@ class Caller(Protocol):
         """
         ...
 
-    def check_on_all(self, one_of: Right) -> None:
+    def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
         """Refuse it unless it has one of these rights on all tables, whether or not there are any.
+
+        Args:
+            one_of: the rights.
+            what: what the refusal says that it has them not on.
+
+        Raises:
+            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is not valid any more.
+        """
+        ...
+
+    def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
+        """Refuse it unless it has one of these rights on each of these tables; the refusal names ``what`` instead.
 
         Raises:
             RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is not valid any more.
@@ -85,7 +97,10 @@ class Anyone:
         """Yes."""
         return True
 
-    def check_on_all(self, one_of: Right) -> None:
+    def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
+        """Nothing is refused."""
+
+    def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
         """Nothing is refused."""
 
     def check_valid(self) -> None:
@@ -132,11 +147,17 @@ class TokenHolder:
         """See `Caller`."""
         return self._grant().allows_on_all(one_of)
 
-    def check_on_all(self, one_of: Right) -> None:
+    def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
         """See `Caller`."""
         grant = self._grant()
         if not grant.allows_on_all(one_of):
-            raise errors.permission_denied(grant.name, one_of.words(), "all tables")
+            raise errors.permission_denied(grant.name, one_of.words(), what)
+
+    def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
+        """See `Caller`."""
+        grant = self._grant()
+        if not all(grant.allows(one_of, table) for table in tables):
+            raise errors.permission_denied(grant.name, one_of.words(), what)
 
     def _grant(self) -> Grant:
         return _valid_grant(self._tokens, self._digest)

@@ -15,7 +15,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +110,7 @@ class Checkpoints:
         tables: Sequence[str] = (),
         series: str = DEFAULT_SERIES,
         keep: int = 0,
-        owns: Callable[[str], bool] | None = None,
+        check: Callable[[Iterable[str]], None] | None = None,
     ) -> Checkpoint:
         """Write a checkpoint of some tables, or of all.
 
@@ -118,7 +118,8 @@ class Checkpoints:
             tables: their names; empty: all.
             series: what it is one of.
             keep: how many of the series stay, this one included; 0: as the setting says.
-            owns: whether the caller may administer a table; a series with another in it is refused. None: any.
+            check: refuses the series to a caller who may not administer these tables, which its checkpoints have.
+                None: the caller may do everything.
 
         Raises:
             RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, NO_SPACE or SHUTTING_DOWN.
@@ -129,19 +130,19 @@ class Checkpoints:
             raise FieldError("series", "letters, digits, '_', '-' or '.', a letter or digit first", repr(series))
         if keep < 0:
             raise FieldError("keep", "at least 0", str(keep))
-        writing = asyncio.create_task(self._create(tables, series, keep or self._keep, owns))
+        writing = asyncio.create_task(self._create(tables, series, keep or self._keep, check))
         # A caller who hangs up does not leave a thread behind that nobody waits for.
         return await asyncio.shield(writing)
 
     async def _create(
-        self, tables: Sequence[str], series: str, keep: int, owns: Callable[[str], bool] | None
+        self, tables: Sequence[str], series: str, keep: int, check: Callable[[Iterable[str]], None] | None
     ) -> Checkpoint:
         async with self._writing:
             if self._cancelled.is_set():
                 raise errors.shutting_down()
             # Nobody else writes to the series until the old ones are removed.
-            if owns is not None and not all(map(owns, await asyncio.to_thread(self._tables_in, series))):
-                raise errors.series_denied(series)
+            if check is not None:
+                check(await asyncio.to_thread(self._tables_in, series))
             chosen = [self._catalog.find(name) for name in sorted(set(tables))] if tables else list(self._catalog)
             began, taken_s = time.monotonic(), time.time()
             snapshots = await take_snapshots(chosen)

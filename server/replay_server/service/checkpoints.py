@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from replay_proto.access.tokens import Right
+from collections.abc import Iterable
+
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
 from replay_server.access.caller import Caller
 from replay_server.checkpoint.store import Checkpoint, Checkpoints
-from replay_server.service.rights import series_of
+from replay_server.service.rights import check_series, series_of
 
 
 def describe(checkpoint: Checkpoint) -> replay_pb2.CheckpointDescription:
@@ -41,12 +42,12 @@ class CheckpointHandlers:
 
     async def create(self, request: Framed[replay_pb2.CheckpointRequest], caller: Caller) -> bytes:
         """Write one."""
-        head = request.head
+        head, series = request.head, series_of(request.head, caller)
 
-        def owns(table: str) -> bool:
-            return caller.may(Right.ADMIN, table)
+        def check(tables: Iterable[str]) -> None:
+            check_series(caller, series, tables)
 
-        made = await self._checkpoints.create(list(head.tables), series_of(head, caller), head.keep, owns)
+        made = await self._checkpoints.create(list(head.tables), series, head.keep, check)
         return replay_pb2.CheckpointResponse(checkpoint=describe(made)).SerializeToString()
 
     async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest]) -> bytes:

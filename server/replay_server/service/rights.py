@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,8 +107,7 @@ def to_copy(most: int) -> Demand:
             caller.check_on_all(Right.ADMIN)
         for name in request.tables:
             caller.check(Right.ADMIN, name)
-        if not caller.may_on_all(Right.ADMIN):
-            _check_series(caller, series_of(request, caller))
+        check_series(caller, series_of(request, caller))
 
     return Demand(replay_pb2.CheckpointRequest, check)
 
@@ -120,14 +119,15 @@ def series_of(request: replay_pb2.CheckpointRequest, caller: Caller) -> str:
     return DEFAULT_SERIES if not request.tables or caller.may_on_all(Right.ADMIN) else request.tables[0]
 
 
-def _check_series(caller: Caller, series: str) -> None:
-    """Refuse a series to who may not administer all tables.
+def check_series(caller: Caller, series: str, tables: Iterable[str] = ()) -> None:
+    """Refuse a series of checkpoints, with these tables in it, to a caller who may not administer all of them.
 
-    Its name takes the same right as a table's, so that nobody takes a name that others would use. What is in the series
-    is looked at when the checkpoint is written.
+    Its name takes the same right as a table's, so that nobody takes a name that others would use.
     """
-    if series == PERIODIC_SERIES or not caller.may(Right.ADMIN, series):
-        raise errors.series_denied(series)
+    what = f"series {series!r}, which takes it on a table of that name, and on all tables in the series"
+    if series == PERIODIC_SERIES:
+        caller.check_on_all(Right.ADMIN, what)
+    caller.check_each(Right.ADMIN, [series, *tables], what)
 
 
 def to_administer_all() -> Demand:
