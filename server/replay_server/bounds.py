@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from replay_server import errors
-from replay_server.defaults import DEFAULT_MAX_ROWS_PER_CALL, DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
+from replay_server.defaults import (
+    DEFAULT_CALLER_SHARE,
+    DEFAULT_MAX_OUTGOING_BYTES,
+    DEFAULT_MAX_ROWS_PER_CALL,
+    DEFAULT_MAX_STREAMS,
+    DEFAULT_MAX_WAITING,
+    DEFAULT_MAX_WAITING_BYTES,
+)
 from replay_server.table_config import TableConfig
 
 PLAIN_BYTES: Final = 1 << 20
@@ -42,6 +49,12 @@ class Bounds:
     """Calls that wait at once, over all tables."""
     max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES
     """Rows of inserts that wait at once, over all tables."""
+    max_outgoing_bytes: int = DEFAULT_MAX_OUTGOING_BYTES
+    """Replies that are built or on their way."""
+    caller_share: float = DEFAULT_CALLER_SHARE
+    """Part of the above, and of all streams, that one caller may hold."""
+    max_streams: int = DEFAULT_MAX_STREAMS
+    """Streams that are open at once."""
     max_streams_per_client: int = 1024
     """Streams that are open at once on one connection."""
     max_tables: int = 1024

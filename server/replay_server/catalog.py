@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from replay_server import errors
 from replay_server.bounds import Bounds
+from replay_server.budgets import Budget, QueuedBudget
 from replay_server.storage.boot_mark import BootMark
 from replay_server.storage.durable_files import sync_folder
 from replay_server.storage.mapped_file import NoSpaceError
@@ -47,7 +48,14 @@ class Catalog:
         self._tables: dict[str, Table] = {}
         self._holds: dict[bytes, asyncio.Lock] = {}
         self._changing = asyncio.Lock()
-        self.waiters = Waiters(self.bounds.max_waiting_calls, self.bounds.max_waiting_bytes)
+        bounds, share = self.bounds, self.bounds.caller_share
+        waiting = Budget("calls that wait", "max_waiting_calls of the server", bounds.max_waiting_calls, share)
+        rows = Budget("bytes of inserts that wait", "max_waiting_mb of the server", bounds.max_waiting_bytes, share)
+        self.waiters = Waiters(waiting, rows)
+        self.outgoing = QueuedBudget(
+            "bytes of replies", "max_outgoing_mb of the server", bounds.max_outgoing_bytes, share, waiting
+        )
+        """Replies that are built or on their way."""
 
     def restore(self) -> None:
         """Open the tables that are stored in the root.

@@ -8,5 +8,12 @@ DEFAULT_MAX_WAITING = 16_384
 """Calls that wait at once."""
 DEFAULT_MAX_WAITING_BYTES = 1 << 30
 """Bytes of the rows of inserts that wait at once."""
+DEFAULT_CALLER_SHARE = 0.5
+"""Part of what all callers share that one of them may hold: one alone cannot use it up, and a fleet with one token, or
+on one machine, has plenty."""
+DEFAULT_MAX_OUTGOING_BYTES = 2 << 30
+"""Bytes of replies that are built or on their way: half of it are 35 batches of 256 Atari transitions."""
+DEFAULT_MAX_STREAMS = 16_384
+"""Streams open at once: each takes some 40 kB."""
 DEFAULT_MAX_ROWS_PER_CALL = 1 << 15
 """Rows or keys of one call. A draw or an update of so many takes the event loop about 10 ms."""

@@ -43,7 +43,10 @@ from replay_proto.schema import Column, Schema
 
 from replay_server.defaults import (
     DEFAULT_BACKEND,
+    DEFAULT_CALLER_SHARE,
+    DEFAULT_MAX_OUTGOING_BYTES,
     DEFAULT_MAX_ROWS_PER_CALL,
+    DEFAULT_MAX_STREAMS,
     DEFAULT_MAX_WAITING,
     DEFAULT_SYNC_EVERY_S,
 )
@@ -177,6 +180,19 @@ class ServerSettings(BaseSettings):
         description="most calls that wait at once, over all tables",
     )
     max_waiting_mb: int = Field(1024, ge=1, description="most MiB of rows that wait to be inserted, over all tables")
+    max_outgoing_mb: int = Field(
+        DEFAULT_MAX_OUTGOING_BYTES // BYTES_PER_MB,
+        ge=1,
+        description="most MiB of answers with rows that are built or on their way; draws and reads beyond wait",
+    )
+    caller_share: float = Field(
+        DEFAULT_CALLER_SHARE,
+        gt=0,
+        le=1,
+        description="part of max_waiting_calls, max_waiting_mb, max_outgoing_mb and max_streams that one caller may "
+        "hold: whoever has the same token or, without tokens, calls from the same host",
+    )
+    max_streams: int = Field(DEFAULT_MAX_STREAMS, ge=1, description="most streams open at once")
     max_streams_per_client: int = Field(
         1024,
         ge=1,
@@ -292,6 +308,9 @@ class ServerSettings(BaseSettings):
             max_rows_per_insert=self.max_rows_per_insert,
             max_waiting_calls=self.max_waiting_calls,
             max_waiting_bytes=self.max_waiting_mb * BYTES_PER_MB,
+            max_outgoing_bytes=self.max_outgoing_mb * BYTES_PER_MB,
+            caller_share=self.caller_share,
+            max_streams=self.max_streams,
             max_streams_per_client=self.max_streams_per_client,
             max_tables=self.max_tables,
             max_columns=self.max_columns,

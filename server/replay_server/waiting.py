@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from replay_server import errors, inserting
 from replay_server.access.caller import CALLER_AT_WORK
-from replay_server.defaults import DEFAULT_MAX_WAITING, DEFAULT_MAX_WAITING_BYTES
+from replay_server.budgets import Budget
 from replay_server.errors import Lack, RequestError
 from replay_server.gates import Gate
 from replay_server.inserting import takes_long
@@ -67,17 +67,15 @@ class _Lines:
 class Waiters:
     """Lets calls wait until they may go on, the table is reset or dropped, or the server closes."""
 
-    def __init__(self, most: int = DEFAULT_MAX_WAITING, most_bytes: int = DEFAULT_MAX_WAITING_BYTES) -> None:
+    def __init__(self, calls: Budget, rows: Budget) -> None:
         """Begin with nobody waiting.
 
         Args:
-            most: calls that may wait at once.
-            most_bytes: bytes of rows that may wait to be inserted; one insert may always wait.
+            calls: counts calls that wait.
+            rows: counts bytes of rows that wait to be inserted.
         """
-        self._most = most
-        self._most_bytes = most_bytes
-        self._waiting = 0
-        self._waiting_bytes = 0
+        self._calls = calls
+        self._rows = rows
         self._lines: dict[bytes, _Lines] = {}
         self._closing = False
 
@@ -172,17 +170,11 @@ class Waiters:
             ahead = 0 if lines is None else _rows_up_to(lines.inserts)
             raise errors.limited(table.name, gate.insert_lacks(ahead + rows.count))
         size = rows.count * table.config.schema.row_bytes
-        if self._waiting_bytes and self._waiting_bytes + size > self._most_bytes:
-            raise errors.too_large(
-                "bytes of inserts that wait",
-                self._most_bytes,
-                self._waiting_bytes + size,
-                "max_waiting_mb of the server",
-            )
+        self._rows.check(CALLER_AT_WORK.get().identity, size)
         insert = _Insert(rows, stamp, asyncio.get_running_loop().create_future())
         self._lines_of(table).inserts.append(insert)
         table.waiting_inserts += 1
-        self._waiting_bytes += size
+        self._rows.take(CALLER_AT_WORK.get().identity, size)
         return self._inserted(table, gate, insert, size, wait_s)
 
     async def _inserted(self, table: Table, gate: Gate, insert: _Insert, size: int, wait_s: float | None) -> range:
@@ -194,7 +186,7 @@ class Waiters:
             )
         finally:
             table.waiting_inserts -= 1
-            self._waiting_bytes -= size
+            self._rows.give_back(CALLER_AT_WORK.get().identity, size)
             if insert in line:
                 line.remove(insert)
                 self.changed(table)
@@ -229,6 +221,18 @@ class Waiters:
         if not lines.draws and not lines.inserts:
             del self._lines[table.uid]
 
+    def leave(self, table: Table, rows: int, resets: int) -> None:
+        """Give back what a draw was let on for and has not drawn. Samples that a rate limiter has counted stay counted.
+
+        Args:
+            table: the table.
+            rows: how many.
+            resets: how often the table had been reset by then: a reset has given them back.
+        """
+        if table.is_queue and table.gate is not None and table.resets == resets:
+            table.gate.give_back(rows)
+            self.changed(table)
+
     def send_away(self, table: Table, refusal: Callable[[str], RequestError]) -> None:
         """Refuse all who wait for a table; ``refusal`` is made with its name."""
         lines = self._lines.pop(table.uid, None)
@@ -246,13 +250,11 @@ class Waiters:
         self, table: Table, admitted: asyncio.Future[T], wait_s: float | None, lacks: Callable[[], Lack]
     ) -> T:
         """Wait for a call's turn, and count it as long as it does."""
+        caller = CALLER_AT_WORK.get()
         if not admitted.done():
             if self._closing:
                 raise errors.shutting_down()
-            if self._waiting >= self._most:
-                raise errors.too_large(
-                    "calls that wait", self._most, self._waiting + 1, "max_waiting_calls of the server"
-                )
+            self._calls.check(caller.identity)
             table.waited += 1
 
         def expire(allowed_s: float) -> None:
@@ -264,18 +266,18 @@ class Waiters:
         if wait_s is not None and wait_s < math.inf:
             timer = asyncio.get_running_loop().call_later(wait_s, expire, wait_s)
         table.waiting += 1
-        self._waiting += 1
+        self._calls.take(caller.identity)
 
         def end(refusal: RequestError) -> None:
             if not admitted.done():
                 admitted.set_exception(refusal)
 
         try:
-            with CALLER_AT_WORK.get().while_valid(end):
+            with caller.while_valid(end):
                 return await admitted
         finally:
             table.waiting -= 1
-            self._waiting -= 1
+            self._calls.give_back(caller.identity)
             if timer is not None:
                 timer.cancel()
 

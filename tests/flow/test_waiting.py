@@ -397,7 +397,7 @@ def test_the_limiter_goes_on_where_it_was_after_a_restart(
 
 
 def test_too_many_bytes_that_wait_are_refused(start_server: StartServer, call: Call) -> None:
-    server = start_server("--max-waiting-mb", "1")
+    server = start_server("--max-waiting-mb", "1", "--caller-share", "1")
     table = call(server).create(capacity=30_000, backend="fifo")
     table.insert(range(30_000))
     first = table.begin_insert(range(400))
@@ -414,7 +414,7 @@ def test_too_many_bytes_that_wait_are_refused(start_server: StartServer, call: C
 
 
 def test_too_many_waiting_calls_are_refused(start_server: StartServer, call: Call) -> None:
-    server = start_server("--max-waiting-calls", "3")
+    server = start_server("--max-waiting-calls", "3", "--caller-share", "1")
     table = call(server).create()
     draws = [table.begin_sample(1) for _ in range(3)]
     wait_for_waiting(table, 3)

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from replay_proto.access.tokens import Grant, Right, Tokens, bearer_token
 
 from replay_server import errors
+from replay_server.access.identity import of_peer, of_token
 from replay_server.access.revocation import End, Revocations
 
 _HEADER = "authorization"
@@ -25,6 +26,11 @@ _HEADER = "authorization"
 
 class Caller(Protocol):
     """Who calls."""
+
+    @property
+    def identity(self) -> str:
+        """By which it is told from others where all share what there is; see `replay_server.access.identity`."""
+        ...
 
     def may(self, one_of: Right, table: str | None = None) -> bool:
         """Whether it has one of these rights on a table; None: on any table at all.
@@ -86,6 +92,10 @@ class Caller(Protocol):
 class Anyone:
     """Whoever calls a server without tokens: may do everything."""
 
+    def __init__(self, identity: str = "") -> None:
+        """Remember from where it calls."""
+        self.identity = identity
+
     def may(self, one_of: Right, table: str | None = None) -> bool:
         """Yes."""
         return True
@@ -119,10 +129,15 @@ class TokenHolder:
     """Somebody who came with a token that is known."""
 
     def __init__(self, tokens: Tokens, digest: bytes, revocations: Revocations) -> None:
-        """Remember by which token; the token itself is not kept."""
+        """Remember by which token; the token itself is not kept.
+
+        Raises:
+            RequestError: UNAUTHENTICATED, if its time is over, or it was taken away.
+        """
         self._tokens = tokens
         self._digest = digest
         self._revocations = revocations
+        self.identity = of_token(self._grant().name)
 
     def check_valid(self) -> None:
         """See `Caller`."""
@@ -192,31 +207,29 @@ class Authenticator:
         self._tokens = None if tokens is None else Tokens(tokens)
         self._revocations = Revocations(self._check)
 
-    def caller(self, token: str | None) -> Caller:
-        """The caller who sent this token.
+    def caller(self, token: str | None, peer: str = "") -> Caller:
+        """The caller who sent this token, from this peer, as gRPC writes it.
 
         Raises:
             RequestError: UNAUTHENTICATED, if a token is wanted and this one is missing, wrong or expired.
         """
         if self._tokens is None:
-            return Anyone()
+            return Anyone(of_peer(peer))
         if token is None:
             raise errors.unauthenticated("this server wants a token, and the call has none")
         digest = self._tokens.digest_of(token)
         if digest is None:
             raise errors.unauthenticated("the token of this call is not one of this server's")
-        caller = TokenHolder(self._tokens, digest, self._revocations)
-        caller.check_valid()
-        return caller
+        return TokenHolder(self._tokens, digest, self._revocations)
 
-    def caller_of(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """The caller who sent this metadata with its call.
+    def caller_of(self, metadata: Iterable[tuple[str, str | bytes]], peer: str = "") -> Caller:
+        """The caller who sent this metadata with its call, from this peer, as gRPC writes it.
 
         Raises:
             RequestError: UNAUTHENTICATED, see `caller`.
         """
         if self._tokens is None:
-            return Anyone()
+            return Anyone(of_peer(peer))
         try:
             return self.caller(bearer_token([str(value) for name, value in metadata if name == _HEADER]))
         except ValueError as error:

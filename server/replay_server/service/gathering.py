@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from replay_proto.framing import blank_message, column_views
 
 from replay_server import errors
+from replay_server.access.caller import CALLER_AT_WORK
 from replay_server.bounds import ABOUT_A_BATCH_BYTES, ABOUT_A_ROW_BYTES
+from replay_server.budgets import QueuedBudget
+from replay_server.calls import call_at_work
 from replay_server.table import Table
 
 INLINE_BYTES = 1 << 22
@@ -24,13 +27,39 @@ Choice = tuple[Message, Sequence[NDArray[np.int64]]]
 """A reply without its rows, and the keys of its rows, batch by batch."""
 
 
+def reply_bytes(rows: int, row_bytes: int, batches: int = 1) -> int:
+    """How long a reply with so many rows is at most; ``row_bytes``: of each, 0 if only its key is sent."""
+    return rows * (row_bytes + ABOUT_A_ROW_BYTES) + batches * ABOUT_A_BATCH_BYTES
+
+
+async def hold_reply(outgoing: QueuedBudget, size: int) -> bool:
+    """Have a reply of so many bytes counted until it was sent, and wait before it is built if too much is.
+
+    Returns:
+        Whether it had to wait.
+
+    Raises:
+        RequestError: TOO_LARGE, if too many calls wait; UNAUTHENTICATED, if the token was taken away meanwhile.
+    """
+    call = call_at_work()
+    if call is None:  # nothing is sent
+        return False
+    waits = not outgoing.take_now(call.caller, size)
+    if waits:
+        await outgoing.take_in_turn(call.caller, size)
+    call.when_sent(lambda: outgoing.give_back(call.caller, size))
+    if waits:
+        CALLER_AT_WORK.get().check_valid()
+    return waits
+
+
 def check_reply_size(table: Table, rows: int, limit_bytes: int, batches: int = 1) -> None:
     """Make sure that a reply with so many rows may be sent, with all that is said about each of them.
 
     Raises:
         RequestError: TOO_LARGE.
     """
-    size = rows * (table.config.schema.row_bytes + ABOUT_A_ROW_BYTES) + batches * ABOUT_A_BATCH_BYTES
+    size = reply_bytes(rows, table.config.schema.row_bytes, batches)
     if size > limit_bytes:
         raise errors.too_large("bytes of a reply", limit_bytes, size, "max_message_mb of the server")
 

@@ -51,7 +51,7 @@ def replay_methods(
     def rpc(name: str) -> Rpc:
         return Rpc(figures[name], authenticator, demand[name], catalog.bounds)
 
-    streams = OpenStreams(catalog.bounds.max_streams_per_client)
+    streams = OpenStreams(catalog.bounds)
     tables, inserts = TableHandlers(catalog, socket=socket, frame_port=frame_port), InsertHandlers(catalog)
     sampling, stats = SamplingHandlers(catalog, reply_limit_bytes, same_host=same_host), StatsHandler(catalog, figures)
     kept, inspection = CheckpointHandlers(checkpoints), InspectionHandler(catalog)

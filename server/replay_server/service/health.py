@@ -11,10 +11,17 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2
 
+from replay_server.access.identity import of_peer
+from replay_server.budgets import Budget
+from replay_server.defaults import DEFAULT_CALLER_SHARE
+from replay_server.errors import RequestError
+
 SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _Answer: Final = health_pb2.HealthCheckResponse
 _SERVING: Final[bytes] = _Answer(status=_Answer.SERVING).SerializeToString()
 _NOT_SERVING: Final[bytes] = _Answer(status=_Answer.NOT_SERVING).SerializeToString()
+MOST_WATCHING: Final = 1024
+"""Streams of Watch at once; those of one host are half of it."""
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -24,6 +31,7 @@ class Health:
     def __init__(self) -> None:
         """It does, until it is told otherwise."""
         self._stopping = asyncio.Event()
+        self._watching = Budget("streams of Watch", "not a setting", MOST_WATCHING, DEFAULT_CALLER_SHARE)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the service."""
@@ -41,7 +49,13 @@ class Health:
         return _NOT_SERVING if self._stopping.is_set() else _SERVING
 
     async def _watch(self, _requests: object, context: Context) -> None:
-        if not self._stopping.is_set():
-            await context.write(_SERVING)
-            await self._stopping.wait()
-        await context.write(_NOT_SERVING)
+        host = of_peer(context.peer())
+        try:
+            self._watching.check(host)
+        except RequestError as refusal:
+            await context.abort(refusal.code, str(refusal))
+        with self._watching.held(host):
+            if not self._stopping.is_set():
+                await context.write(_SERVING)
+                await self._stopping.wait()
+            await context.write(_NOT_SERVING)

@@ -24,6 +24,9 @@ from replay_proto.framing import Framed
 
 from replay_server import errors
 from replay_server.access.caller import CALLER_AT_WORK, Caller
+from replay_server.bounds import Bounds
+from replay_server.budgets import Budget
+from replay_server.calls import begin_call
 from replay_server.errors import RequestError
 from replay_server.service.requests import RequestReader, request_reader
 from replay_server.service.rights import Rpc
@@ -39,15 +42,16 @@ MessageHandler = Callable[[Framed[M]], Awaitable[bytes]]
 
 
 class OpenStreams:
-    """How many streams each client has open. A client is a connection, which a channel has one of."""
+    """How many streams each client and each caller has open. A client is a connection, which a channel has one of."""
 
-    def __init__(self, most: int) -> None:
-        """Begin with none; a client may have ``most``."""
-        self._most = most
+    def __init__(self, bounds: Bounds) -> None:
+        """Begin with none."""
+        self._most = bounds.max_streams_per_client
         self._open: Counter[str] = Counter()
+        self._of_callers = Budget("streams", "max_streams of the server", bounds.max_streams, bounds.caller_share)
 
     @contextmanager
-    def one_more(self, client: str) -> Iterator[None]:
+    def one_more(self, client: str, caller: str) -> Iterator[None]:
         """Count a stream while it is open.
 
         Raises:
@@ -59,7 +63,8 @@ class OpenStreams:
             )
         self._open[client] += 1
         try:
-            yield
+            with self._of_callers.held(caller):
+                yield
         finally:
             self._open[client] -= 1
             if not self._open[client]:
@@ -92,7 +97,7 @@ class Unary:
                 if data is None:
                     data = await only_message(context)
                 with figures.timed():
-                    return await self._handler(self._read_request(data, caller, ""), caller)
+                    return await _answered(context, caller, self._handler(self._read_request(data, caller, ""), caller))
             except Exception as error:
                 await refuse(context, error, figures)
 
@@ -171,9 +176,9 @@ class Streaming:
         with figures.at_work():
             try:
                 caller, table = _caller(self._rpc, context), ""
-                stream = OpenStream()
+                stream, at_work = OpenStream(), begin_call(caller.identity)
                 with (
-                    self._streams.one_more(context.peer()),
+                    self._streams.one_more(context.peer(), caller.identity),
                     caller.while_valid(stream.end),
                     self._open_stream(stream) as handler,
                 ):
@@ -181,11 +186,31 @@ class Streaming:
                         began = time.perf_counter()
                         request = self._read_request(data, caller, table)
                         table = request.head.table or table
-                        answer = await handler(request)
-                        figures.answered(time.perf_counter() - began)
-                        await context.write(answer)
+                        try:
+                            answer = await handler(request)
+                            figures.answered(time.perf_counter() - began)
+                            await context.write(answer)
+                        finally:
+                            at_work.sent()
             except Exception as error:
                 await refuse(context, error, figures)
+
+
+async def _answered(context: Context, caller: Caller, answering: Awaitable[bytes]) -> bytes:
+    """The one answer of a call. What the call holds is given back once gRPC has sent it."""
+    at_work = begin_call(caller.identity)
+    try:
+        answer = await answering
+    except BaseException:
+        at_work.sent()
+        raise
+    if at_work.holds_something:
+
+        def sent(_: Context) -> None:
+            at_work.sent()
+
+        context.add_done_callback(sent)  # type: ignore[arg-type]  # the stubs have it called without the context
+    return answer
 
 
 def _caller(rpc: Rpc, context: Context) -> Caller:
@@ -194,7 +219,7 @@ def _caller(rpc: Rpc, context: Context) -> Caller:
     Raises:
         RequestError: UNAUTHENTICATED.
     """
-    caller = rpc.authenticator.caller_of(context.invocation_metadata() or ())
+    caller = rpc.authenticator.caller_of(context.invocation_metadata() or (), context.peer())
     CALLER_AT_WORK.set(caller)
     return caller
 

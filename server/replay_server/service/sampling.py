@@ -12,10 +12,11 @@ from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
+from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.draws import Draw, DrawnBatch
 from replay_server.service import fields
-from replay_server.service.gathering import Choice, check_reply_size, reply_with_rows
+from replay_server.service.gathering import Choice, check_reply_size, hold_reply, reply_bytes, reply_with_rows
 from replay_server.service.rpc import OpenStream
 from replay_server.service.transport import CAME_IN_FRAMES
 from replay_server.table import Table
@@ -60,6 +61,8 @@ class SamplingHandlers:
         table = self._catalog.find(message.table, fields.table_uid(message.table_uid))
         check_reply_size(table, len(keys), self._reply_limit_bytes)
         self._catalog.bounds.check_rows(len(keys))
+        if await hold_reply(self._catalog.outgoing, reply_bytes(len(keys), table.config.schema.row_bytes)):
+            table = self._catalog.find(table.name, table.uid)
 
         def choose() -> Choice:
             live = table.live_keys(keys)
@@ -169,6 +172,7 @@ class SamplingHandlers:
             same_host: whether the caller copies the rows itself.
             reply: makes the reply, without its rows, out of the batches.
         """
+        await self._hold_batches(table, batches * draw.batch_size, batches, same_host)
         points = table.choose_points(draw, batches)
         drawn: list[DrawnBatch] = []
 
@@ -190,6 +194,19 @@ class SamplingHandlers:
             # There is room now.
             self._catalog.waiters.changed(table)
         return answer
+
+    async def _hold_batches(self, table: Table, rows: int, batches: int, same_host: replay_pb2.SameHost) -> None:
+        """Wait until batches that were admitted may be sent; the table is as it was then, or the caller is refused."""
+        copies = self._may_copy(table, same_host) and not same_host.overtaken
+        size, resets = reply_bytes(rows, 0 if copies else table.config.schema.row_bytes, batches), table.resets
+        try:
+            if await hold_reply(self._catalog.outgoing, size):
+                self._catalog.find(table.name, table.uid)
+                if table.resets != resets:
+                    raise errors.table_reset(table.name)
+        except BaseException:
+            self._catalog.waiters.leave(table, rows, resets)
+            raise
 
 
 def _constant(field: str, first: T, now: T) -> T:

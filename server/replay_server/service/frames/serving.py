@@ -48,6 +48,7 @@ class _FrameContext:
     def __init__(self, connection: FrameConnection, hello: replay_pb2.FrameHello, is_stopping: Callable[[], bool]):
         self._connection = connection
         self._hello = hello
+        self._when_sent: list[Callable[[Any], None]] = []
         self._is_stopping = is_stopping
 
     async def read(self) -> object:
@@ -68,8 +69,20 @@ class _FrameContext:
         raise _RefusedError
 
     def peer(self) -> str:
-        """A name for the connection."""
-        return f"frames:{id(self._connection)}"
+        """A name for the connection, as gRPC would write it, with a number of its own in place of the port."""
+        client, number = self._connection.client, id(self._connection)
+        if not client:
+            return f"unix:{number}"
+        return f"ipv6:[{client}]:{number}" if ":" in client else f"ipv4:{client}:{number}"
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Have it called once the answer to this request was sent, or never will be."""
+        self._when_sent.append(callback)
+
+    def done(self) -> None:
+        """The answer was sent, or never will be."""
+        while self._when_sent:
+            self._when_sent.pop()(self)
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """What the client said of itself."""
@@ -181,8 +194,11 @@ class FrameListener(ABC):
             await handler.serve(context)
             return
         while (request := await context.read()) is not None:
-            with suppress(_RefusedError):
-                await connection.write(await handler.answer(request, context))
+            try:
+                with suppress(_RefusedError):
+                    await connection.write(await handler.answer(request, context))
+            finally:
+                context.done()
 
     def _checked_hello(self, message: bytes, connection: FrameConnection) -> replay_pb2.FrameHello:
         try:

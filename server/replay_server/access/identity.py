@@ -1,0 +1,46 @@
+"""Which callers are one and the same where they share what there is: those of one token, or of one host.
+
+Whoever has a token is known by its name, from wherever it calls. Without tokens a caller is a host: an IPv4 address, a
+network of 64 bits of IPv6 (which is what one customer gets), or this machine, by whatever way (loopback or the socket
+beside the tables). Nothing tells the processes of one machine apart that they could not make up.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from typing import Final
+from urllib.parse import unquote
+
+THIS_HOST: Final = "this host"
+_NETWORK_BITS: Final = 64
+
+
+def of_token(name: str) -> str:
+    """Whoever has the token of this name."""
+    return f"token {name}"
+
+
+def of_peer(peer: str) -> str:
+    """The host of a peer, as gRPC writes it: ``ipv4:10.0.0.7:52100``, ``ipv6:%5B2001:db8::1%5D:52100``, ``unix:``."""
+    kind, _, address = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return THIS_HOST
+    return of_host(unquote(address).rpartition(":")[0].strip("[]"))
+
+
+@lru_cache(maxsize=1024)
+def of_host(address: str) -> str:
+    """The host of an address without a port; empty: this one."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return THIS_HOST if not address else f"host {address}"
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    if found.is_loopback:
+        return THIS_HOST
+    if isinstance(found, IPv6Address):
+        network = int(found) >> (128 - _NETWORK_BITS) << (128 - _NETWORK_BITS)
+        return f"host {IPv6Address(network)}/{_NETWORK_BITS}"
+    return f"host {found}"
