@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from replay_proto.v1 import replay_pb2
+from replay_server.defaults import DEFAULT_MAX_ROWS_PER_CALL
 
 from tests.service.test_hostile_messages import NO_MESSAGES
 from tests.support.caller import (
@@ -206,10 +207,11 @@ def test_a_hello_that_is_too_long_is_not_received(link: FrameLink, size: int) ->
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_came(filled: CalledTable) -> None:
-    """The server takes 64 MiB; over gRPC, it refuses such a message with the same code."""
+    """It has no rows: keys and priorities for one call are all that the server takes."""
+    longest = (1 << 20) + 16 * DEFAULT_MAX_ROWS_PER_CALL
     link = greeted(filled.describe(), "UpdatePriorities")
-    link.socket.sendall(HEAD.pack((64 << 20) + 1, 0) + b"the first of it")
-    with refused("TOO_LARGE", limit=64 << 20, got=(64 << 20) + 1, setting="max_message_mb of the server"):
+    link.socket.sendall(HEAD.pack(longest + 1, 0) + b"the first of it")
+    with refused("TOO_LARGE", limit=longest, got=longest + 1, setting="max_rows_per_call of the server"):
         link.answer()
     assert_ended(link)
 
@@ -292,16 +294,17 @@ def test_many_requests_in_one_piece_are_answered_in_order(filled: CalledTable) -
     link.close()
 
 
-def test_a_large_update_is_taken(filled: CalledTable) -> None:
-    """16 MiB: more than a connection's queue takes before reading stops."""
+def test_large_updates_are_taken(filled: CalledTable) -> None:
+    """8 MiB: more than a connection's queue takes before reading stops."""
     link = greeted(filled.describe(), "UpdatePriorities")
-    keys = np.full(1 << 20, 5)
-    update = replay_pb2.PriorityUpdate(keys=int64(keys), priorities=float64(np.arange(1 << 20)))
-    for _ in range(2):
+    count = DEFAULT_MAX_ROWS_PER_CALL
+    update = replay_pb2.PriorityUpdate(keys=int64(np.full(count, 5)), priorities=float64(np.arange(count)))
+    for _ in range(16):
         request = replay_pb2.UpdatePrioritiesRequest(table=filled.name, table_uid=filled.uid, update=update)
         link.send(request.SerializeToString())
+    for _ in range(16):
         assert replay_pb2.UpdatePrioritiesResponse.FromString(link.answer()).result.updated == 1
-    assert filled.read([5]).priorities.tolist() == [float((1 << 20) - 1)]
+    assert filled.read([5]).priorities.tolist() == [float(count - 1)]
     link.close()
 
 

@@ -601,7 +601,6 @@ def test_a_cap_on_priorities_makes_any_finite_priority_acceptable(new_table: New
         ("Learn", lambda name: replay_pb2.LearnRequest(table=name, draw=make_draw(2**62))),
         ("Learn", lambda name: replay_pb2.LearnRequest(table=name, draw=make_draw(2**62), batches=256)),
         ("Learn", lambda name: replay_pb2.LearnRequest(table=name, draw=make_draw(12_000), batches=250)),
-        ("Read", lambda name: replay_pb2.ReadRequest(table=name, keys=bytes(8 * ((64 << 20) // 28)))),
     ],
 )  # fmt: skip
 def test_a_reply_that_would_be_too_large_is_refused(
