@@ -140,7 +140,7 @@ def _check_owner(path: Path, found: os.stat_result, owners: Collection[int], kin
         flag = " -h" if kind == "link" else ""
         raise UntrustedError(
             f"{path} is a {kind} of {_user(found.st_uid)}, who can change where it leads and what lies in it: expected "
-            f"one of {_user(os.geteuid())} or root; run the server as that user, "
+            f"one of {_own_user()}; run the server as that user, "
             f"`chown{flag} {os.geteuid()} {_quoted(path)}`, or choose another directory"
         )
 
@@ -156,7 +156,7 @@ def _check_writers(path: Path, found: os.stat_result, *, may_be_sticky: bool) ->
     else:
         return
     raise UntrustedError(
-        f"{path} can be written to by {who}: expected by {_user(os.geteuid())} and root alone; "
+        f"{path} can be written to by {who}: expected by {_own_user()} alone; "
         f"`chmod {mend} {_quoted(path)}`{sticky} or choose another directory"
     )
 
@@ -185,6 +185,10 @@ def _is_own_group(number: int) -> bool:
     except KeyError:
         own = ""
     return (number == _ROOT or group.gr_name == own) and not set(group.gr_mem) - {own, "root"}
+
+
+def _own_user() -> str:
+    return "root" if os.geteuid() == _ROOT else f"{_user(os.geteuid())} or root"
 
 
 def _user(number: int) -> str:

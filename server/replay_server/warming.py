@@ -1,4 +1,4 @@
-"""Compiles or loads every kernel before the port opens, so that no caller waits for a compilation.
+"""Compiles or loads every kernel before the server serves, so that no caller waits for a compilation.
 
 On a new machine, or with a new version, two processes compile the kernels side by side, while this one logs their
 progress. Then, and on every later start, the kernels are loaded.

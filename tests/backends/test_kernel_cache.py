@@ -16,6 +16,7 @@ import replay_server
 from replay_server.backends import kernel_cache
 
 from tests.support.deadlines import PATIENCE_S
+from tests.support.small_disk import mounted_disk
 
 NOWHERE = "/proc/nobody"
 """Where nobody can make a folder."""
@@ -141,3 +142,50 @@ def test_a_version_that_nobody_has_used_for_weeks_is_removed(place: Path) -> Non
     install(place, step=1)
     _, _, folder = call(place, {"NUMBA_CACHE_DIR": str(cache)})
     assert {path.name for path in cache.iterdir()} == {recent.name, folder.name}
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("content", [b"", bytes(5000), b"\x80\x04garbage"], ids=["empty", "zeros", "garbage"])
+def test_kernels_that_a_loss_of_power_tore_are_compiled_again(place: Path, kind: str, content: bytes) -> None:
+    variables = {"NUMBA_CACHE_DIR": str(place / "cache")}
+    install(place, step=1)
+    call(place, variables)
+    torn = list((place / "cache").rglob(f"*.{kind}"))
+    assert torn
+    for path in torn:
+        path.write_bytes(content)
+    assert [call(place, variables)[:2] for _ in range(2)] == [(1, 0), (1, 1)]
+
+
+def test_kernels_are_not_kept_where_there_is_no_room(place: Path) -> None:
+    install(place, step=1)
+    with mounted_disk(place / "small", 1) as small:
+        result, _, folder = call(place, {"HOME": NOWHERE, "XDG_CACHE_HOME": "", "NUMBA_CACHE_DIR": str(small)})
+        assert result == 1
+        assert folder.is_relative_to(place / "tmp")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("what", ["the directory", "a kernel"])
+def test_kernels_of_another_user_are_not_loaded(place: Path, what: str) -> None:
+    cache = place / "cache"
+    variables = {"HOME": NOWHERE, "XDG_CACHE_HOME": "", "NUMBA_CACHE_DIR": str(cache)}
+    install(place, step=1)
+    call(place, variables)
+    cache.chmod(0o755)
+    os.chown(cache if what == "the directory" else next(cache.rglob("*.nbc")), 54_321, 54_321)
+    result, hits, folder = call(place, variables)
+    assert (result, hits) == (1, 0)
+    assert not folder.is_relative_to(cache)
+
+
+def test_what_a_compilation_that_was_cut_short_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "backends").mkdir()
+    left = tmp_path / "backends" / "kernel.1.nbc"
+    left.touch()
+    kernel_cache.set_complete(tmp_path)
+    kernel_cache.remove_unfinished(tmp_path)
+    assert left.exists()
+    next(tmp_path.glob("complete-*")).unlink()
+    kernel_cache.remove_unfinished(tmp_path)
+    assert not left.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.support.caller import CalledTable, Caller, new_name, table_config
 from tests.support.power import pretend_another_boot
 from tests.support.refusals import refused
 from tests.support.server_process import ServerProcess
+from tests.support.small_disk import mounted_disk
 
 StartServer = Callable[..., ServerProcess]
 LARGE = Schema({"frame": Column("uint8", (1 << 16,))})
@@ -26,15 +26,8 @@ POWER = ("--durability", "power")
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of a few megabytes that outlives a server."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=700", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("a file system can be mounted by root alone")
-    try:
+    with mounted_disk(tmp_path / "disk", DISK_MB) as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def fill(disk: Path) -> None:

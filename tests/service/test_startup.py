@@ -293,6 +293,45 @@ def test_a_second_server_does_not_share_the_port_of_the_first(server: ServerProc
     assert "cannot listen on" in ended.stderr
 
 
+def test_a_port_that_is_taken_is_found_out_before_anything_is_restored(
+    start_server: StartServer, call: Call, tmp_path: Path
+) -> None:
+    server = start_server("--checkpoint-dir", str(tmp_path / "checkpoints"))
+    caller = call(server)
+    caller.create().insert(range(5))
+    name = caller.checkpoint().name
+    data = tmp_path / "data"
+    restore = ("--data-dir", str(data), "--restore", str(tmp_path / "checkpoints" / name))
+    ended = run_to_its_end("--port", str(server.port), *restore)
+    assert ended.returncode == 1
+    assert "cannot listen on" in ended.stderr
+    assert list((data / "tables").iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+def test_a_directory_that_another_user_made_is_refused_unless_told_otherwise(tmp_path: Path) -> None:
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for folder in (data, elsewhere):
+        folder.mkdir()
+        folder.chmod(0o711)
+    (elsewhere / "secret").touch(mode=0o600)
+    (data / "lock").symlink_to(elsewhere / "made")
+    (data / "tables").symlink_to(elsewhere)
+    os.chown(data, 54_321, 54_321)
+    for flags in ((), ("--group", "root"), ("--trust-dirs",)):
+        ended = run_to_its_end("--data-dir", str(data), *flags)
+        assert ended.returncode == 1
+        assert f"data_dir: {data} is a directory of user 54321" in ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert [path.name for path in elsewhere.iterdir()] == ["secret"]
+        assert (elsewhere.stat().st_mode & 0o777, (elsewhere / "secret").stat().st_mode & 0o777) == (0o711, 0o600)
+    for link in ("lock", "tables"):
+        (data / link).unlink()
+    ended = run_to_its_end("--data-dir", str(data), "--trust-dirs", "--exit-with-parent")
+    assert ended.returncode == 0, ended.stderr
+    assert f"WARNING replay_server  data_dir: {data} is a directory of user 54321" in ended.stderr
+
+
 def test_a_data_directory_in_use_is_refused(start_server: StartServer, call: Call, tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     first = start_server("--data-dir", data)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 _NAMESPACES = (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount"))
 """The second one is for those who may not mount: in a namespace of their own, they may."""
@@ -19,3 +22,16 @@ def with_small_disk(folder: Path, size_mb: int) -> Sequence[str]:
         if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
             return command
     raise AssertionError("no tmpfs can be mounted: run the tests as root, or where user namespaces are allowed")
+
+
+@contextmanager
+def mounted_disk(folder: Path, size_mb: int) -> Iterator[Path]:
+    """A small tmpfs at ``folder`` that all processes see; the test is skipped for those who may not mount."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m,mode=700", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a file system can be mounted by root alone")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
