@@ -34,21 +34,22 @@ def draw_steps(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path) 
     heights = [len(times) for times in panels.values()]
     all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights, sharex=True).ravel()
     for axes, (title, times) in zip(all_axes, panels.items(), strict=True):
-        _draw_bars(axes, title, times)
-    all_axes[-1].set_xlabel("microseconds per step; bars: median, lines: smallest to largest round")
+        _draw_spans(axes, title, times)
+    all_axes[-1].set_xlabel("microseconds per step; points: median, lines: smallest to largest round")
     figure.savefig(path, dpi=RESOLUTION_DPI, format="png")
 
 
-def _draw_bars(axes: Axes, title: str, times: Mapping[str, Sequence[float]]) -> None:
+def _draw_spans(axes: Axes, title: str, times: Mapping[str, Sequence[float]]) -> None:
+    # Points: on a logarithmic axis the length of a bar means nothing.
     medians = [statistics.median(values) for values in times.values()]
-    spans = [
-        [median - min(values) for median, values in zip(medians, times.values(), strict=True)],
-        [max(values) - median for median, values in zip(medians, times.values(), strict=True)],
-    ]
     colors = [_OWN_COLOR if name.startswith(_OWN) else _OTHER_COLOR for name in times]
-    bars = axes.barh(list(times), medians, xerr=spans, color=colors, error_kw={"lw": 1})
-    axes.bar_label(bars, [f"{median:,.0f}" for median in medians], padding=6, fontsize="small")
-    axes.set(title=title, xscale="log")
+    places = list(range(len(times)))
+    axes.hlines(places, list(map(min, times.values())), list(map(max, times.values())), colors, lw=2)
+    axes.scatter(medians, places, color=colors)
+    for place, values in enumerate(times.values()):
+        label = f"{statistics.median(values):,.0f}"
+        axes.annotate(label, (max(values), place), (8, 0), textcoords="offset points", va="center", fontsize="small")
+    axes.set(title=title, xscale="log", yticks=places, yticklabels=list(times))
     axes.margins(x=0.15)
     axes.invert_yaxis()
     axes.grid(axis="x", which="both", alpha=0.2)
@@ -56,7 +57,7 @@ def _draw_bars(axes: Axes, title: str, times: Mapping[str, Sequence[float]]) -> 
 
 def draw_growth(growth: Growth, path: Path) -> None:
     """Write a PNG picture of times per step over the number of rows, a panel beside the other."""
-    figure = Figure(figsize=(6.0 * len(growth), 5.0), layout="constrained")
+    figure = Figure(figsize=(6.0 * len(growth), 5.4), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = figure.subplots(1, len(growth), squeeze=False, sharey=True).ravel()
     for axes, (title, contestants) in zip(all_axes, growth.items(), strict=True):
@@ -70,5 +71,7 @@ def draw_growth(growth: Growth, path: Path) -> None:
         axes.set(title=title, xlabel="rows", xscale="log", yscale="log")
         axes.grid(which="both", alpha=0.2)
     all_axes[0].set_ylabel("microseconds per learner step")
-    all_axes[0].legend()
+    # Below the panels, where it covers no curve.
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.savefig(path, dpi=RESOLUTION_DPI, format="png")

@@ -42,7 +42,8 @@ def draw_curve(history: History, path: Path, title: str, solved_return: float | 
     axes.set(title=title, xlabel="environment steps", ylabel="return")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="best")
+        # Below the axes, where it covers no curve.
+        figure.legend(loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=RESOLUTION_DPI)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from replay_agent.status import Status
 
@@ -18,6 +19,10 @@ log = logging.getLogger(__name__)
 LINE_INTERVAL_S = 10.0
 REFRESH_INTERVAL_S = 0.2
 UNKNOWN = "-"
+FIGURES = (
+    "  return [green]{recent}[/]  best [green]{best}[/]  loss {loss}  ε {epsilon}  β {beta}  "
+    "[cyan]{speed}[/] steps/s  [yellow]{note}[/]"
+)
 
 
 class ProgressView(Protocol):
@@ -34,22 +39,25 @@ class ProgressView(Protocol):
     ) -> None: ...
 
 
+class _BarAboveFigures(Progress):
+    """A bar, and the figures of a run below it: on one line they are wider than 80 characters."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            yield Text.from_markup(FIGURES.format(**task.fields), overflow="fold")
+
+
 class ProgressBar:
     """A bar in a terminal."""
 
     def __init__(self, console: Console, title: str, total_steps: int) -> None:
         """Show ``title`` and count up to ``total_steps``."""
-        self._progress = Progress(
+        self._progress = _BarAboveFigures(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            TextColumn("return [green]{task.fields[recent]}[/]"),
-            TextColumn("best [green]{task.fields[best]}[/]"),
-            TextColumn("loss {task.fields[loss]}"),
-            TextColumn("ε {task.fields[epsilon]} β {task.fields[beta]}"),
-            TextColumn("[cyan]{task.fields[speed]}[/] steps/s"),
             TimeElapsedColumn(),
-            TextColumn("[yellow]{task.fields[note]}[/]"),
             console=console,
         )
         fields: dict[str, Any] = dict.fromkeys(("recent", "best", "loss", "epsilon", "beta", "speed"), UNKNOWN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,27 @@ def test_a_terminal_sees_a_bar_with_return_loss_epsilon_beta_and_speed() -> None
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     for part in ("CartPole-v1", "500/1000", "123.4", "0.0123", "0.31", "0.45", "777"):
+        assert part in shown
+
+
+def test_nothing_of_the_bar_is_cut_off_in_80_characters() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    far = replace(STATUS, env_steps=123_456_789, recent_return=-12345.6, note="waiting for the server")
+    with make_progress(console, "MinAtar/SpaceInvaders-v1", 200_000_000, shown=True) as progress:
+        progress.show(far)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    for part in (
+        "MinAtar/SpaceInvaders-v1",
+        "123456789/200000000",
+        "-12345.6",
+        "0.0123",
+        "777",
+        "steps/s",
+        "waiting",
+        "server",
+    ):
         assert part in shown
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import itertools
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, Table
+from replay_client.cli.render import stats_screen
+from rich.console import Console
 
 from tests.client.numbered import rows
 from tests.support.deadlines import wait_until
@@ -24,6 +30,7 @@ from tests.support.server_process import ServerProcess
 NewTable = Callable[..., Table]
 COMMAND = str(Path(sys.executable).with_name("replay"))
 TIMEOUT_S = 60
+LONG_NAME = "a-table-whose-name-is-longer-than-there-is-room-for-beside-its-figures"
 SLOPES = {"sum_tree": "p^0.600, alpha 0.6", "rank": "rank^-0.600, alpha 0.6", "uniform": "all alike", "fifo": "A queue"}
 """What is said of the probabilities in a table of each backend."""
 
@@ -123,9 +130,55 @@ def test_figures_go_on_in_the_terminal_while_the_server_restarts(start_server: C
     server.restart()
     wait_until(shows(b"no tables"), "there were figures again")
     process.send_signal(signal.SIGINT)
+    os.close(terminal)
+    # Read to the end: a terminal that nobody reads would hold it up.
+    with suppress(OSError):
+        while os.read(screen, 65536):
+            pass
     assert process.wait(TIMEOUT_S) == 0
     os.close(screen)
-    os.close(terminal)
+
+
+@pytest.mark.parametrize("command", [["tables"], ["stats"], ["stats", LONG_NAME], ["checkpoint", "list"]])
+def test_nothing_is_cut_off_in_80_characters(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, command: list[str]
+) -> None:
+    server = start_server("--checkpoint-dir", str(tmp_path / "checkpoints"))
+    with ReplayClient(server.address) as client:
+        client.create_table(LONG_NAME, columns={"x": Column("int64")}, capacity=1000).insert({"x": range(12)})
+        client.checkpoint(series=LONG_NAME)
+        taken = datetime.fromtimestamp(client.checkpoints()[0].taken_s)
+    done = run(*command, "--server", server.address, COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in done.stdout
+    begin, end = LONG_NAME[:20], LONG_NAME[-5:]
+    assert begin in done.stdout
+    assert end in done.stdout
+    if command[0] == "checkpoint":
+        assert f"{taken:%Y-%m-%d %H:%M:%S}" in done.stdout
+        assert " MiB " in done.stdout
+    if command[-1] == LONG_NAME:
+        assert len(lines) <= 24
+
+
+def test_what_a_screen_has_no_room_for_is_counted_on_it(server: ServerProcess, new_table: NewTable) -> None:
+    names = [f"cli-many-{number}" for number in range(40)]
+    for name in names:
+        new_table(name=name)
+    console = Console(width=80, height=24, file=io.StringIO())
+    with ReplayClient(server.address) as client:
+        stats = client.stats()
+    for trouble in ("", "server away for 3 s: nobody answers"):
+        with console.capture() as captured:
+            console.print(stats_screen(console, stats, server.address, None, trouble))
+        shown = captured.get()
+        assert len(shown.splitlines()) <= 24
+        count = int(re.search(r"(\d+) more tables", shown)[1])  # type: ignore[index]
+        assert count + sum(f"{name} " in shown for name in stats.tables) == len(stats.tables)
+        assert "method" in shown
+        assert trouble in shown
 
 
 @pytest.mark.parametrize("width", [80, 160])

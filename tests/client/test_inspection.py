@@ -55,6 +55,7 @@ def test_slopes_are_the_exponents_of_the_table(new_table: NewTable) -> None:
     proportional = Distributions.of(by_priority.inspect(), 0.4)
     assert proportional.by_priority is not None
     assert proportional.by_priority.exponent == pytest.approx(0.3)
+    assert (ranked.by_priority, proportional.by_rank) == (None, None)
 
 
 def test_a_slope_needs_two_places() -> None:

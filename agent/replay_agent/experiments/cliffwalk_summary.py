@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from rich import box
 from rich.table import Table
 
 from replay_agent.experiments.cliffwalk import Cliffwalk
@@ -18,7 +19,7 @@ from replay_agent.experiments.cliffwalk_runs import RunResult
 from replay_agent.experiments.q_learning import Representation
 from replay_agent.experiments.replays import Method
 
-SIZE_INCHES: Final = (12.0, 5.0)
+SIZE_INCHES: Final = (12.0, 5.4)
 RESOLUTION_DPI: Final = 120
 COLORS: Final[Mapping[Method, str]] = {
     Method.UNIFORM: "black",
@@ -29,6 +30,8 @@ COLORS: Final[Mapping[Method, str]] = {
 }
 """As in figures 1 and 2 of the paper, where greedy replay has no color of its own."""
 BAND_ALPHA: Final = 0.15
+_WHOLE_FROM: Final = 10.0
+"""Ratios from here on are shown without a decimal, so that a table is no wider than 80 characters."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +81,22 @@ def summary_table(curves: Curves, representation: Representation) -> Table:
     """Median updates by number of states and method, and how many times fewer than uniform replay needs."""
     by_method = curves.get(representation, {})
     methods = [method for method in Method if method in by_method]
-    table = Table(title=f"{representation}: median updates (uniform / this)", title_justify="left")
-    for name in ("states", "transitions", "seeds", *methods):
-        table.add_column(name, justify="right")
+    table = Table(
+        title=f"{representation}: median updates (uniform / this) by states and transitions in memory",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=0,
+    )
+    for name in ("states", "memory", *methods):
+        table.add_column(name, justify="right", overflow="fold")
     for states in sorted({states for points in by_method.values() for states in points}):
         points = [by_method[method].get(states) for method in methods]
-        seeds = sorted({point.seeds for point in points if point is not None})
         uniform = by_method.get(Method.UNIFORM, {}).get(states)
         table.add_row(
             str(states),
             f"{Cliffwalk(states).memory_size:,}",
-            " to ".join(map(str, {seeds[0]: None, seeds[-1]: None})),
             *(_cell(point, uniform) for point in points),
         )
     return table
@@ -100,7 +108,8 @@ def _cell(point: Point | None, uniform: Point | None) -> str:
     text = f"{'≥ ' if point.at_least else ''}{point.median:,.0f}"
     if uniform is None or uniform is point or point.at_least:
         return text
-    return f"{text} ({'≥ ' if uniform.at_least else ''}{uniform.median / point.median:.1f})"
+    ratio = uniform.median / point.median
+    return f"{text} ({'≥ ' if uniform.at_least else ''}{ratio:.{int(ratio < _WHOLE_FROM)}f})"
 
 
 def draw(curves: Curves, path: Path) -> None:
@@ -113,6 +122,9 @@ def draw(curves: Curves, path: Path) -> None:
         _draw_panel(axes, curves[representation])
         axes.set(title=f"Blind Cliffwalk, {representation}", xlabel="transitions in the replay memory")
     panels[0].set_ylabel("updates until learned (median; band: least to most)")
+    labelled = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    # Below the panels, where it covers no curve.
+    figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=6, frameon=False)
     figure.savefig(path, dpi=RESOLUTION_DPI)
 
 
@@ -146,4 +158,3 @@ def _draw_panel(axes: Any, by_method: Mapping[Method, Mapping[int, Point]]) -> N
             )
     axes.set(xscale="log", yscale="log")
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper left")

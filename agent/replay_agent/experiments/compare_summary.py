@@ -13,13 +13,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
+from rich import box
 from rich.table import Table
 
 from replay_agent.experiments.compare_defaults import SWEEP_SEED, ReplayMethod
 from replay_agent.experiments.compare_runs import PAPER, Contestant, Curve, RunKey
 from replay_agent.experiments.statistics import Estimate, interquartile_mean, mean, probability_of_improvement
 
-SIZE_INCHES: Final = (16.0, 5.0)
+SIZE_INCHES: Final = (16.0, 5.5)
 RESOLUTION_DPI: Final = 120
 COLORS: Final[Mapping[ReplayMethod, str]] = {
     ReplayMethod.UNIFORM: "black",
@@ -80,15 +81,27 @@ def _group(contestant: Contestant, curves: Sequence[Curve]) -> Group:
 
 def summary_table(env: str, groups: Sequence[Group]) -> Table:
     """What each contestant came to, with 95 % intervals over runs."""
-    table = Table(title=f"{env}: returns with 95 % intervals", title_justify="left")
-    for name in ("", "runs", "mean, training", "IQM, training", "mean, end", "IQM, end", "P(better than uniform)"):
-        table.add_column(name, justify="left" if not name else "right")
+    table = Table(
+        title=f"{env}: returns with 95 % intervals; P(better) than uniform replay",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("", "", "over training", "at the end"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     baseline = _baseline(groups)
     for group in groups:
+        # Three lines of each: on one they are wider than 80 characters.
+        contestant, origin = group.contestant, "paper" if group.contestant in PAPER else "best of sweep"
+        table.add_row(
+            f"{contestant.method}, x {contestant.factor:g}", "mean", str(mean(group.overall)), str(mean(group.final))
+        )
+        middle = interquartile_mean(group.overall), interquartile_mean(group.final)
+        table.add_row(f"  {origin}", "IQM", *map(str, middle))
         better = "" if baseline is None or group is baseline else str(_improvement(group, baseline))
-        cells = [mean(group.overall), interquartile_mean(group.overall)]
-        cells += [mean(group.final), interquartile_mean(group.final)]
-        table.add_row(group.label, str(len(group.returns)), *map(str, cells), better)
+        table.add_row(f"  {len(group.returns)} runs", "P(better)" if better else "", better, "")
     return table
 
 
@@ -105,7 +118,8 @@ def draw(env: str, groups: Sequence[Group], path: Path) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
     left.set_ylabel(f"{env}: return of 20 greedy episodes")
-    left.legend(loc="best", fontsize="small")
+    # Below the panels, where it covers no curve.
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     _draw_improvements(right, groups)
     figure.savefig(path, dpi=RESOLUTION_DPI)
 

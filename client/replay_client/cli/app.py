@@ -14,7 +14,16 @@ from replay_client.cli import checkpoints, render
 from replay_client.cli import watch as watching
 from replay_client.cli.distribution import Distributions
 from replay_client.cli.inspect_view import inspect_view
-from replay_client.cli.options import DEFAULT_SERVER, SHORTEST_TIMEOUT_S, TIMEOUT_S, Json, Server, client_of, print_json
+from replay_client.cli.options import (
+    DEFAULT_SERVER,
+    SHORTEST_TIMEOUT_S,
+    TIMEOUT_S,
+    Json,
+    Server,
+    client_of,
+    print_json,
+    show,
+)
 from replay_client.cli.plain import plain_description, plain_inspection, plain_stats
 from replay_client.client import ReplayClient
 from replay_client.errors import ReplayError, TableNotFoundError
@@ -80,7 +89,7 @@ def tables(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     if as_json:
         print_json([plain_description(description) for description in descriptions])
     else:
-        Console().print(render.table_list(descriptions, server))
+        show(render.table_list(descriptions, server), Console())
 
 
 @app.command()
@@ -101,7 +110,7 @@ def stats(
             print_json(plain_stats(_stats_of(client, table)))
         else:
             console = Console()
-            console.print(render.stats_view(_stats_of(client, table), server, table, console.width))
+            show(render.stats_view(_stats_of(client, table), server, table, console.width), console)
 
 
 @app.command()
@@ -124,7 +133,7 @@ def inspect(
         print_json(plain_inspection(found, rows))
     else:
         console = Console()
-        console.print(inspect_view(found, rows, console.width))
+        show(inspect_view(found, rows, console.width), console)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from replay_client.checkpoints import Checkpoint
 from replay_client.cli import render
-from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json
+from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
 from replay_client.cli.plain import plain
 from replay_client.cli.units import bytes_text, count_text
 
@@ -57,7 +57,7 @@ def list_all(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     if as_json:
         print_json([plain(checkpoint) for checkpoint in found])
     else:
-        Console().print(render.checkpoint_list(found, server))
+        show(render.checkpoint_list(found, server), Console())
 
 
 @app.command()

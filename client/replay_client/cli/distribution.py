@@ -17,6 +17,8 @@ Floats = NDArray[np.float64]
 BARS = 10
 PROPORTIONAL = "sum_tree"
 """The backend that draws by powers of priorities."""
+RANKED = "rank"
+"""The backend that draws by powers of ranks."""
 _WIDE_RATIO = 100.0
 """Values that span more than this are shown on a logarithmic axis."""
 _LEAST_SHARE = 0.01
@@ -66,7 +68,7 @@ class Distributions:
     mean_weight: float
     """Mean weight of a drawn row."""
     by_rank: PowerLaw | None
-    """Probability against rank; None where there is nothing to fit, or in a queue."""
+    """Probability against rank, where it is proportional to a power of that; None elsewhere, or with nothing to fit."""
     by_priority: PowerLaw | None
     """Probability against `priorities_in_force`, where it is proportional to a power of that; likewise."""
 
@@ -92,7 +94,9 @@ class Distributions:
             ages_s=bars(ages, np.full(len(ages), inspection.table.size / max(1, len(ages)))),
             times_sampled=[_times_bar(bar) for bar in inspection.times_sampled],
             mean_weight=float((drawn * weights).sum() / drawn.sum()) if len(drawn) else 0.0,
-            by_rank=None if is_queue else fitted(inspection.ranks.astype(np.float64), probabilities, widths),
+            by_rank=None
+            if inspection.table.backend != RANKED
+            else fitted(inspection.ranks.astype(np.float64), probabilities, widths),
             by_priority=None
             if inspection.table.backend != PROPORTIONAL
             else fitted(priorities_in_force(inspection), probabilities, widths),

@@ -10,13 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from replay_client.cli.distribution import PROPORTIONAL, Bar, Distributions, labelled, priorities_in_force
+from replay_client.cli.distribution import PROPORTIONAL, RANKED, Bar, Distributions, labelled, priorities_in_force
 from replay_client.cli.units import count_text, duration_text, edge_text, number_text
 from replay_client.description import FIFO
 
 SIZE_INCHES = (15.0, 8.0)
 RESOLUTION_DPI = 110
 _IN_FORCE = {PROPORTIONAL: "min(priority + epsilon, max_priority)"}
+_BELOW_AXES = -0.14
+"""Where the legend begins, under the axes and their label, in heights of the axes."""
 _CURVE_COLOR, _FIT_COLOR, _BAR_COLOR = "#3182bd", "#e6550d", "#6baed6"
 
 
@@ -68,8 +70,8 @@ def _draw_by_rank(axes: Axes, found: Distributions) -> None:
     if found.by_rank is not None:
         ranks = inspection.ranks.astype(np.float64)
         label = f"fit: rank ^ {found.by_rank.exponent:.3f}"
-        axes.plot(ranks, found.by_rank.at(ranks), "--", color=_FIT_COLOR, label=_beside(label, found, "rank"))
-    axes.legend()
+        axes.plot(ranks, found.by_rank.at(ranks), "--", color=_FIT_COLOR, label=_beside(label, found, RANKED))
+    _explain(axes)
     axes.grid(alpha=0.3)
 
 
@@ -97,8 +99,13 @@ def _draw_by_priority(axes: Axes, found: Distributions) -> None:
             color=_FIT_COLOR,
             label=_beside(label, found, PROPORTIONAL),
         )
-    axes.legend()
+    _explain(axes)
     axes.grid(alpha=0.3)
+
+
+def _explain(axes: Axes) -> None:
+    """The legend, below the axes, where it covers no curve."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, _BELOW_AXES), ncols=3, frameon=False)
 
 
 def _beside(label: str, found: Distributions, backend: str) -> str:
@@ -106,7 +113,7 @@ def _beside(label: str, found: Distributions, backend: str) -> str:
     table = found.inspection.table
     if table.backend != backend:
         return label
-    sign = "-" if backend == "rank" else ""
+    sign = "-" if backend == RANKED else ""
     return f"{label} (configured: {sign}{number_text(table.parameters['alpha'])})"
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from replay_client.batch import Rows
-from replay_client.cli.distribution import PROPORTIONAL, Bar, Distributions, PowerLaw, labelled
+from replay_client.cli.distribution import PROPORTIONAL, RANKED, Bar, Distributions, PowerLaw, labelled
 from replay_client.cli.row_text import row_text
 from replay_client.cli.text_plot import log_log_plot
 from replay_client.cli.units import count_text, duration_text, edge_text, number_text
@@ -38,8 +38,9 @@ def inspect_view(found: Distributions, rows: Rows, width: int) -> RenderableType
         width: of the terminal, in characters.
     """
     inspection = found.inspection
+    name = Text(inspection.table.name, f"bold {_ACCENT}", overflow="fold")
     if not len(inspection.ranks):
-        return Group(_facts(found, width), Text("no rows", _FAINT))
+        return Group(name, _facts(found, width), Text("no rows", _FAINT))
     per_row = 3 if width >= _WIDE else 2
     inner = width // per_row - _FRAME
     panels: list[tuple[str, Table | Text]] = [
@@ -60,7 +61,7 @@ def inspect_view(found: Distributions, rows: Rows, width: int) -> RenderableType
         together = panels[first : first + per_row]
         height = max(_lines(content) for _, content in together) + 2
         grid.add_row(*(Panel(content, title=title, box=box.ROUNDED, height=height) for title, content in together))
-    return Group(grid, _largest(found, rows))
+    return Group(name, grid, _largest(found, rows))
 
 
 def _lines(content: Table | Text) -> int:
@@ -75,7 +76,6 @@ def _facts(found: Distributions, width: int) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style=_FAINT, no_wrap=True)
     grid.add_column(no_wrap=True, max_width=max(1, width - 14))
-    grid.add_row("name", Text(table.name, f"bold {_ACCENT}"))
     grid.add_row("backend", table.backend)
     for name, value in table.parameters.items():
         grid.add_row(name, number_text(value))
@@ -88,9 +88,10 @@ def _facts(found: Distributions, width: int) -> Table:
     if drawn:
         grid.add_row("total mass", number_text(inspection.total_mass))
         configured = f", alpha {number_text(table.parameters.get('alpha', 0.0))}"
-        grid.add_row("P by rank", _exponent("rank", found.by_rank) + configured * (table.backend == "rank"))
         if table.backend == PROPORTIONAL:
             grid.add_row("P by priority", _exponent("p", found.by_priority) + configured)
+        else:
+            grid.add_row("P by rank", _exponent("rank", found.by_rank) + configured * (table.backend == RANKED))
         grid.add_row("mean weight", f"{number_text(found.mean_weight)} of a draw")
     return grid
 

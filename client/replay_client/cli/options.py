@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from rich.console import Console, RenderableType
 
 from replay_client.client import ReplayClient
 from replay_client.errors import ServerUnavailableError, UnauthenticatedError
@@ -39,6 +41,16 @@ def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayCl
             ) from error
         except UnauthenticatedError as error:
             raise UnauthenticatedError(f"{error.message}: put it into the variable {TOKEN_VARIABLE}") from error
+
+
+def show(view: RenderableType, console: Console) -> None:
+    """Print a view; in a terminal that is too low for it, page by page."""
+    if not console.is_terminal or len(console.render_lines(view, pad=False)) <= console.height:
+        console.print(view)
+        return
+    os.environ.setdefault("LESS", "FRX")  # as git does: colors, and what was shown stays on the screen
+    with console.pager(styles=True):
+        console.print(view)
 
 
 def print_json(value: object, indent: int | None = 2) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
 from rich import box
-from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -19,7 +19,7 @@ from replay_client.cli.units import bytes_text, count_text, duration_text, numbe
 from replay_client.description import TableDescription
 from replay_client.stats import MethodStats, ServerStats, Stats, TableStats, TimesSampled
 
-_BAR_WIDTH = 24
+_BAR_WIDTH = 12
 _FILL_WIDTH = 10
 _WIDE = 116
 """From so many characters on there is room for more figures."""
@@ -62,7 +62,9 @@ def checkpoint_list(checkpoints: Sequence[Checkpoint], server: str) -> Renderabl
     return grid
 
 
-def stats_view(stats: Stats, server: str, table: str | None, width: int) -> RenderableType:
+def stats_view(
+    stats: Stats, server: str, table: str | None, width: int, most: int | None = None, trouble: str = ""
+) -> RenderableType:
     """The figures of a server: one table in detail, or all of them below each other.
 
     Args:
@@ -70,19 +72,42 @@ def stats_view(stats: Stats, server: str, table: str | None, width: int) -> Rend
         server: its address.
         table: the table to show in detail, or None.
         width: of the terminal, in characters.
+        most: how many tables and methods to show; None: all.
+        trouble: why there have been no figures since, if that is so.
     """
-    header = _server_line(stats.server, server)
+    header: list[RenderableType] = [_server_line(stats.server, server)]
+    if trouble:
+        header.append(Text(f"no figures: {trouble}", "red"))
     if table is not None:
-        return Group(header, "", _table_detail(stats.tables[table]))
-    tables = _table_figures(stats.tables.values(), is_wide=width >= _WIDE)
-    return Group(header, "", tables, _method_figures(stats.server.methods.values()))
+        return Group(*header, Text(table, f"bold {_ACCENT}", overflow="fold"), _table_detail(stats.tables[table]))
+    tables, methods = list(stats.tables.values()), list(stats.server.methods.values())
+    room = len(tables) + len(methods) if most is None else most
+    shown_methods = min(len(methods), max(room // 2, room - len(tables)))
+    shown_tables = min(len(tables), room - shown_methods)
+    return Group(
+        *header,
+        "",
+        _table_figures(tables[:shown_tables], is_wide=width >= _WIDE),
+        _left_out(len(tables) - shown_tables, "tables"),
+        _method_figures(methods[:shown_methods]),
+        _left_out(len(methods) - shown_methods, "methods"),
+    )
 
 
-def trouble_view(view: RenderableType, message: str) -> RenderableType:
-    """The last figures there were, under what went wrong since."""
-    if isinstance(view, Group) and isinstance(view.renderables[0], Panel):
-        view = Group(*view.renderables[1:])
-    return Group(Panel(Text(message, "red"), title="no figures", border_style="red"), view)
+def stats_screen(console: Console, stats: Stats, server: str, table: str | None, trouble: str = "") -> RenderableType:
+    """The same, with as many tables and methods as the terminal has lines for."""
+
+    def view(most: int) -> RenderableType:
+        return stats_view(stats, server, table, console.width, most, trouble)
+
+    def is_too_high(most: int) -> bool:
+        return len(console.render_lines(view(most), pad=False)) > console.height
+
+    return view(max(0, bisect_left(range(console.height), True, key=is_too_high) - 1))
+
+
+def _left_out(count: int, what: str) -> Text:
+    return Text(f"{count} more {what}: this terminal has no room for them\n" if count else "", _FAINT)
 
 
 def _server_line(server: ServerStats, address: str) -> Text:
@@ -135,31 +160,37 @@ def _method_figures(methods: Iterable[MethodStats]) -> RenderableType:
 
 
 def _table_detail(table: TableStats) -> RenderableType:
-    quantiles = _grid("rows up to", ">priority", ">age")
+    quantiles = Table.grid(padding=(0, 1))
+    for justify in ("left", "right", "right"):
+        quantiles.add_column(justify=justify)
+    quantiles.add_row(*(Text(heading, "bold") for heading in ("up to", "priority", "age")))
     for fraction in sorted({*table.priorities, *table.ages_s}):
         quantiles.add_row(
             _quantile_name(fraction),
             _found(table.priorities, fraction, number_text),
             _found(table.ages_s, fraction, duration_text),
         )
-    panels = [
-        Panel(_key_figures(table), title=f"[bold {_ACCENT}]{table.name}", box=box.ROUNDED),
+    figures = Panel(_key_figures(table), title="table", box=box.ROUNDED)
+    spread = Group(
         Panel(quantiles, title="priorities and ages", box=box.ROUNDED),
         Panel(_times_sampled(table.times_sampled), title="rows by times drawn", box=box.ROUNDED),
-    ]
-    return Columns(panels)
+    )
+    side_by_side = Table.grid()
+    side_by_side.add_column()
+    side_by_side.add_column(no_wrap=True)
+    side_by_side.add_row(figures, spread)
+    return side_by_side
 
 
 def _key_figures(table: TableStats) -> Table:
     parameters = ", ".join(f"{name} {number_text(value)}" for name, value in table.table.parameters.items())
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style=_FAINT)
-    grid.add_column(justify="right")
+    grid.add_column(style=_FAINT, no_wrap=True)
+    grid.add_column(justify="right", overflow="fold")
     for label, value in (
         ("backend", table.table.backend),
-        ("parameters", parameters or "none"),
-        ("rows", f"{count_text(table.size)} of {count_text(table.capacity)}"),
-        ("filled", _fill(table.table)),
+        *([("", parameters)] if parameters else []),
+        ("rows", f"{count_text(table.size)} of {count_text(table.capacity)}, {_share(table.table):.0%}"),
         ("memory", f"{bytes_text(table.bytes)}, {bytes_text(table.table.row_bytes)} a row"),
         ("inserted", _ever(table.inserted, table.rates.inserted_per_s)),
         ("drawn", _ever(table.sampled, table.rates.sampled_per_s)),
@@ -226,11 +257,12 @@ def _times_sampled(bars: Sequence[TimesSampled]) -> RenderableType:
 
 def _grid(*headings: str) -> Table:
     """An empty table; a heading that begins with ``>`` is that of numbers."""
-    grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    grid = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
         justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
-        # Where there is no room, long names are folded before a figure is cut.
-        grid.add_column(heading.removeprefix(">"), justify=justify, no_wrap=place > 0, overflow="fold")
+        # Where there is no room, what is long (names, and lists in the last column) is folded before a figure is cut.
+        is_short = justify == "right" or 0 < place < len(headings) - 1
+        grid.add_column(heading.removeprefix(">"), justify=justify, no_wrap=is_short, overflow="fold")
     return grid
 
 
@@ -238,9 +270,13 @@ def _column(name: str, column: object) -> Text:
     return Text.assemble(name, (f" {column}", _FAINT))
 
 
+def _share(description: TableDescription) -> float:
+    return description.size / description.capacity
+
+
 def _fill(description: TableDescription, bar_width: int = _FILL_WIDTH) -> RenderableType:
     """How full a table is: a bar and a percentage, or that alone where there is no room."""
-    share = description.size / description.capacity
+    share = _share(description)
     percentage = Text(f"{share:.0%}".rjust(4), _FAINT)
     if not bar_width:
         return percentage

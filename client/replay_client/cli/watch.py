@@ -80,13 +80,13 @@ def _looks(look: Look, interval_s: float) -> Iterator[Stats | Trouble]:
 
 
 def _show(console: Console, look: Look, address: str, table: str | None, interval_s: float) -> None:
+    last: Stats | None = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for seen in _looks(look, interval_s):
-            if isinstance(seen, Stats):
-                view = render.stats_view(seen, address, table, console.width)
-            else:
-                view = render.trouble_view(view, str(seen))
-            live.update(view, refresh=True)
+            last = seen if isinstance(seen, Stats) else last
+            assert last is not None  # the first look raises where it finds trouble
+            trouble = "" if isinstance(seen, Stats) else str(seen)
+            live.update(render.stats_screen(console, last, address, table, trouble), refresh=True)
 
 
 def _print_lines(look: Look, interval_s: float) -> None:

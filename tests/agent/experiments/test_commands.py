@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from replay_agent.command_line import load
-from replay_agent.experiments.cliffwalk_runs import RunKey, RunResult, outstanding
+from replay_agent.experiments.cliffwalk_runs import RunKey, RunResult, outstanding, result_file
 from replay_agent.experiments.cliffwalk_settings import CliffwalkSettings
-from replay_agent.experiments.cliffwalk_summary import summarize
+from replay_agent.experiments.cliffwalk_summary import summarize, summary_table
 from replay_agent.experiments.compare_command import compare
 from replay_agent.experiments.compare_defaults import ENVIRONMENTS, ReplayMethod
 from replay_agent.experiments.compare_runs import (
@@ -18,12 +18,15 @@ from replay_agent.experiments.compare_runs import (
     CurvePoint,
     best_of_sweep,
     best_runs,
+    curve_file,
     curves_of,
     paper_runs,
     sweep_runs,
 )
 from replay_agent.experiments.compare_runs import RunKey as TrainingKey
 from replay_agent.experiments.compare_settings import CompareSettings
+from replay_agent.experiments.compare_summary import groups_of
+from replay_agent.experiments.compare_summary import summary_table as compare_table
 from replay_agent.experiments.main import main
 from replay_agent.experiments.q_learning import Representation
 from replay_agent.experiments.replays import Method
@@ -31,6 +34,7 @@ from replay_agent.settings import TrainSettings
 from replay_agent.signals import StopRequest
 from replay_client import ReplayClient
 from rich.console import Console
+from rich.table import Table
 
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
@@ -109,6 +113,29 @@ def test_the_best_step_size_is_that_of_the_sweep_and_not_of_the_runs_compared() 
     assert [key.seed for key in best_runs(settings, curves_of(points))] == [0, 1]
     assert len(paper_runs(settings)) == 3 * 2
     assert len(sweep_runs(settings)) == 3 * 4 * 2
+
+
+def printed(table: Table) -> str:
+    """A table in a terminal of 80 characters."""
+    with (console := Console(width=80)).capture() as captured:
+        console.print(table)
+    return captured.get()
+
+
+def test_the_tables_of_the_experiments_fit_80_characters() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    for env in ("Acrobot-v1", "CartPole-v1", "MountainCar-v0"):
+        points = curve_file(docs / "learning-curves" / f"{env}.csv").read()
+        shown = printed(compare_table(env, groups_of(curves_of(points))))
+        assert "…" not in shown
+        for part in ("over training", "at the end", "best of sweep", "P(better)", "proportional, x 0.25"):
+            assert part in shown
+        assert max(map(len, shown.splitlines())) <= 80
+    found = summarize(result_file(docs / "cliffwalk.csv").read())
+    for representation in Representation:
+        lines = printed(summary_table(found, representation)).splitlines()
+        assert lines[1].split() == ["states", "memory", "uniform", "oracle", "greedy", "proportional", "rank"]
+        assert len(lines) == 3 + len(found[representation][Method.UNIFORM])
 
 
 @pytest.mark.timeout(240)
