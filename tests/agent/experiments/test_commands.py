@@ -166,6 +166,16 @@ def test_learning_curves_are_trained_in_parallel_and_only_once(server: ServerPro
     assert path.read_text() == before
 
 
+@pytest.mark.timeout(240)
+def test_runs_reach_the_server_that_the_comparison_starts_by_its_token(tmp_path: Path) -> None:
+    settings = CompareSettings(
+        methods=(ReplayMethod.UNIFORM,), seeds=1, sweep_seeds=0, steps=1100, jobs=1, out=tmp_path
+    )
+    compare(settings, StopRequest(), Console(quiet=True))
+    assert {row["step"] for row in lines_of(settings.directory / "curves.csv")} == {"1000", "1100"}
+    assert list((settings.directory / "access").iterdir()) == []
+
+
 @pytest.mark.timeout(120)
 def test_a_comparison_that_is_stopped_keeps_no_half_runs(server: ServerProcess, tmp_path: Path) -> None:
     settings = CompareSettings(
