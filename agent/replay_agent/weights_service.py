@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,10 @@ SERVICE_THREADS = 8
 # How long actors that are ahead wait before they ask again.
 PAUSE_MS = 20
 STOP_GRACE_S = 1.0
+WEIGHT_BYTES_PER_S = 128 << 20
+"""Of weights, to all actors: whoever fetches them again and again takes a third of the trainer's time at most."""
+BURST_S = 1.0
+"""Actors that ask at the same time are served at once, for up to so many seconds of that rate."""
 MAX_REQUEST_BYTES = MAX_REPORT_BYTES
 """A request of an actor: no other is longer than a report."""
 # Networks may be of any size.
@@ -48,12 +53,21 @@ class PublishedWeights:
     """The newest weights. Threads may share one.
 
     Weights leave the device and are serialized when an actor first asks for them, in the thread that answers it:
-    publishing never waits for the device, and costs nothing more where nobody asks.
+    publishing never waits for the device, and costs nothing more where nobody asks. Sending costs the trainer about
+    2 ms per MB, so weights go out at a bounded rate.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        """Publish version 1."""
+    def __init__(self, weights: Mapping[str, Tensor], clock: Callable[[], float] = time.monotonic) -> None:
+        """Publish version 1.
+
+        Args:
+            weights: of this version.
+            clock: seconds that only go forward.
+        """
         self._newest = _Version(1, weights)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._paid_until = clock()
 
     @property
     def version(self) -> int:
@@ -65,9 +79,21 @@ class PublishedWeights:
         self._newest = _Version(self.version + 1, weights)
 
     def newer_than(self, version: int) -> tuple[int, bytes]:
-        """The newest version and its data, which is empty if the caller has that version."""
+        """The newest version and its data, which is empty if the caller has that version, or is to ask again later."""
         newest = self._newest
-        return newest.number, b"" if version == newest.number else newest.data()
+        if version == newest.number:
+            return newest.number, b""
+        data = newest.data()
+        return newest.number, data if self._may_send(len(data)) else b""
+
+    def _may_send(self, size: int) -> bool:
+        """Whether so many bytes may go out now; if so, they count."""
+        with self._lock:
+            now = self._clock()
+            if self._paid_until > now + BURST_S:
+                return False
+            self._paid_until = max(now, self._paid_until) + size / WEIGHT_BYTES_PER_S
+            return True
 
 
 class _Version:

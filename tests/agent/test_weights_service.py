@@ -212,6 +212,22 @@ def test_weights_are_serialized_once_however_many_actors_ask(
     assert len(serialized) == 2
 
 
+def test_weights_go_out_at_a_bounded_rate_and_to_everybody_in_the_end() -> None:
+    now_s = 0.0
+    tensor = torch.zeros(weights_service.WEIGHT_BYTES_PER_S // 4 // 4)  # a quarter of what goes out in a second
+    weights = PublishedWeights({"weight": tensor}, clock=lambda: now_s)
+    sent = 0
+    for tenth in range(100):
+        now_s = tenth / 10
+        for _ in range(3):  # an actor that does not stop asking
+            version, data = weights.newer_than(0)
+            assert version == 1
+            sent += len(data)
+    assert 9 <= sent / weights_service.WEIGHT_BYTES_PER_S <= 12
+    now_s += 1.0
+    assert weights.newer_than(0)[1]
+
+
 def test_weights_are_whole_while_many_fetch_and_others_are_published(served: Served, client: LearnerClient) -> None:
     shapes = {name: tensor.shape for name, tensor in build_network(SPEC).state_dict().items()}
     versions = {value: {name: torch.full(shape, float(value)) for name, shape in shapes.items()} for value in range(20)}

@@ -281,7 +281,10 @@ class GetWeightsResponse(google.protobuf.message.Message):
     version: builtins.int
     """The newest version, from 1."""
     safetensors: builtins.bytes
-    """The network's tensors in safetensors format, of this version; empty when the caller has it already."""
+    """The network's tensors in safetensors format, of this version. Empty when the caller has it already, or when the
+    learner sent so much to all actors lately that the caller has to go on with what it has, and ask again after its
+    next report.
+    """
     def __init__(
         self,
         *,
