@@ -103,15 +103,15 @@ class ServerProcess:
         self._start()
 
     def kill_while_starting(self, after_s: float) -> None:
-        """Start it again, and end it at once after so many seconds, ready or not."""
-        self._spawn()
+        """Start it again, and end it at once after so many seconds, ready or not; it is never forked."""
+        self._spawn(forked=False)
         time.sleep(after_s)
         self.kill()
 
-    def _spawn(self) -> None:
+    def _spawn(self, *, forked: bool) -> None:
         flags, environment = (*self.flags, "--port", str(self.port)), server_environment(self._environment)
         with self._log.open("a") as log:
-            if self._forked and warm_server().can_fork(environment):
+            if forked and warm_server().can_fork(environment):
                 self.process = warm_server().start(flags, environment, self._stdin, log.fileno())
                 return
             self.process = subprocess.Popen(
@@ -124,7 +124,7 @@ class ServerProcess:
             )
 
     def _start(self) -> None:
-        self._spawn()
+        self._spawn(forked=self._forked)
         assert self.process.stdout is not None
         first_line = self.process.stdout.readline()
         ready = _READY.fullmatch(first_line)
