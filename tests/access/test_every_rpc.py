@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import grpc
 import numpy as np
@@ -105,6 +106,7 @@ class Target:
     table: str
     uid: bytes
     learner: LearnerService
+    actor_id: int
 
 
 def request_of(call: str, target: Target) -> Message:
@@ -139,10 +141,17 @@ def request_of(call: str, target: Target) -> Message:
         "VerifyCheckpoint": lambda: replay_pb2.VerifyCheckpointRequest(name="absent-1"),
         "Inspect": lambda: replay_pb2.InspectRequest(table=name),
         "LearnerService.Join": lambda: learner_pb2.JoinRequest(name="test"),
-        "LearnerService.Report": lambda: learner_pb2.ReportRequest(run_id=target.learner.run_id),
+        "LearnerService.Report": lambda: learner_pb2.ReportRequest(
+            run_id=target.learner.run_id, actor_id=target.actor_id
+        ),
         "LearnerService.GetWeights": lambda: learner_pb2.GetWeightsRequest(run_id=target.learner.run_id),
     }
     return requests[call]()
+
+
+def _joined(learner: LearnerService) -> int:
+    """The number of an actor that has joined."""
+    return learner.Join(learner_pb2.JoinRequest(name="test"), create_autospec(grpc.ServicerContext)).actor_id
 
 
 class Services:
@@ -159,6 +168,8 @@ class Services:
         task = Task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
         weights = PublishedWeights({"weight": torch.zeros(1)})
         self.learner = LearnerService(task, RunSeeds(0), weights, lambda: Guidance(granted_steps=1, epsilon=0.5))
+        # The actor whose number reports have.
+        self.actor_id = _joined(self.learner)
         access = LearnerAccess(served.cert, served.key, authority.ca, tokens)
         learner_server = LearnerServer(self.learner, "127.0.0.1", 0, access)
         stack.callback(learner_server.close)
@@ -192,7 +203,7 @@ def target(services: Services) -> Iterator[Target]:
     insertion = replay_pb2.Insertion(row_count=1, priorities=float64([1.0]))
     request = replay_pb2.InsertRequest(table=name, insertion=insertion, rows=ROW)
     stub.Insert(request, metadata=metadata)
-    yield Target(name, made.table.uid, services.learner)
+    yield Target(name, made.table.uid, services.learner, services.actor_id)
     for made_by_the_test in (name, f"{name}-new"):
         with suppress(grpc.RpcError):
             stub.DropTable(replay_pb2.DropTableRequest(table=made_by_the_test), metadata=metadata)
