@@ -58,8 +58,8 @@ def learn_for(address: str, data_path: str, table_name: str, learner: int, durat
         table = caller.table(table_name)
         stream, done, update = LearnStream(table), Learned(), None
         while time.monotonic() < deadline:
-            # From time to time more than a megabyte, which is gathered beside the event loop.
-            batch_size = 20_000 if done.sampled % 7 == 0 else 61
+            # From time to time nearly as many rows as a call may name.
+            batch_size = 16_000 if done.sampled % 7 == 0 else 61
             answer, batches = stream.ask(update=update, draw=make_draw(batch_size, beta=0.5, wait_s=30.0), batches=2)
             done.updated += answer.update.updated
             done.stale += answer.update.stale
