@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from replay_proto.extras import needs_extras
+from replay_proto.quiet import quiet_grpc
 
 from replay_agent import __version__
 
@@ -16,6 +17,7 @@ def train() -> int:
     """Run `replay-train`."""
     if _asks_for_version():
         return _show_version("replay-train")
+    quiet_grpc()
     with needs_extras("replay-train", _EXTRAS):
         from replay_agent.train import main
 

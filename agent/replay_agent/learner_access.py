@@ -5,10 +5,10 @@ An actor inserts rows, so its token has to give the right to write to the run's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 from replay_proto.access.certificates import ServerCertificates
@@ -16,7 +16,15 @@ from replay_proto.access.exposure import Protection
 from replay_proto.access.tokens import Right, Tokens, bearer_token
 
 _HEADER: Final = "authorization"
-Continuation = Callable[[grpc.HandlerCallDetails], "grpc.RpcMethodHandler[Any, Any] | None"]
+
+
+class RefusedError(Exception):
+    """A call is refused."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        """Say with which status, and why."""
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -54,56 +62,52 @@ class LearnerAccess:
             return None
         return ServerCertificates(self.tls_cert, self.tls_key, self.tls_client_ca).credentials()
 
-    def interceptors(self, table: str) -> list[grpc.ServerInterceptor]:
+    def gate(self, table: str) -> Gate:
         """What checks every call of actors that write to a table.
 
         Raises:
             UnusableFileError: the file of tokens cannot be used.
         """
-        return [] if self.tokens is None else [TokenInterceptor(Tokens(self.tokens), table)]
+        return Gate(None if self.tokens is None else Tokens(self.tokens), table)
 
 
-class TokenInterceptor(grpc.ServerInterceptor):
+class Gate:
     """Refuses calls without a token that gives the right to write to a table."""
 
-    def __init__(self, tokens: Tokens, table: str) -> None:
+    def __init__(self, tokens: Tokens | None, table: str) -> None:
         """Check with these tokens.
 
         Args:
-            tokens: those that are known.
+            tokens: those that are known; None: nobody is refused.
             table: name of the run's table.
         """
         self._tokens = tokens
         self._table = table
 
-    def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Let the call through, or have it refused in place of its handler."""
-        refusal = self._refusal(handler_call_details)
-        if refusal is None:
-            return continuation(handler_call_details)
-        code, message = refusal
+    def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Look at what came with a call.
 
-        def refuse(_: object, context: grpc.ServicerContext) -> Any:
-            context.abort(code, message)
-
-        return grpc.unary_unary_rpc_method_handler(refuse)
-
-    def _refusal(self, call: grpc.HandlerCallDetails) -> tuple[grpc.StatusCode, str] | None:
+        Raises:
+            RefusedError: UNAUTHENTICATED or PERMISSION_DENIED.
+        """
+        if self._tokens is None:
+            return
         try:
-            token = bearer_token([str(value) for name, value in call.invocation_metadata or () if name == _HEADER])
+            token = bearer_token([str(value) for name, value in metadata if name == _HEADER])
         except ValueError as error:
-            return grpc.StatusCode.UNAUTHENTICATED, str(error)
+            raise _unauthenticated(str(error)) from None
         if token is None:
-            return grpc.StatusCode.UNAUTHENTICATED, "this learner wants a token, and the call has none"
+            raise _unauthenticated("this learner wants a token, and the call has none")
         digest = self._tokens.digest_of(token)
         grant = None if digest is None else self._tokens.grant(digest)
         if grant is None or self._tokens.has_expired(grant):
-            return grpc.StatusCode.UNAUTHENTICATED, "the token of this call is not one of this learner's, or it expired"
+            raise _unauthenticated("the token of this call is not one of this learner's, or it expired")
         if not grant.allows(Right.WRITE, self._table):
-            return (
+            raise RefusedError(
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"the token {grant.name!r} does not give the right write on table {self._table!r}",
             )
-        return None
+
+
+def _unauthenticated(message: str) -> RefusedError:
+    return RefusedError(grpc.StatusCode.UNAUTHENTICATED, message)

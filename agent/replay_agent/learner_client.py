@@ -17,8 +17,9 @@ from torch import Tensor
 from replay_agent.acting import FinishedEpisode
 from replay_agent.reports import MAX_EPISODES
 from replay_agent.task import Assignment
-from replay_agent.weights_service import UNLIMITED_MESSAGES
 
+# Networks may be of any size.
+UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 # A learner that is restarted is back within seconds: do not wait longer than that between attempts.
 MAX_RECONNECT_BACKOFF_MS = 1_000
 MIN_TIMEOUT_S = 0.01

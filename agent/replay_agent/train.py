@@ -29,6 +29,7 @@ from replay_agent.divergence import DivergedError
 from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.environments import UnsupportedEnvironmentError, inspect_environment
 from replay_agent.evaluation import EvaluationStoppedError
+from replay_agent.learner_server import LearnerServer
 from replay_agent.metrics import MetricsLog, NoLog, TensorBoardLog
 from replay_agent.networks import network_kind
 from replay_agent.own_access import OwnAccess, own_access
@@ -40,7 +41,6 @@ from replay_agent.run_directory import RunDirectory, RunDirectoryError, open_run
 from replay_agent.settings import TrainSettings, load_train_settings
 from replay_agent.signals import StopRequest
 from replay_agent.trainer import Ending, Trainer
-from replay_agent.weights_service import LearnerServer
 
 log = logging.getLogger("replay_agent")
 

@@ -1,4 +1,4 @@
-"""The learner's gRPC service: actors join, report what they did, and fetch weights when there are newer ones."""
+"""The learner's service: actors join, report what they did, and fetch weights when there are newer ones."""
 
 from __future__ import annotations
 
@@ -6,34 +6,25 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NoReturn
 
 import grpc
-from replay_proto.v1 import learner_pb2, learner_pb2_grpc
+from replay_proto.v1 import learner_pb2
 from safetensors.torch import save
 from torch import Tensor
 
 from replay_agent.join_log import MAX_NAME_LENGTH, JoinLog
-from replay_agent.learner_access import LearnerAccess
-from replay_agent.reports import MAX_REPORT_BYTES, InvalidReportError, Reports
+from replay_agent.learner_access import RefusedError
+from replay_agent.reports import InvalidReportError, Reports
 from replay_agent.seeds import RunSeeds
 from replay_agent.task import Assignment, Task
 
-# Calls are short; this many at once are plenty for thousands of actors.
-SERVICE_THREADS = 8
 # How long actors that are ahead wait before they ask again.
 PAUSE_MS = 20
-STOP_GRACE_S = 1.0
 WEIGHT_BYTES_PER_S = 128 << 20
 """Of weights, to all actors: whoever fetches them again and again takes a third of the trainer's time at most."""
 BURST_S = 1.0
 """Actors that ask at the same time are served at once, for up to so many seconds of that rate."""
-MAX_REQUEST_BYTES = MAX_REPORT_BYTES
-"""A request of an actor: no other is longer than a report."""
-# Networks may be of any size.
-UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
 @dataclass(frozen=True)
@@ -113,8 +104,11 @@ class _Version:
             return self._data
 
 
-class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
-    """The calls of the contract."""
+class LearnerService:
+    """Answers the calls of the contract. Threads may share one.
+
+    Every method may raise `RefusedError`.
+    """
 
     def __init__(self, task: Task, seeds: RunSeeds, weights: PublishedWeights, guide: Callable[[], Guidance]) -> None:
         """Serve one run.
@@ -150,9 +144,7 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
         """Tell actors from now on that the run is over."""
         self._is_finished.set()
 
-    def Join(  # noqa: N802
-        self, request: learner_pb2.JoinRequest, context: grpc.ServicerContext
-    ) -> learner_pb2.JoinResponse:
+    def join(self, request: learner_pb2.JoinRequest) -> learner_pb2.JoinResponse:
         """Give the actor a number and the task."""
         with self._lock:
             self._actors += 1
@@ -160,15 +152,13 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
         self._joins.note(actor_id, request.name)
         return Assignment(self._task, self.run_id, actor_id, self._seeds.actor(actor_id)).to_proto()
 
-    def Report(  # noqa: N802
-        self, request: learner_pb2.ReportRequest, context: grpc.ServicerContext
-    ) -> learner_pb2.ReportResponse:
+    def report(self, request: learner_pb2.ReportRequest) -> learner_pb2.ReportResponse:
         """Take note, and say how to go on."""
-        self._check_run(request.run_id, context)
+        self._check_run(request.run_id)
         try:
             self.reports.add(request, self._actors)
         except InvalidReportError as error:
-            _refuse(context, str(error), grpc.StatusCode.INVALID_ARGUMENT)
+            raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         guidance = self._guide()
         return learner_pb2.ReportResponse(
             granted_steps=guidance.granted_steps,
@@ -178,78 +168,15 @@ class LearnerService(learner_pb2_grpc.LearnerServiceServicer):
             finished=self._is_finished.is_set(),
         )
 
-    def GetWeights(  # noqa: N802
-        self, request: learner_pb2.GetWeightsRequest, context: grpc.ServicerContext
-    ) -> learner_pb2.GetWeightsResponse:
-        """Return the newest weights, if the caller has older ones."""
-        self._check_run(request.run_id, context)
+    def get_weights(self, request: learner_pb2.GetWeightsRequest) -> learner_pb2.GetWeightsResponse:
+        """Return the newest weights, if the caller has older ones; may wait for the device."""
+        self._check_run(request.run_id)
         version, data = self._weights.newer_than(request.have_version)
         return learner_pb2.GetWeightsResponse(version=version, safetensors=data)
 
-    def _check_run(self, run_id: str, context: grpc.ServicerContext) -> None:
+    def _check_run(self, run_id: str) -> None:
         if run_id != self.run_id:
-            _refuse(context, f"this is run {self.run_id}, not {run_id[:MAX_NAME_LENGTH]!r}: join again")
-
-
-class LearnerServer:
-    """Serves a `LearnerService` on a port."""
-
-    def __init__(self, service: LearnerService, host: str, port: int, access: LearnerAccess | None = None) -> None:
-        """Listen.
-
-        Args:
-            service: what to serve.
-            host: address to listen on.
-            port: 0 picks a free one.
-            access: who may join; None: whoever reaches it.
-
-        Raises:
-            OSError: the port cannot be had.
-            UnusableFileError: the tokens or certificates cannot be used.
-        """
-        access = access or LearnerAccess()
-        credentials = access.credentials()
-        self._server = grpc.server(
-            ThreadPoolExecutor(SERVICE_THREADS, thread_name_prefix="learner-service"),
-            # Two learners on one port would share its actors between them.
-            options=(
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-                ("grpc.so_reuseport", 0),
-            ),
-            interceptors=access.interceptors(service.table),
-        )
-        learner_pb2_grpc.add_LearnerServiceServicer_to_server(service, self._server)
-        try:
-            if credentials is None:
-                bound = self._server.add_insecure_port(f"{host}:{port}")
-            else:
-                bound = self._server.add_secure_port(f"{host}:{port}", credentials)
-        except RuntimeError as error:
-            raise OSError(
-                f"cannot listen on {host}:{port} for actors: {error}; choose another --learner-port"
-            ) from None
-        self._server.start()
-        self.host = host
-        self.port = bound
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT it listens on."""
-        return f"{self.host}:{self.port}"
-
-    @property
-    def local_address(self) -> str:
-        """HOST:PORT by which processes on this machine reach it."""
-        return f"127.0.0.1:{self.port}" if self.host in ("0.0.0.0", "[::]", "") else self.address
-
-    def close(self) -> None:
-        """Answer what has begun, and stop."""
-        self._server.stop(STOP_GRACE_S).wait()
-
-
-def _refuse(
-    context: grpc.ServicerContext, message: str, code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION
-) -> NoReturn:
-    context.abort(code, message)
-    raise AssertionError("abort raises")
+            raise RefusedError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this is run {self.run_id}, not {run_id[:MAX_NAME_LENGTH]!r}: join again",
+            )

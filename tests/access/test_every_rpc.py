@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import create_autospec
 
 import grpc
 import numpy as np
@@ -14,10 +13,11 @@ import pytest
 import torch
 from google.protobuf.message import Message
 from replay_agent.learner_access import LearnerAccess
+from replay_agent.learner_server import LearnerServer
 from replay_agent.networks import NetworkSpec
 from replay_agent.seeds import RunSeeds
 from replay_agent.task import Task
-from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
+from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
 from replay_client import Tls
 from replay_client.security import open_channel, token_metadata
 from replay_proto.v1 import learner_pb2, replay_pb2, replay_pb2_grpc
@@ -151,7 +151,7 @@ def request_of(call: str, target: Target) -> Message:
 
 def _joined(learner: LearnerService) -> int:
     """The number of an actor that has joined."""
-    return learner.Join(learner_pb2.JoinRequest(name="test"), create_autospec(grpc.ServicerContext)).actor_id
+    return learner.join(learner_pb2.JoinRequest(name="test")).actor_id
 
 
 class Services:

@@ -15,11 +15,12 @@ from pydantic import ValidationError
 from replay_agent import train
 from replay_agent.learner_access import LearnerAccess
 from replay_agent.learner_client import LearnerClient, LearnerRefusesError, LearnerUnavailableError
+from replay_agent.learner_server import LearnerServer
 from replay_agent.networks import NetworkSpec
 from replay_agent.seeds import RunSeeds
 from replay_agent.settings import load_train_settings
 from replay_agent.task import Task
-from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
+from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
 from replay_client import Tls
 
 from tests.agent.short_runs import SHORT_RUN

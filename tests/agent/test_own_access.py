@@ -22,13 +22,14 @@ from replay_agent.embedded_server import EmbeddedServer
 from replay_agent.experiments.server_access import replay_server
 from replay_agent.learner_access import LearnerAccess
 from replay_agent.learner_client import LearnerClient, LearnerRefusesError
+from replay_agent.learner_server import LearnerServer
 from replay_agent.networks import NetworkSpec, build_network
 from replay_agent.own_access import OwnAccess, own_access
 from replay_agent.own_actors import OwnActors, actor_environment, learner_access
 from replay_agent.seeds import RunSeeds
 from replay_agent.settings import TrainSettings
 from replay_agent.task import Task
-from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
+from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
 from replay_client import ReplayClient, UnauthenticatedError
 
 from tests.agent.short_runs import SHORT_RUN

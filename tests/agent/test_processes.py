@@ -25,13 +25,13 @@ from replay_agent.actor_settings import load_actor_settings
 from replay_agent.checkpoint import checkpoints
 from replay_agent.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.learner_client import LearnerUnavailableError
+from replay_agent.learner_server import LearnerServer
 from replay_agent.metrics import NoLog
 from replay_agent.own_access import own_access
 from replay_agent.progress import NoProgress
 from replay_agent.run_directory import RunDirectory, RunDirectoryError
 from replay_agent.signals import StopRequest
 from replay_agent.trainer import Ending, Trainer
-from replay_agent.weights_service import LearnerServer
 from replay_client import ReplayClient
 
 from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher

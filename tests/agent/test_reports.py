@@ -15,13 +15,14 @@ from replay_agent.acting import FinishedEpisode
 from replay_agent.divergence import DivergedError
 from replay_agent.join_log import LINES_PER_S, MAX_NAME_LENGTH, JoinLog
 from replay_agent.learner_client import LearnerClient, LearnerRefusesError
+from replay_agent.learner_server import LearnerServer
 from replay_agent.networks import NetworkSpec, build_network
 from replay_agent.progress import NoProgress
 from replay_agent.reports import MAX_EPISODES, MAX_LENGTH, MAX_QUEUED, MAX_RETURN, Reports
 from replay_agent.seeds import RunSeeds
 from replay_agent.task import Assignment, Task
 from replay_agent.trainer import Ending, Trainer
-from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
+from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
 from replay_proto.v1 import learner_pb2
 
 from tests.agent.corridor import BROKEN_ID

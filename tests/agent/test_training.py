@@ -12,6 +12,7 @@ import pytest
 import torch
 from replay_agent.evaluation import EvaluationStoppedError
 from replay_agent.learner_client import LearnerClient
+from replay_agent.learner_server import LearnerServer
 from replay_agent.progress import NoProgress
 from replay_agent.run_directory import RunDirectoryError
 from replay_agent.seeds import RunSeeds
@@ -19,7 +20,6 @@ from replay_agent.settings import TrainSettings
 from replay_agent.signals import StopRequest
 from replay_agent.train import train
 from replay_agent.trainer import Ending, Trainer
-from replay_agent.weights_service import LearnerServer
 from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundError
 from rich.console import Console
 

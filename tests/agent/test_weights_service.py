@@ -14,11 +14,13 @@ import safetensors.torch
 import torch
 from replay_agent import weights_service
 from replay_agent.acting import FinishedEpisode
+from replay_agent.learner_access import RefusedError
 from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, RunChangedError, ToldToStopError
+from replay_agent.learner_server import LearnerServer
 from replay_agent.networks import Bounds, NetworkSpec, build_network
 from replay_agent.seeds import RunSeeds
 from replay_agent.task import Assignment, Task
-from replay_agent.weights_service import Guidance, LearnerServer, LearnerService, PublishedWeights
+from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
 from replay_proto.v1 import learner_pb2
 
 from tests.support.refusals import code_of
@@ -151,14 +153,11 @@ class _CutOffService(LearnerService):
         )
         self.left = cut_off
 
-    def Join(  # noqa: N802 (the contract's name)
-        self, request: learner_pb2.JoinRequest, context: grpc.ServicerContext
-    ) -> learner_pb2.JoinResponse:
+    def join(self, request: learner_pb2.JoinRequest) -> learner_pb2.JoinResponse:
         if self.left == 0:
-            return super().Join(request, context)
+            return super().join(request)
         self.left -= 1
-        context.cancel()
-        return learner_pb2.JoinResponse()
+        raise RefusedError(grpc.StatusCode.CANCELLED, "the learner stops")
 
 
 def test_a_call_that_a_stopping_learner_cuts_off_is_made_again(connect: Callable[[str], LearnerClient]) -> None:

@@ -8,6 +8,8 @@ import struct
 from types import TracebackType
 from typing import Final
 
+from tests.support.deadlines import wait_until
+
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -54,6 +56,7 @@ class Connection:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = b""
+        self._ended: set[int] = set()
         self._stream = -1
         # The largest window: answers are taken in without limit.
         self._socket.sendall(_PREFACE + frame(SETTINGS, 0, 0) + frame(WINDOW_UPDATE, 0, 0, struct.pack("!I", _WINDOW)))
@@ -94,13 +97,21 @@ class Connection:
         self.send(b"".join(frame(HEADERS, END_HEADERS, stream, block) for stream in streams))
         self.send(b"".join(frame(RST_STREAM, 0, stream, _CANCEL) for stream in streams))
 
-    def take_in(self) -> list[tuple[int, int, int, bytes]]:
-        """The frames that have come: kind, flags, stream, content. Pings and settings are acknowledged.
+    def wait_for_end(self, stream: int) -> None:
+        """Return once the server has ended a call."""
+
+        def has_ended() -> bool:
+            self.take_in()
+            return stream in self._ended
+
+        wait_until(has_ended, "the server has ended the call")
+
+    def take_in(self) -> None:
+        """Look at the frames that have come. Pings and settings are acknowledged.
 
         Raises:
             ConnectionError: the server has hung up.
         """
-        frames = []
         while select.select([self._socket], [], [], 0)[0]:
             came = self._socket.recv(1 << 20)
             if not came:
@@ -114,5 +125,5 @@ class Connection:
             content, self._received = self._received[_HEAD.size : end], self._received[end:]
             if kind in (PING, SETTINGS) and not flags & ACK:
                 self._socket.sendall(frame(kind, ACK, 0, content if kind == PING else b""))
-            frames.append((kind, flags, stream, content))
-        return frames
+            if kind == RST_STREAM or (kind in (HEADERS, DATA) and flags & END_STREAM):
+                self._ended.add(stream)
