@@ -6,6 +6,7 @@ with a writer (`table`), calls that wait (`waiting`).
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,11 @@ PLAIN_BYTES: Final = 1 << 20
 _BYTES_PER_ROW: Final = 16
 """A key and a priority."""
 
+_OTHER_FILES: Final = 6
+"""Links, header, priorities, writers' records, and where there are any checksums and sync points."""
+_TABLES_SHARE: Final = 0.2
+"""Part of the descriptors that tables may take; connections may take three quarters."""
+_DESCRIPTORS_SETTING: Final = "limit of open files of the server's process, of which tables may take a fifth"
 
 HEAD_BYTES = 1 << 16
 """What a message may carry beside its rows and what is said about each: some numbers, and a table's name."""
@@ -150,6 +156,27 @@ class Bounds:
         if self.max_bytes is not None:
             total = size + sum(others)
             _check("bytes of all tables once full", self.max_bytes, total, "max_bytes of the server")
+
+
+def descriptors_of(config: TableConfig) -> int:
+    """File descriptors that a table takes: two for each column and for each of its other files."""
+    return 2 * (len(config.schema) + _OTHER_FILES)
+
+
+def check_descriptors(config: TableConfig, others: Sequence[TableConfig]) -> None:
+    """Refuse a table whose files would take descriptors that connections need.
+
+    Raises:
+        RequestError: TOO_LARGE.
+    """
+    most = int(_TABLES_SHARE * resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    total = sum(map(descriptors_of, others), descriptors_of(config))
+    _check("file descriptors of all tables", most, total, _DESCRIPTORS_SETTING)
+
+
+def no_descriptors(config: TableConfig) -> errors.RequestError:
+    """There are no descriptors left for the files of a table."""
+    return errors.too_large("file descriptors left", 0, descriptors_of(config), _DESCRIPTORS_SETTING)
 
 
 def _check(bound: str, most: int | None, got: int, setting: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -10,14 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from replay_server import errors
-from replay_server.bounds import Bounds
+from replay_server.bounds import Bounds, check_descriptors, no_descriptors
 from replay_server.budgets import Budget, QueuedBudget
 from replay_server.storage.boot_mark import BootMark
 from replay_server.storage.durable_files import sync_folder
 from replay_server.storage.mapped_file import NoSpaceError
 from replay_server.storage.root import Root
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory, finished_tables, full_bytes
-from replay_server.table import Table
+from replay_server.table import Table, memory_bytes
 from replay_server.table_config import TableConfig
 from replay_server.waiting import Waiters
 
@@ -152,12 +153,18 @@ class Catalog:
                 if difference is not None:
                     raise errors.table_exists(config.name, difference)
                 return existing, False
-            size = full_bytes(config, checked=self._checked)
-            self.bounds.check_table(config, size, [table.directory.full_bytes for table in self._tables.values()])
+            size = full_bytes(config, checked=self._checked) + memory_bytes(config)
+            others = [table.directory.full_bytes + memory_bytes(table.config) for table in self._tables.values()]
+            self.bounds.check_table(config, size, others)
+            check_descriptors(config, [table.config for table in self._tables.values()])
             try:
                 table = await asyncio.to_thread(self._make, config)
             except (NoSpaceError, MemoryError):
                 raise errors.no_space(config.name, self._root.tables) from None
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise no_descriptors(config) from None
+                raise
             self._tables[config.name] = table
         log.info("table %s created: %s, capacity %d", table.name, config.backend, config.capacity)
         return table, True

@@ -10,6 +10,7 @@ restart or a restore changes nothing. What was granted and not drawn yet is not:
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -92,7 +93,19 @@ class LimiterGate:
         return difference(self.limit, self.counters)
 
     def check_draw(self, rows: int) -> None:
-        """Nothing: samples are granted one by one, so any draw gets there."""
+        """Refuse what is not allowed now and takes more inserts than the table has rows.
+
+        Samples are granted one by one, so any draw would get there; but meanwhile those behind it get none.
+        """
+        limit = self.limit
+        if limit.samples_per_insert is None:
+            return
+        span = limit.max_diff - limit.min_diff if math.isfinite(limit.max_diff - limit.min_diff) else 0.0
+        most = max(1, math.floor(self._capacity * limit.samples_per_insert + span))
+        if rows > most and samples_allowed(limit, self.counters, rows) < rows:
+            raise errors.too_large(
+                "rows of one draw", most, rows, "capacity * samples_per_insert + error_buffer of the table"
+            )
 
     def grant(self, rows: int) -> int:
         """Allow as many samples as the counters do."""

@@ -17,14 +17,14 @@ from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.layout import HEADER_FILE
 
 from replay_server import errors
-from replay_server.backends import LiveRows, make_index, make_parameters
+from replay_server.backends import LiveRows, index_bytes, make_index, make_parameters
 from replay_server.backends.index import Drawn
 from replay_server.backends.ring import live_slots
 from replay_server.draws import Draw, DrawnBatch, WeightNorm, choose_fractions, importance_weights
 from replay_server.gates import QueueGate, make_gate
 from replay_server.statistics.ages import InsertClock
 from replay_server.statistics.rates import Rate
-from replay_server.statistics.times_sampled import TimesSampled
+from replay_server.statistics.times_sampled import COUNT_BYTES, TimesSampled
 from replay_server.storage.mapped_file import NoSpaceError
 from replay_server.storage.power_loss import PRIORITIES_FILE
 from replay_server.storage.row_checksums import origin_word
@@ -75,6 +75,11 @@ class NewRows:
                 count=part.stop - part.start,
                 priorities=None if self.priorities is None else self.priorities[part],
             )
+
+
+def memory_bytes(config: TableConfig) -> int:
+    """Memory that a table takes at most beside its files: its index, and how often each row was drawn."""
+    return index_bytes(config.backend, config.slots) + COUNT_BYTES * config.slots
 
 
 class Table:

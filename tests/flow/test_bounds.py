@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +14,12 @@ import numpy as np
 import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
+from replay_server.backends import index_bytes
+from replay_server.statistics.times_sampled import COUNT_BYTES
 
 from tests.support.caller import CalledTable, Caller, LearnStream, WriteStream, make_draw, make_update
+from tests.support.deadlines import wait_until
+from tests.support.flow import rate_limiter, wait_for_waiting
 from tests.support.refusals import refused
 from tests.support.rows import WHOLE
 from tests.support.server_process import ServerProcess
@@ -34,7 +42,7 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
         *("--memory-dir", str(folder), "--max-message-mb", "2", "--max-rows-per-call", str(ROWS)),
         *("--max-rows-per-insert", str(ROWS)),
         *("--max-streams-per-client", "3", "--max-tables", "4", "--max-columns", "5"),
-        *("--max-table-bytes", "4MB", "--max-bytes", "7MB"),
+        *("--max-table-bytes", "4MB", "--max-bytes", "7500KB"),
         forked=True,
     )
     yield process
@@ -157,14 +165,15 @@ def test_bytes_of_a_message(small: Caller) -> None:
 
 
 def test_bytes_of_one_table_and_of_all(small: Caller) -> None:
-    size = WRITERS_BYTES + (10_000 + 156) * ROW_BYTES
+    slots = 10_000 + 156
+    size = WRITERS_BYTES + slots * (ROW_BYTES + COUNT_BYTES) + index_bytes("sum_tree", slots)
     small.create("first", capacity=10_000)
     with refused("TOO_LARGE", bound="bytes of a full table", limit=4_000_000) as refusal:
         small.create("large", capacity=100_000)
     assert "max_table_bytes" in refusal.metadata["setting"]
     small.create("second", capacity=10_000)
     small.create("third", capacity=10_000)
-    with refused("TOO_LARGE", bound="bytes of all tables once full", limit=7_000_000, got=4 * size) as refusal:
+    with refused("TOO_LARGE", bound="bytes of all tables once full", limit=7_500_000, got=4 * size) as refusal:
         small.create("fourth", capacity=10_000)
     assert "max_bytes" in refusal.metadata["setting"]
     small.table("first").drop()
@@ -179,18 +188,21 @@ def test_a_full_table_takes_what_it_was_counted_as(small: Caller) -> None:
 
 
 def test_checksums_count_too(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    beside = 1064 * COUNT_BYTES + index_bytes("sum_tree", 1064)
     full = WRITERS_BYTES + 2 * (WRITERS_BYTES + PAGE_BYTES) + (1000 + 64) * (ROW_BYTES + CHECKSUM_BYTES)
     flags = ("--data-dir", str(tmp_path / "data"), "--durability", "power", "--max-bytes")
-    server = start_server(*flags, str(2 * full - 1))
+    server = start_server(*flags, str(2 * (full + beside) - 1))
     with Caller(server.address) as caller:
         table = caller.create(capacity=1000)
         for start in range(0, 2000, ROWS):
             table.insert(np.arange(start, start + ROWS))
         assert table.stats().bytes == full
-        with refused("TOO_LARGE", bound="bytes of all tables once full", limit=2 * full - 1, got=2 * full):
+        with refused(
+            "TOO_LARGE", bound="bytes of all tables once full", limit=2 * (full + beside) - 1, got=2 * (full + beside)
+        ):
             caller.create(capacity=1000)
     server.terminate()
-    with Caller(start_server(*flags, str(2 * full)).address) as caller:
+    with Caller(start_server(*flags, str(2 * (full + beside))).address) as caller:
         caller.create(capacity=1000)
 
 
@@ -209,3 +221,39 @@ def test_names_and_dimensions(small: Caller) -> None:
     with refused("INVALID_FIELD", field="columns.x.shape"):
         small.stub.CreateTable(_with_column("x", [1] * 32))
     small.stub.CreateTable(_with_column("x" * 128, [1] * 31))
+
+
+def test_descriptors_of_tables(start_server: Callable[..., ServerProcess]) -> None:
+    """Tables take a fifth; where connections have taken the rest, a table is refused and nothing else."""
+    server = start_server()
+    schema = Schema({f"c{number}": Column("bool") for number in range(10)})
+    with Caller(server.address) as caller:
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (400, 400))
+        first = caller.create(schema=schema)
+        second = caller.create(schema=schema)
+        with refused("TOO_LARGE", bound="file descriptors of all tables", limit=80, got=96):
+            caller.create(schema=schema)
+        second.drop()
+        caller.create(schema=schema).drop()
+        host, port = server.address.rsplit(":", 1)
+        used = len(os.listdir(f"/proc/{server.pid}/fd"))
+        with ExitStack() as open_sockets:
+            for _ in range(400 - used - 3):
+                open_sockets.enter_context(socket.create_connection((host, int(port))))
+            fds = f"/proc/{server.pid}/fd"
+            wait_until(lambda: len(os.listdir(fds)) > 380, "connections have taken the descriptors")
+            with refused("TOO_LARGE", bound="file descriptors left"):
+                caller.create(schema=schema)
+        assert first.describe().config.name == first.name
+
+
+def test_a_draw_that_would_take_more_inserts_than_there_are_rows(small: Caller) -> None:
+    table = small.create(capacity=20, rate_limiter=rate_limiter(1, 1.0, (0.0, 10.0)))
+    with refused("TOO_LARGE", bound="rows of one draw", limit=30, got=31) as refusal:
+        table.sample(31, wait_s=60.0)
+    assert "error_buffer" in refusal.metadata["setting"]
+    waiting = table.begin_sample(30, wait_s=60.0)
+    wait_for_waiting(table, 1)
+    for number in range(30):
+        table.insert([number])
+    assert len(waiting.result().batch.keys) == 8 * 30

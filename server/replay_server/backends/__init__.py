@@ -9,6 +9,7 @@ A backend is one file with a class that is a `PriorityIndex`, and one line in `B
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any, ClassVar, Protocol
@@ -39,6 +40,7 @@ __all__ = [
     "SumTreeParameters",
     "UniformIndex",
     "UniformParameters",
+    "index_bytes",
     "make_index",
     "make_parameters",
     "most_rows",
@@ -60,6 +62,10 @@ class Backend(Protocol):
         """What tables call it."""
 
     @property
+    def most_bytes_per_slot(self) -> float:
+        """Memory that an index takes at most per slot, in bytes, beside the priority array."""
+
+    @property
     def most_rows(self) -> int:
         """Largest capacity of a table with it."""
 
@@ -71,6 +77,8 @@ class Backend(Protocol):
         """Make an index; see `make_index`."""
 
 
+SMALL_INDEX_BYTES = 1 << 16
+"""What an index takes however few rows there are, at most."""
 BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (SumTree, RankIndex, UniformIndex, FifoIndex)}
 """Every backend by its name."""
 
@@ -85,6 +93,19 @@ def most_rows(name: str) -> int:
         FieldError: if there is no such backend.
     """
     return _backend(name).most_rows
+
+
+def index_bytes(name: str, slots: int) -> int:
+    """Return how much memory an index of a backend takes at most, beside the priority array.
+
+    Args:
+        name: of the backend.
+        slots: length of the ring.
+
+    Raises:
+        FieldError: if there is no such backend.
+    """
+    return math.ceil(_backend(name).most_bytes_per_slot * slots) + SMALL_INDEX_BYTES
 
 
 def make_parameters(name: str, given: Mapping[str, float]) -> Parameters:

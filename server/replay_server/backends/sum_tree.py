@@ -186,6 +186,8 @@ class SumTree:
 
     name: ClassVar[str] = "sum_tree"
     most_rows: ClassVar[int] = MOST_ROWS
+    most_bytes_per_slot: ClassVar[float] = 8 * 8 / 7 + 3 * 8 / 63
+    """A tree of fan-out 8 over masses, its leaves included, and three of fan-out 64 over extremes."""
     Parameters: ClassVar[type[SumTreeParameters]] = SumTreeParameters
 
     def __init__(self, parameters: SumTreeParameters, priorities: NDArray[np.float64], capacity: int) -> None:

@@ -61,6 +61,8 @@ class UniformIndex:
 
     name: ClassVar[str] = "uniform"
     most_rows: ClassVar[int] = MOST_ROWS
+    most_bytes_per_slot: ClassVar[float] = 2 * 8 / 63
+    """Two trees of fan-out 64 over extremes."""
     Parameters: ClassVar[type[UniformParameters]] = UniformParameters
 
     def __init__(self, parameters: UniformParameters, priorities: NDArray[np.float64], capacity: int) -> None:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from replay_server.backends.compile import as_kernel_input, kernel
 from replay_server.backends.prefetch import touch
 
+COUNT_BYTES = 4
+"""Per slot."""
 _BARS = 33
 """One for 0, then one per number of bits: 1, 2 to 3, 4 to 7, ..."""
 
