@@ -15,6 +15,7 @@ On the wire this is the same call.
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from typing import Any, Final, Protocol
 
@@ -33,6 +34,8 @@ _CONNECTIONS_SHARE: Final = 0.75
 """Part of the descriptors that connections may take. The others are for tables, and for reading tokens again."""
 _LESS_JITTER: Final = 0.9
 """gRPC varies the age of connections by a tenth, so that not all clients come again at once."""
+_MOST_PENDING: Final = (1 << 31) - 1
+"""Calls that have come and are not begun: no bound of its own, connections and their calls are bounded."""
 _LONGEST_BYTES: Final = (1 << 31) - 1
 """gRPC counts the bytes of a message in 31 bits."""
 
@@ -63,12 +66,16 @@ def server_options(
         connection_s: how long a connection lasts at most, in seconds: in the first half new calls begin on it, in the
             second those at work may end. None: as long as the client likes.
     """
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_tells_of_more_than_an_ended_call)
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
         ("grpc.max_receive_message_length", min(receive_bytes, _LONGEST_BYTES)),
         ("grpc.max_send_message_length", send_bytes),
         ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
         ("grpc.max_concurrent_streams", calls_per_connection),
+        # Of calls that come faster than they are begun, gRPC would cancel some by chance, whosever they are.
+        ("grpc.server.max_pending_requests", _MOST_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         # What comes above that is closed at once. Without descriptors it would wait to be accepted.
         ("grpc.max_allowed_incoming_connections", int(_CONNECTIONS_SHARE * descriptors)),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * _MS_PER_S)),
@@ -84,6 +91,11 @@ def server_options(
         ("grpc.http2.max_pings_without_data", 0),
         *([] if connection_s is None else _limits_of_age(connection_s)),
     ]
+
+
+def _tells_of_more_than_an_ended_call(record: logging.LogRecord) -> bool:
+    """Leave out tracebacks of calls that end before their answer: strangers could fill a disk with them."""
+    return record.exc_info is None or getattr(record.exc_info[0], "__name__", "") != "ExecuteBatchError"
 
 
 def _limits_of_age(connection_s: float) -> list[tuple[str, int]]:

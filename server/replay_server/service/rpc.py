@@ -247,6 +247,8 @@ def _forget_frames(error: BaseException | None) -> None:
 async def refuse(context: Context, error: Exception, figures: MethodFigures) -> NoReturn:
     """End a call with the status that fits the error; an unexpected one is logged."""
     figures.errors += 1
+    if isinstance(error, grpc.aio.InternalError):
+        raise asyncio.CancelledError  # the caller ended the call while it was answered
     status = rpc_status.to_status(_as_request_error(error).to_status())
     _forget_frames(error)
     await context.abort(status.code, status.details, status.trailing_metadata)
