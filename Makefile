@@ -12,7 +12,7 @@ MINUTES := 30
 MAY_END_WITH := $(if $(ARGS),5,0)
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: run test docs lint format proto torture torture-network fuzz soak bench clean help
+.PHONY: run test docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -52,6 +52,9 @@ torture-network: $(VENV)/.installed  ## Break the network for MINUTES (root), au
 fuzz: $(VENV)/.installed  ## Send N hostile messages, measure what they cost, damage files; write docs/reliability.md.
 	$(BIN)/python -m tests.faults.fuzz --messages $(N) --report docs/reliability.md $(ARGS)
 	$(BIN)/python -m tests.faults.message_cost --report docs/reliability.md
+
+attack: $(VENV)/.installed  ## Attack servers and a learner beside a bystander, write docs/security.md.
+	$(BIN)/python -m tests.attacks --report docs/security.md $(ARGS)
 
 soak: $(VENV)/.installed  ## Keep a server under mixed load for MINUTES, write docs/reliability.md and its picture.
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --report docs/reliability.md $(ARGS)

@@ -114,21 +114,28 @@ class ReadRows:
 class Caller:
     """A channel to a server, and the tables made through it."""
 
-    def __init__(self, address: str, data_path: str = WIRE) -> None:
-        """Connect, with messages of any size; ``data_path`` says how a learner's calls and rows travel."""
+    def __init__(self, address: str, data_path: str = WIRE, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """Connect, with messages of any size.
+
+        Args:
+            address: of the server.
+            data_path: how a learner's calls and rows travel.
+            credentials: for TLS, and the token with each call; None: neither.
+        """
         self.address = address
         self.data_path = data_path
-        self.channel = grpc.insecure_channel(
-            address,
-            options=[
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_receive_message_length", -1),
-                # Channels with the same options would share one connection within a process.
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 500),
-            ],
-        )
+        options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+            # Channels with the same options would share one connection within a process.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 500),
+        ]
+        if credentials is None:
+            self.channel = grpc.insecure_channel(address, options)
+        else:
+            self.channel = grpc.secure_channel(address, credentials, options)
         self.stub = replay_pb2_grpc.ReplayServiceStub(self.channel)
         self._frames = None if data_path == WIRE else FrameStub(self.stub, same_host=data_path == SAME_HOST)
         if self._frames is not None:

@@ -1,0 +1,48 @@
+"""Carries out all attacks, each on a server of its own, and writes what came of them into a document.
+
+    python -m tests.attacks --report docs/security.md
+
+For each attack a server is started, with TLS and tokens. A bystander draws batches, in a process of its own, alone and
+beside the attack; every now and then it connects anew. An attack that makes it wait is repeated, and the best of its
+rounds counts: what another program on the machine caused does not come again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.progress import track
+
+from tests.attacks.bystander import all_of
+from tests.attacks.runner import GROUPS, HEADS, best_round, line_of
+from tests.faults.report import write_section
+
+ALONE_S = 1.5
+"""For so long the bystander is alone before each attack."""
+
+
+def main() -> None:
+    """Attack, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, help="document whose sections on attacks are written anew")
+    parser.add_argument("--seconds", type=float, default=6.0, help="how long each attack lasts")
+    parser.add_argument("--only", default="", help="part of the names of those to carry out")
+    arguments = parser.parse_args()
+    faults: list[str] = []
+    for group, kinds in GROUPS.items():
+        chosen = [kind for kind in kinds if arguments.only in kind.name]
+        outcomes = [best_round(kind, arguments.seconds, ALONE_S) for kind in track(chosen, description=group)]
+        alone = all_of([outcome.alone for outcome in outcomes])
+        lines = [line_of("nothing", alone, 0.0), *(outcome.line() for outcome in outcomes)]
+        for name, *figures in (HEADS, *lines):
+            print(f"{name:70}", *(f"{figure:>10}" for figure in figures))
+        if arguments.report is not None:
+            write_section(arguments.report, group, HEADS, lines)
+        faults += [f"{outcome.attack.name}: {what}" for outcome in outcomes for what in outcome.faults(alone.p99_ms)]
+    if faults:
+        raise SystemExit("\n".join(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What an attack is, and what an attacker knows of the server that it turns against."""
+
+from __future__ import annotations
+
+import math
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import grpc
+from google.protobuf.message import Message
+from grpc_status import rpc_status
+
+from tests.support.refusals import Refusal, refusal_in
+
+if TYPE_CHECKING:
+    from tests.attacks.arena import Arena
+
+_CONNECT_S = 10.0
+STRANGERS_MB = 50.0
+"""What a stranger may cost the server."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a server is started for an attack, beside what every one has."""
+
+    flags: tuple[str, ...] = ()
+    """Further flags."""
+    has_tables: bool = True
+    """Whether others have a table there."""
+    has_learner: bool = False
+    """Whether it is a learner that is attacked."""
+    descriptors: int | None = None
+    """Files and connections that its process may have; None: as many as ours."""
+    disk_mb: int | None = None
+    """Size of the disk of its data directory; None: it keeps tables in memory."""
+
+
+@dataclass
+class Target:
+    """A server as an attacker sees it. Goes to the attackers' processes."""
+
+    port: int
+    authority: bytes | None
+    """Certificate of the authority that signed its own, PEM; None: it has no TLS."""
+    until: float = 0.0
+    """When the attack ends, by the monotonic clock."""
+    tries: int = 0
+    """What the attacker counts: calls, connections or frames."""
+    found: list[str] = field(default_factory=list)
+    """What an attacker was given that it should not have."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end, at least a little."""
+        return max(0.05, self.until - time.monotonic())
+
+    def goes_on(self) -> bool:
+        """Whether there is time left; counts a try."""
+        self.tries += 1
+        return time.monotonic() < self.until
+
+    def wait(self) -> None:
+        """Do nothing until the end."""
+        time.sleep(max(0.0, self.until - time.monotonic()))
+
+    @contextmanager
+    def channel(self, **options: int) -> Iterator[grpc.Channel]:
+        """A connection of its own for gRPC calls."""
+        with self.open_channel(**options) as channel:
+            yield channel
+
+    def open_channel(self, **options: int) -> grpc.Channel:
+        """The same, for who closes it."""
+        given = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+            *((f"grpc.{name}", value) for name, value in options.items()),
+        ]
+        if self.authority is None:
+            return grpc.insecure_channel(self.address, given)
+        return grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self.authority), given)
+
+    def connect(self) -> socket.socket:
+        """A TCP connection on which nothing was said."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=_CONNECT_S)
+
+    def connect_tls(self) -> socket.socket:
+        """A connection that speaks HTTP/2 from here on: over TLS, if the server has it."""
+        plain = self.connect()
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.authority is None:
+            return plain
+        try:
+            return _tls_context().wrap_socket(plain, server_hostname="localhost")
+        except OSError:
+            plain.close()
+            raise
+
+
+class Attack:
+    """Somebody tries something; the docstring of each subclass says what."""
+
+    name: ClassVar[str]
+    """As the page calls it."""
+    setup: ClassVar[Setup] = Setup()
+    """The server that it needs."""
+    processes: ClassVar[int] = 1
+    """Attackers at work."""
+    least_s: ClassVar[float] = 0.0
+    """It takes so long at least."""
+    most_mb: ClassVar[float] = STRANGERS_MB
+    """What it may cost the server in memory."""
+
+    most_log_bytes: ClassVar[float] = math.inf
+    """By how much the server's log may grow."""
+
+    def prepare(self, arena: Arena) -> None:
+        """Make what the attacker is entitled to; what is noted on ``self`` goes to the attackers' processes."""
+
+    def act(self, target: Target) -> None:
+        """Attack until the time is over, in a process of its own."""
+
+    def meanwhile(self, arena: Arena) -> None:
+        """Look, in the middle of the attack, whether it has the effect that it should not have."""
+
+    def check(self, arena: Arena) -> None:
+        """Look afterwards."""
+
+
+def _tls_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    """Metadata that shows a token."""
+    return (("authorization", f"Bearer {token}"),)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a call."""
+
+    code: grpc.StatusCode
+    """How it ended."""
+    details: str = ""
+    """What a refusal says."""
+    message: bytes = b""
+    """The answer."""
+    refusal: Refusal | None = None
+    """What a refusal of ours says to programs."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it was done."""
+        return self.code is grpc.StatusCode.OK
+
+
+def call(
+    channel: grpc.Channel, path: str, message: Message | bytes, token: str | None = None, timeout_s: float = 60.0
+) -> Answer:
+    """Call a unary RPC."""
+    unary: Any = channel.unary_unary(path)
+    content = message if isinstance(message, bytes) else message.SerializeToString()
+    try:
+        answer = unary(content, timeout=timeout_s, metadata=bearer(token) if token else None)
+    except grpc.RpcError as error:
+        refused: Any = error
+        has_details = rpc_status.from_call(error) is not None
+        return Answer(refused.code(), refused.details(), b"", refusal_in(error) if has_details else None)
+    return Answer(grpc.StatusCode.OK, message=answer)

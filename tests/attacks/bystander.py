@@ -1,0 +1,201 @@
+"""Somebody with nothing to do with an attack, in a process of its own: it makes one call after another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import grpc
+import numpy as np
+from replay_proto.v1 import replay_pb2
+
+from tests.attacks.attack import Target, bearer
+from tests.attacks.processes import CONTEXT
+
+BATCH_SIZE = 256
+_PAUSE_S = 0.004
+"""Between two calls."""
+_NEWCOMER_EVERY_S = 0.25
+_TIMEOUT_S = 20.0
+_PATIENCE_S = 60.0
+_MS_PER_S = 1000.0
+
+
+@dataclass
+class Record:
+    """What became of a bystander's calls."""
+
+    waits_ms: list[float] = field(default_factory=list)
+    """Of those that were answered, how long each took."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """Of the others: how often which status code came; those of new connections begin with "new"."""
+
+    def add(self, other: Record) -> None:
+        """Take in what became of others."""
+        self.waits_ms += other.waits_ms
+        self.errors += other.errors
+
+    @property
+    def p99_ms(self) -> float:
+        """99th percentile."""
+        return float(np.percentile(self.waits_ms, 99)) if self.waits_ms else 0.0
+
+    @property
+    def worst_ms(self) -> float:
+        """The longest."""
+        return max(self.waits_ms, default=0.0)
+
+
+class Routine(Protocol):
+    """What a bystander does: `once` on its own connection, `as_newcomer` on one of its own each time."""
+
+    def once(self, channel: grpc.Channel) -> None:
+        """Make one call."""
+
+    def as_newcomer(self, channel: grpc.Channel) -> None:
+        """Make the first call of a new connection."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A learner: draws batches from its table."""
+
+    table: str
+    token: str
+
+    def once(self, channel: grpc.Channel) -> None:
+        """Draw."""
+        request = replay_pb2.SampleRequest(table=self.table, draw=replay_pb2.Draw(batch_size=BATCH_SIZE, beta=0.5))
+        self._call(channel, "Sample", request.SerializeToString())
+
+    def as_newcomer(self, channel: grpc.Channel) -> None:
+        """Ask for the table, as a client does first."""
+        self._call(channel, "DescribeTable", replay_pb2.DescribeTableRequest(table=self.table).SerializeToString())
+
+    def _call(self, channel: grpc.Channel, method: str, message: bytes) -> None:
+        unary: Any = channel.unary_unary(f"/replay.v1.ReplayService/{method}")
+        unary(message, timeout=_TIMEOUT_S, metadata=bearer(self.token))
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Somebody on a server without tables: asks for them."""
+
+    token: str
+
+    def once(self, channel: grpc.Channel) -> None:
+        """Ask."""
+        unary: Any = channel.unary_unary("/replay.v1.ReplayService/ListTables")
+        unary(b"", timeout=_TIMEOUT_S, metadata=bearer(self.token))
+
+    as_newcomer = once
+
+
+class Bystander:
+    """The process; it is at work from the beginning."""
+
+    def __init__(self, target: Target, routine: Routine) -> None:
+        self._pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_work, args=(target, routine, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.take()
+
+    def take(self) -> Record:
+        """What became of all calls that ended since this was asked last, of which there is one at least."""
+        self._pipe.send("take")
+        assert self._pipe.poll(_PATIENCE_S), "the bystander hangs"
+        record: Record = self._pipe.recv()
+        return record
+
+    def newcomers(self, come: bool) -> None:
+        """Whether to connect anew every now and then, as it does at first."""
+        self._pipe.send("come" if come else "stay")
+
+    def rest(self) -> None:
+        """Make no more calls: where what is tried is expected to be felt by everybody."""
+        self._pipe.send("rest")
+
+    def close(self) -> None:
+        """End it."""
+        self._pipe.close()
+        self._process.join(_PATIENCE_S)
+        self._process.kill()
+
+
+class _Worker:
+    def __init__(self, target: Target, routine: Routine) -> None:
+        self._target = target
+        self._routine = routine
+        self._lock = threading.Lock()
+        self._record = Record()
+        self._comes = threading.Event()
+        self._comes.set()
+
+    def make_calls(self, pipe: Connection) -> None:
+        """Until the pipe is closed."""
+        is_at_work = True
+        with self._target.channel() as channel:
+            while True:
+                if is_at_work:
+                    self._count(lambda: self._routine.once(channel), "")
+                while pipe.poll(_PAUSE_S):
+                    match pipe.recv():
+                        case "come":
+                            self._comes.set()
+                        case "stay":
+                            self._comes.clear()
+                        case "rest":
+                            self._comes.clear()
+                            is_at_work = False
+                        case "take":
+                            pipe.send(self._take())
+
+    def come_anew(self) -> None:
+        """Connect, make one call, leave."""
+        while self._comes.wait():
+            with self._target.channel() as channel:
+                self._count(lambda: self._routine.as_newcomer(channel), "new: ")
+            time.sleep(_NEWCOMER_EVERY_S)
+
+    def _count(self, make: Any, kind: str) -> None:
+        began = time.perf_counter()
+        error = ""
+        try:
+            make()
+        except grpc.RpcError as failure:
+            failed: Any = failure
+            error = f"{kind}{failed.code().name}"
+        took_ms = _MS_PER_S * (time.perf_counter() - began)
+        with self._lock:
+            if error:
+                self._record.errors[error] += 1
+            elif not kind:
+                self._record.waits_ms.append(took_ms)
+
+    def _take(self) -> Record:
+        with self._lock:
+            record, self._record = self._record, Record()
+            return record
+
+
+def _work(target: Target, routine: Routine, pipe: Connection) -> None:
+    worker = _Worker(target, routine)
+    threading.Thread(target=worker.come_anew, daemon=True).start()
+    try:
+        worker.make_calls(pipe)
+    except (EOFError, OSError):
+        return  # the test has ended
+
+
+def all_of(records: Sequence[Record]) -> Record:
+    """Several as one."""
+    whole = Record()
+    for record in records:
+        whole.add(record)
+    return whole

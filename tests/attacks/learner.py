@@ -1,0 +1,136 @@
+"""Attacks on a learner's port: of strangers, and of actors whose token is for writing only."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from contextlib import suppress
+from typing import Final
+
+from replay_proto.v1 import learner_pb2
+
+from tests.attacks.arena import Arena
+from tests.attacks.attack import Attack, Setup, Target, call
+from tests.attacks.http2 import Http2
+from tests.attacks.learner_arena import LEARNER, LearnerArena
+from tests.attacks.strangers import GzipBombs, RapidReset, RefusedCalls
+from tests.support.access import WRITE
+
+_LEAST_RATE: Final = 0.2
+"""Training goes on at this part of its pace at least; attackers take processors, too."""
+_FORGED: Final = "mallory\n2027-01-01 00:00:00 ERROR forged\x1b[2J\x1b]0;title\x07"
+_HARDLY_ANY_S: Final = 0.5
+
+
+class OnLearner(Attack):
+    """Training goes on beside it."""
+
+    setup = Setup(has_learner=True)
+
+    def prepare(self, arena: Arena) -> None:
+        assert isinstance(arena, LearnerArena)
+        self.alone = arena.steps_per_s(_HARDLY_ANY_S)
+
+    def meanwhile(self, arena: Arena) -> None:
+        assert isinstance(arena, LearnerArena)
+        rate = arena.steps_per_s(_HARDLY_ANY_S)
+        assert rate > _LEAST_RATE * self.alone, f"training: {rate:.0f} steps/s, {self.alone:.0f} before the attack"
+
+
+class HeldReports(OnLearner):
+    """Begins calls without a token and never sends their bodies."""
+
+    name = "learner: 64 calls without a body"
+    calls = 64
+
+    def act(self, target: Target) -> None:
+        while target.goes_on():
+            with suppress(OSError), Http2(target) as link:
+                calls = [link.begin(f"{LEARNER}/Report") for _ in range(self.calls)]
+                while target.goes_on() and not all(map(link.has_ended, calls)):
+                    link.read(0.1)
+
+
+class LearnerBombs(OnLearner, GzipBombs):
+    """Sends reports that unpack to a thousand times what they are on the wire."""
+
+    name = "learner: gzip bombs of 1 MB on the wire"
+    method = f"{LEARNER}/Report"
+
+    def prepare(self, arena: Arena) -> None:
+        OnLearner.prepare(self, arena)
+        GzipBombs.prepare(self, arena)
+
+
+class LearnerReset(OnLearner, RapidReset):
+    """Begins calls and resets each at once."""
+
+    name = "learner: rapid reset on one connection"
+    path = f"{LEARNER}/Report"
+
+
+class LearnerRefusedCalls(OnLearner, RefusedCalls):
+    """Makes calls without a token, as many as the connection takes."""
+
+    name = "learner: calls without a token, as fast as one connection takes them"
+    path = f"{LEARNER}/Report"
+    message = learner_pb2.ReportRequest(actor_id=1, run_id="x").SerializeToString()
+
+
+class ForgedNames(OnLearner):
+    """Joins under a name with a newline and escapes, to forge lines of the log and reach the terminal."""
+
+    name = "learner: a name with a newline and escapes"
+
+    def act(self, target: Target) -> None:
+        with target.channel() as channel:
+            while target.goes_on() and target.tries < 100:
+                call(channel, f"{LEARNER}/Join", learner_pb2.JoinRequest(name=_FORGED), WRITE)
+
+    def check(self, arena: Arena) -> None:
+        log = arena.server.log()
+        assert "\x1b[2J" not in log, "escapes in the log"
+        assert "\n2027-01-01" not in log, "a forged line in the log"
+
+
+class ManyEpisodes(OnLearner):
+    """Reports two million episodes at once, with returns that are huge, infinite and not numbers."""
+
+    name = "learner: reports of 2 million episodes, returns of 1e300, inf and NaN"
+    most_mb = 100.0
+    returns = (1e300, math.inf, math.nan)
+
+    def act(self, target: Target) -> None:
+        with target.channel() as channel:
+            joined = call(channel, f"{LEARNER}/Join", learner_pb2.JoinRequest(name="actor"), WRITE)
+            run = learner_pb2.JoinResponse.FromString(joined.message)
+            number = 2_000_000
+            while target.goes_on():
+                episodes = [
+                    learner_pb2.FinishedEpisode(episode_return=self.returns[target.tries % 3], length=number % 2)
+                ] * number
+                report = learner_pb2.ReportRequest(actor_id=run.actor_id, run_id=run.run_id, episodes=episodes)
+                call(channel, f"{LEARNER}/Report", report, WRITE, 30.0)
+                number = max(1, number // 4)
+
+    def check(self, arena: Arena) -> None:
+        assert isinstance(arena, LearnerArena)
+        time.sleep(_HARDLY_ANY_S)
+        self.meanwhile(arena)
+        for path in arena.run.rglob("*.json"):
+            json.loads(path.read_text(), parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+ATTACKS: Final[tuple[type[Attack], ...]] = (
+    HeldReports,
+    LearnerBombs,
+    LearnerReset,
+    LearnerRefusedCalls,
+    ForgedNames,
+    ManyEpisodes,
+)

@@ -1,0 +1,137 @@
+"""Attacks of other users of the machine, who share its memory directory or its disk."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import grpc
+from replay_proto.v1 import replay_pb2
+
+from tests.attacks.arena import Arena
+from tests.attacks.attack import Attack, Target, call
+from tests.attacks.learner import OnLearner
+from tests.attacks.learner_arena import LearnerArena
+from tests.attacks.strangers import SERVICE
+from tests.support.access import MINE
+from tests.support.server_process import ServerProcess, run_to_its_end
+
+_NOBODY: Final = 65534
+_LEVELS: Final = 1500
+
+
+def become_nobody() -> None:
+    """Go on as another user, where this one may."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(_NOBODY)
+        os.setuid(_NOBODY)
+
+
+class PlantedInMemory(Attack):
+    """Leaves in the memory directory what looks like a killed server's tables and is hard to sweep."""
+
+    name = "planted folders in the memory directory: 1,500 levels deep, a link, a pipe for a lock"
+
+    def prepare(self, arena: Arena) -> None:
+        self.memory = _shared_folder(arena)
+        self.kept = Path(tempfile.mkdtemp(dir=arena.folder))
+        (self.kept / "file").touch()
+
+    def act(self, target: Target) -> None:
+        become_nobody()
+        target.goes_on()
+        os.umask(0)
+        with suppress(FileExistsError):
+            self._nest(self.memory / "replay-server-evil")
+            piped = self.memory / "replay-server-pipe"
+            piped.mkdir()
+            os.mkfifo(piped / "lock")
+            (self.memory / "replay-server-link").symlink_to(self.kept)
+            linked = self.memory / "replay-server-linked-lock"
+            linked.mkdir()
+            (linked / "lock").symlink_to(self.kept / "made")
+
+    def check(self, arena: Arena) -> None:
+        server = ServerProcess(arena.folder / "another.log", "--memory-dir", str(self.memory))
+        try:
+            assert server.terminate() == 0
+        finally:
+            server.kill()
+        assert [path.name for path in self.kept.iterdir()] == ["file"], "files of another folder were made or removed"
+
+    def _nest(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "lock").touch()
+        here = os.open(folder, os.O_DIRECTORY)
+        for _ in range(_LEVELS):
+            os.mkdir("d", dir_fd=here)
+            inner = os.open("d", os.O_DIRECTORY, dir_fd=here)
+            os.close(here)
+            here = inner
+        os.close(here)
+
+
+class PlantedDataDirectory(Attack):
+    """Makes the data directory before the server does, with links that lead to another's files."""
+
+    name = "a data directory that another user made, with links"
+
+    def prepare(self, arena: Arena) -> None:
+        self.data = _shared_folder(arena) / "data"
+        self.kept = Path(tempfile.mkdtemp(dir=arena.folder))
+        self.kept.chmod(0o711)
+
+    def act(self, target: Target) -> None:
+        become_nobody()
+        target.goes_on()
+        os.umask(0)
+        self.data.mkdir()
+        (self.data / "tables").symlink_to(self.kept)
+        (self.data / "lock").symlink_to(self.kept / "made")
+
+    def check(self, arena: Arena) -> None:
+        ended = run_to_its_end("--data-dir", str(self.data), "--exit-with-parent")
+        assert ended.returncode != 0, "the server started"
+        assert "Traceback" not in ended.stderr, ended.stderr
+        assert [*self.kept.iterdir()] == [], "files were made in another folder"
+        assert stat.S_IMODE(self.kept.stat().st_mode) == 0o711, "the mode of another folder was changed"
+
+
+class EmbeddedServer(OnLearner):
+    """Calls the server that another user's trainer started for itself, which listens on the loopback address."""
+
+    name = "calls to the replay server of another user's trainer"
+
+    def prepare(self, arena: Arena) -> None:
+        super().prepare(arena)
+        assert isinstance(arena, LearnerArena)
+        self.embedded = arena.replay
+
+    def act(self, target: Target) -> None:
+        become_nobody()
+        with self.embedded.channel() as channel:
+            while target.goes_on():
+                for method, message in (
+                    ("ListTables", replay_pb2.ListTablesRequest()),
+                    ("Sample", replay_pb2.SampleRequest(table=f"{MINE}run", draw=replay_pb2.Draw(batch_size=1))),
+                    ("DropTable", replay_pb2.DropTableRequest(table=f"{MINE}run")),
+                ):
+                    code = call(channel, f"{SERVICE}/{method}", message).code
+                    if code is not grpc.StatusCode.UNAUTHENTICATED:
+                        target.found.append(f"{method}: {code}")
+
+
+def _shared_folder(arena: Arena) -> Path:
+    """A folder as /tmp and /dev/shm are: everybody may make files in it."""
+    arena.folder.chmod(0o711)
+    folder = Path(tempfile.mkdtemp(dir=arena.folder))
+    folder.chmod(0o1777)
+    return folder
+
+
+ATTACKS: Final[tuple[type[Attack], ...]] = (PlantedInMemory, PlantedDataDirectory, EmbeddedServer)

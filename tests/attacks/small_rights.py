@@ -1,0 +1,565 @@
+"""Attacks of callers who have a token, and use it for more than it is for."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any, Final
+
+import grpc
+import numpy as np
+import psutil
+from google.protobuf.message import Message
+from hyperframe.frame import DataFrame
+from replay_proto.access.tokens import REFRESH_S
+from replay_proto.schema import Column, Schema
+from replay_proto.v1 import replay_pb2
+
+from tests.attacks.arena import THEIRS, Arena
+from tests.attacks.attack import Answer, Attack, Setup, Target, bearer, call
+from tests.attacks.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
+from tests.attacks.strangers import MB, SERVICE
+from tests.support.access import ADMIN, ALL, MINE, READ, WRITE
+from tests.support.caller import make_draw, make_update, table_config
+from tests.support.deadlines import wait_until
+from tests.support.refusals import code_of
+from tests.support.rows import rows_of
+from tests.support.wire import bytes_field
+
+DENIED: Final = grpc.StatusCode.PERMISSION_DENIED
+_TOO_MANY: Final = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
+_SOON_S: Final = 5.0
+_CALLERS_MB: Final = 300.0
+"""What one caller who is known may cost the server: its share of replies on their way, of calls that wait and so on."""
+
+
+class AnothersSeries(Attack):
+    """Writes checkpoints of its own table into another's series, and has all but the last removed."""
+
+    name = "checkpoints of a table of one's own in another's series, keep=1"
+    most_mb = _CALLERS_MB
+
+    def prepare(self, arena: Arena) -> None:
+        arena.mine("copied", capacity=10)
+        self.theirs = {arena.owner.checkpoint(THEIRS, series="periodic", keep=5).name for _ in range(2)}
+
+    def act(self, target: Target) -> None:
+        with target.channel() as channel:
+            while target.goes_on():
+                request = replay_pb2.CheckpointRequest(tables=[f"{MINE}copied"], series="periodic", keep=1)
+                call(channel, f"{SERVICE}/Checkpoint", request, ALL)
+
+    def check(self, arena: Arena) -> None:
+        assert self.theirs <= {*arena.owner.checkpoints()}, "another's checkpoints were removed"
+
+
+class CheckpointsOfNoTables(Attack):
+    """Asks for checkpoints of all tables where there are none, with a token that is for writing only."""
+
+    name = "checkpoints, and a list of them, by a token for writing where there are no tables"
+    setup = Setup(has_tables=False)
+
+    def prepare(self, arena: Arena) -> None:
+        arena.owner.create(THEIRS)
+        self.theirs = {arena.owner.checkpoint(THEIRS, series="periodic").name}
+        arena.owner.table(THEIRS).drop()
+
+    def act(self, target: Target) -> None:
+        listing = replay_pb2.ListCheckpointsRequest()
+        with target.channel() as channel:
+            while target.goes_on():
+                for request in (replay_pb2.CheckpointRequest(series="periodic", keep=1), listing):
+                    method = type(request).__name__.removesuffix("Request")
+                    if (code := call(channel, f"{SERVICE}/{method}", request, WRITE).code) is not DENIED:
+                        target.found.append(f"{method}: {code}")
+
+    def check(self, arena: Arena) -> None:
+        assert self.theirs <= {*arena.owner.checkpoints()}, "another's checkpoints were removed"
+
+
+class NamesInARefusal(Attack):
+    """Asks for checkpoints of all tables, to read in the refusal which there are."""
+
+    name = "a checkpoint of all tables, for the names in its refusal"
+
+    def act(self, target: Target) -> None:
+        with target.channel() as channel:
+            while target.goes_on():
+                answer = call(channel, f"{SERVICE}/Checkpoint", replay_pb2.CheckpointRequest(), ALL)
+                if answer.code is not DENIED or THEIRS in repr(answer):
+                    target.found.append(f"{answer}")
+
+
+class Overtaken(Attack):
+    """Says that its rows were overwritten before it copied them, so that the rate limiter does not count its draws."""
+
+    name = "draws that claim to stand in for overtaken ones"
+    allowed = 30
+
+    def prepare(self, arena: Arena) -> None:
+        limiter = replay_pb2.RateLimiter(min_size=10, samples_per_insert=1.0, min_diff=-20.0, max_diff=100.0)
+        self.table = arena.mine("limited", rate_limiter=limiter)
+        self.table.insert(np.arange(10))
+        del self.table
+
+    def act(self, target: Target) -> None:
+        request = replay_pb2.SampleRequest(
+            table=f"{MINE}limited", draw=make_draw(10), same_host=replay_pb2.SameHost(overtaken=True)
+        )
+        with target.channel() as channel:
+            while target.goes_on():
+                call(channel, f"{SERVICE}/Sample", request, READ)
+
+    def check(self, arena: Arena) -> None:
+        sampled = arena.owner.table(f"{MINE}limited").stats().sampled
+        assert sampled <= self.allowed, f"{sampled} rows drawn, {self.allowed} allowed"
+
+
+class EmptyColumns(Attack):
+    """Asks for a table of 20 million columns without anything in them, which it may not make at all."""
+
+    name = "CreateTable of 20 million empty columns"
+
+    def act(self, target: Target) -> None:
+        message = bytes_field(1, b"\x12\x00" * 20_000_000)
+        with target.channel() as channel:
+            while target.goes_on():
+                call(channel, f"{SERVICE}/CreateTable", message, READ, 30.0)
+
+
+class UnreadAnswers(Attack):
+    """Asks for batches of 100 MB, thirty times, and reads no answer."""
+
+    name = "30 Samples of 100 MB, their answers never read"
+    most_mb = _CALLERS_MB
+    calls = 30
+
+    def prepare(self, arena: Arena) -> None:
+        wide = arena.mine("wide", capacity=100, schema=Schema({"x": Column("uint8", (MB,))}))
+        for _ in range(4):
+            request = replay_pb2.InsertRequest(
+                table=wide.name, insertion=replay_pb2.Insertion(row_count=25), rows=bytes(25 * MB)
+            )
+            wide.stub.Insert(request)
+
+    def act(self, target: Target) -> None:
+        request = replay_pb2.SampleRequest(table=f"{MINE}wide", draw=make_draw(100)).SerializeToString()
+        with Http2(target) as link:
+            for _ in range(self.calls):
+                target.goes_on()
+                link.call(f"{SERVICE}/Sample", request, bearer(READ))
+            target.wait()
+
+
+class ManyRows(Attack):
+    """Draws as many rows at once as the server allows."""
+
+    name = "Samples of 4 million rows, or as many as are allowed"
+    most_mb = _CALLERS_MB
+    rows = 1 << 22
+    capacity = 1 << 20
+
+    def prepare(self, arena: Arena) -> None:
+        table = arena.mine("many", capacity=self.capacity, schema=Schema({"x": Column("int64")}))
+        self.uid = table.uid
+        for _ in range(4):
+            rows = self.capacity // 4
+            request = replay_pb2.InsertRequest(
+                table=table.name, insertion=replay_pb2.Insertion(row_count=rows), rows=bytes(8 * rows)
+            )
+            table.stub.Insert(request)
+
+    def act(self, target: Target) -> None:
+        rows = self.rows
+        message = self._request(rows)
+        with target.channel() as channel:
+            while target.goes_on():
+                answer = self._ask(channel, message)
+                if answer.code in _TOO_MANY:
+                    rows //= 2
+                    message = self._request(rows)
+
+    def _request(self, rows: int) -> Message:
+        return replay_pb2.SampleRequest(table=f"{MINE}many", draw=make_draw(rows))
+
+    def _ask(self, channel: grpc.Channel, request: Message) -> Answer:
+        method = type(request).__name__.removesuffix("Request")
+        return call(channel, f"{SERVICE}/{method}", request, ALL)
+
+    def _keys(self, rows: int) -> Any:
+        return np.random.default_rng(1).integers(0, self.capacity, rows)
+
+
+class ManyRead(ManyRows):
+    """Reads as many rows at once as the server allows."""
+
+    name = "Reads of 4 million keys, or as many as are allowed"
+
+    def _request(self, rows: int) -> Message:
+        return replay_pb2.ReadRequest(table=f"{MINE}many", keys=self._keys(rows).tobytes())
+
+
+class ManyUpdated(ManyRows):
+    """Sets as many priorities at once as the server allows."""
+
+    name = "UpdatePriorities of 4 million keys, or as many as are allowed"
+
+    def _request(self, rows: int) -> Message:
+        keys = self._keys(rows)
+        update = make_update(keys, 1.0 + keys)
+        return replay_pb2.UpdatePrioritiesRequest(table=f"{MINE}many", table_uid=self.uid, update=update)
+
+
+class ManyLearned(ManyRows):
+    """Asks on a stream for as many batches at once as the server allows."""
+
+    name = "Learn of 1,024 batches of 4,096 rows, or as many as are allowed"
+    batch_size = 4096
+
+    def _request(self, rows: int) -> Message:
+        batches = max(1, rows // self.batch_size)
+        return replay_pb2.LearnRequest(table=f"{MINE}many", draw=make_draw(self.batch_size), batches=batches)
+
+    def _ask(self, channel: grpc.Channel, request: Message) -> Answer:
+        stream: Any = channel.stream_stream(f"{SERVICE}/Learn")
+        try:
+            for _ in stream(iter([request.SerializeToString()] * 3), timeout=60.0, metadata=bearer(ALL)):
+                pass
+        except grpc.RpcError as error:
+            return Answer(code_of(error))
+        return Answer(grpc.StatusCode.OK)
+
+
+class WaitForEver(Attack):
+    """Has 16,384 draws wait for rows that never come. Meanwhile another's draw may still wait."""
+
+    name = "16,384 draws that wait for ever"
+    most_mb = _CALLERS_MB
+    most = 16_384
+    per_connection = 100
+    theirs = "theirs-empty"
+
+    def prepare(self, arena: Arena) -> None:
+        arena.mine("empty", capacity=10)
+        if self.theirs in arena.owner.table_names():
+            arena.owner.table(self.theirs).reset()
+        else:
+            arena.owner.create(self.theirs, capacity=10)
+
+    def act(self, target: Target) -> None:
+        draw = make_draw(1, wait_s=float("inf"))
+        message = replay_pb2.SampleRequest(table=f"{MINE}empty", draw=draw).SerializeToString()
+        block = header_block(f"{SERVICE}/Sample", bearer(READ))
+        body = GRPC_HEAD.pack(0, len(message)) + message
+        numbers = range(1, 2 * self.per_connection, 2)
+        calls = b"".join(
+            opening(number, block).serialize() + DataFrame(number, body, flags=["END_STREAM"]).serialize()
+            for number in numbers
+        )
+        with ExitStack() as stack:
+            while target.goes_on() and target.tries * self.per_connection <= self.most:
+                with suppress(OSError):
+                    stack.enter_context(RawFrames(target)).send_bytes(calls)
+            target.wait()
+
+    def meanwhile(self, arena: Arena) -> None:
+        table = arena.owner.table(self.theirs)
+        waiting = table.begin_sample(1)
+        try:
+            wait_until(lambda: waiting.done() or table.stats().waiting > 0, "another's draw waits", _SOON_S)
+            table.insert([1])
+            waiting.result()
+        finally:
+            waiting.cancel()
+
+
+class ImpossibleDraw(Attack):
+    """Waits for more rows of a queue than it can ever hold. Draws after it must not wait for ever."""
+
+    name = "a draw of more rows than a queue can hold, that waits for ever"
+
+    def prepare(self, arena: Arena) -> None:
+        arena.mine("queue", capacity=10, backend="fifo")
+
+    def act(self, target: Target) -> None:
+        request = replay_pb2.SampleRequest(table=f"{MINE}queue", draw=make_draw(1000, wait_s=float("inf")))
+        with target.channel() as channel:
+            while target.goes_on():
+                call(channel, f"{SERVICE}/Sample", request, READ, target.left_s)
+
+    def meanwhile(self, arena: Arena) -> None:
+        table = arena.owner.table(f"{MINE}queue")
+        table.insert(np.arange(10), wait_s=_SOON_S)
+        table.sample(10, wait_s=_SOON_S)
+
+
+class ManyDescriptors(Attack):
+    """Makes tables of 512 columns, each of which is a file, until the server has no descriptor left."""
+
+    name = "tables of 512 columns"
+    setup = Setup(descriptors=1200)
+    most_mb = _CALLERS_MB
+
+    def act(self, target: Target) -> None:
+        schema = Schema({f"c{number}": Column("bool") for number in range(512)})
+        with target.channel() as channel:
+            while target.goes_on():
+                config = table_config(f"{MINE}{target.tries}", capacity=1, schema=schema)
+                call(channel, f"{SERVICE}/CreateTable", replay_pb2.CreateTableRequest(config=config), ADMIN)
+
+    def check(self, arena: Arena) -> None:
+        arena.owner.create("theirs-too").insert([1])
+        free = 1200 - psutil.Process(arena.server.pid).num_fds()
+        assert free > 500, f"{free} descriptors are left"
+
+
+class DiskFullOfSeries(Attack):
+    """Has checkpoints of a table written, each of a series of its own, until the disk is full.
+
+    The server must start again on that disk.
+    """
+
+    name = "checkpoints of ever new series until the disk is full"
+    setup = Setup(disk_mb=24)
+    least_s = 2.0
+    most_mb = _CALLERS_MB
+
+    def prepare(self, arena: Arena) -> None:
+        table = arena.mine("copied", capacity=20_000)
+        table.insert(np.arange(20_000))
+
+    def act(self, target: Target) -> None:
+        with target.channel() as channel:
+            while target.goes_on():
+                request = replay_pb2.CheckpointRequest(tables=[f"{MINE}copied"], series=f"series{target.tries}")
+                call(channel, f"{SERVICE}/Checkpoint", request, ALL)
+
+    def check(self, arena: Arena) -> None:
+        arena.bystander.rest()
+        assert arena.server.terminate() == 0
+        arena.server.restart()
+        assert arena.owner.table(THEIRS).describe().size
+
+
+class DiskFullOfTables(DiskFullOfSeries):
+    """Makes tables and fills them until the disk is full. The server must start again on that disk."""
+
+    name = "tables until the disk is full"
+
+    def act(self, target: Target) -> None:
+        with target.channel() as channel:
+            while target.goes_on():
+                name = f"{MINE}{target.tries}"
+                config = table_config(name, capacity=10_000)
+                call(channel, f"{SERVICE}/CreateTable", replay_pb2.CreateTableRequest(config=config), ALL)
+                insertion = replay_pb2.Insertion(row_count=10_000)
+                rows = rows_of(np.arange(10_000))
+                request = replay_pb2.InsertRequest(table=name, insertion=insertion, rows=rows)
+                call(channel, f"{SERVICE}/Insert", request, ALL)
+
+
+class TakenAwayWhileItWaits(Attack):
+    """Waits for rows, and goes on waiting when its token is taken away."""
+
+    name = "a draw that waits while its token is taken away"
+    least_s = 2.0
+
+    def prepare(self, arena: Arena) -> None:
+        arena.mine("late", capacity=10)
+
+    def act(self, target: Target) -> None:
+        request = replay_pb2.SampleRequest(table=f"{MINE}late", draw=make_draw(1, wait_s=float("inf")))
+        target.goes_on()
+        with target.channel() as channel:
+            if call(channel, f"{SERVICE}/Sample", request, READ, target.left_s + _SOON_S).is_ok:
+                target.found.append("rows for a token that was taken away")
+
+    def meanwhile(self, arena: Arena) -> None:
+        arena.write_tokens(READ)
+        time.sleep(1.5 * REFRESH_S)
+        arena.owner.table(f"{MINE}late").insert([1])
+
+    def check(self, arena: Arena) -> None:
+        arena.write_tokens()
+
+
+class TokensGone(Attack):
+    """Goes on calling after the file of tokens was emptied. All tokens are gone with that, the bystander's, too."""
+
+    name = "a token after the file of tokens was emptied"
+
+    def prepare(self, arena: Arena) -> None:
+        arena.mine("kept", capacity=10)
+        arena.bystander.rest()
+        arena.bystander.take()
+
+    def act(self, target: Target) -> None:
+        request = replay_pb2.DescribeTableRequest(table=f"{MINE}kept")
+        with target.channel() as channel:
+            while target.goes_on() or time.monotonic() < target.until + _SOON_S:
+                if call(channel, f"{SERVICE}/DescribeTable", request, READ).code is grpc.StatusCode.UNAUTHENTICATED:
+                    return
+        target.found.append("it was still valid after 5 s")
+
+    def meanwhile(self, arena: Arena) -> None:
+        arena.tokens.write_text("")
+
+    def check(self, arena: Arena) -> None:
+        arena.write_tokens()
+        wait_until(lambda: self._is_known(arena), "tokens hold again", _SOON_S)
+
+    def _is_known(self, arena: Arena) -> bool:
+        with suppress(grpc.RpcError):
+            return bool(arena.owner.table_names())
+        return False
+
+
+class TokensReplaced(TokensGone):
+    """Goes on calling after its token was replaced in the file, whose size and time of change are as before."""
+
+    name = "a token after another of its length took its place at the same time of change"
+
+    def meanwhile(self, arena: Arena) -> None:
+        before = arena.tokens.stat()
+        arena.tokens.write_text(arena.tokens.read_text().replace(READ, READ[::-1]))
+        os.utime(arena.tokens, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert arena.tokens.stat().st_size == before.st_size
+
+
+class FreshWriters(Attack):
+    """Inserts under a new writer's id each time."""
+
+    name = "inserts, each of another writer"
+
+    def prepare(self, arena: Arena) -> None:
+        arena.mine("written", capacity=1000)
+
+    def act(self, target: Target) -> None:
+        insertion = replay_pb2.Insertion(row_count=1, sequence=1)
+        with target.channel() as channel:
+            while target.goes_on():
+                request = replay_pb2.InsertRequest(
+                    table=f"{MINE}written",
+                    writer_id=secrets.token_bytes(16),
+                    insertion=insertion,
+                    rows=rows_of(np.arange(1)),
+                )
+                call(channel, f"{SERVICE}/Insert", request, WRITE)
+
+
+class BadNames(Attack):
+    """Makes tables and checkpoints whose names lead elsewhere, or deceive whoever reads them."""
+
+    name = "names with /, .., NUL, newline, U+202E, or of 129 characters"
+    names = ("/../../x", "/x", "\0", "\n", "\u202e", "x" * (129 - len(MINE)))
+
+    def prepare(self, arena: Arena) -> None:
+        arena.mine("copied", capacity=10)
+
+    def act(self, target: Target) -> None:
+        with target.channel() as channel:
+            while target.goes_on():
+                for name in (MINE + name for name in self.names):
+                    table = replay_pb2.CreateTableRequest(config=table_config(name))
+                    copy = replay_pb2.CheckpointRequest(tables=[f"{MINE}copied"], series=name)
+                    for method, request in (("CreateTable", table), ("Checkpoint", copy)):
+                        code = call(channel, f"{SERVICE}/{method}", request, ALL).code
+                        if code is not grpc.StatusCode.INVALID_ARGUMENT:
+                            target.found.append(f"{method} {name!r}: {code}")
+
+
+class HugeCapacity(Attack):
+    """Makes a table of 2^40 rows."""
+
+    name = "tables of 2^40 rows"
+
+    def act(self, target: Target) -> None:
+        with target.channel() as channel:
+            while target.goes_on():
+                config = table_config(f"{MINE}huge", capacity=1 << 40)
+                call(channel, f"{SERVICE}/CreateTable", replay_pb2.CreateTableRequest(config=config), ADMIN)
+                call(channel, f"{SERVICE}/DropTable", replay_pb2.DropTableRequest(table=f"{MINE}huge"), ADMIN)
+
+
+class StoppedSampler(Attack):
+    """Draws batches on a stream, and is stopped in the middle (SIGSTOP)."""
+
+    name = "a sampler that is stopped"
+    most_mb = _CALLERS_MB
+
+    def prepare(self, arena: Arena) -> None:
+        arena.mine("drawn", capacity=20_000).insert(np.arange(20_000))
+
+    def act(self, target: Target) -> None:
+        sampler = os.fork()
+        if not sampler:
+            with suppress(grpc.RpcError):
+                self._sample(target)
+            os._exit(0)
+        time.sleep(target.left_s / 3)
+        os.kill(sampler, signal.SIGSTOP)
+        target.goes_on()
+        target.wait()
+        os.kill(sampler, signal.SIGKILL)
+        os.waitpid(sampler, 0)
+
+    def _sample(self, target: Target) -> None:
+        request = replay_pb2.LearnRequest(table=f"{MINE}drawn", draw=make_draw(100), batches=100).SerializeToString()
+
+        def ask() -> Iterator[bytes]:
+            while True:
+                yield request
+
+        with target.channel() as channel:
+            stream: Any = channel.stream_stream(f"{SERVICE}/Learn")
+            for _ in stream(ask(), timeout=60.0, metadata=bearer(READ)):
+                pass
+
+
+class IdleStreams(Attack):
+    """Opens 10,000 streams for writing, and writes nothing."""
+
+    name = "10,000 idle streams"
+    most_mb = _CALLERS_MB
+    most = 10_000
+    per_connection = 100
+
+    def act(self, target: Target) -> None:
+        block = header_block(f"{SERVICE}/Write", bearer(WRITE))
+        calls = b"".join(opening(number, block).serialize() for number in range(1, 2 * self.per_connection, 2))
+        with ExitStack() as stack:
+            while target.goes_on() and target.tries * self.per_connection <= self.most:
+                with suppress(OSError):
+                    stack.enter_context(RawFrames(target)).send_bytes(calls)
+            target.wait()
+
+
+ATTACKS: Final[tuple[type[Attack], ...]] = (
+    AnothersSeries,
+    CheckpointsOfNoTables,
+    NamesInARefusal,
+    Overtaken,
+    EmptyColumns,
+    UnreadAnswers,
+    ManyLearned,
+    ManyRead,
+    ManyRows,
+    ManyUpdated,
+    WaitForEver,
+    ImpossibleDraw,
+    ManyDescriptors,
+    DiskFullOfSeries,
+    DiskFullOfTables,
+    TakenAwayWhileItWaits,
+    TokensGone,
+    TokensReplaced,
+    FreshWriters,
+    BadNames,
+    HugeCapacity,
+    StoppedSampler,
+    IdleStreams,
+)

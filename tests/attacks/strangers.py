@@ -1,0 +1,385 @@
+"""Attacks of whoever reaches the port, without a token."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import ssl
+import struct
+import time
+import zlib
+from contextlib import ExitStack, suppress
+from typing import Final
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from hyperframe.frame import DataFrame, Frame, PingFrame, RstStreamFrame
+from replay_proto.v1 import replay_pb2
+
+from tests.attacks.arena import OWNER, THEIRS, Arena
+from tests.attacks.attack import Attack, Setup, Target, call
+from tests.attacks.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
+from tests.support.access import WRITE
+from tests.support.deadlines import wait_until
+
+SERVICE: Final = "/replay.v1.ReplayService"
+MB: Final = 1 << 20
+_PART: Final = bytes(MB)
+_GZIP_HEAD: Final = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+_LAST_STREAM: Final = (1 << 31) - 1
+_SOON_S: Final = 10.0
+"""Within this a newcomer is served, and a token that was taken away is refused."""
+
+
+def gzip_bomb(unpacked_mb: int) -> bytes:
+    """A message of zeros: about a thousandth as long as what it unpacks to."""
+    packing = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    part = packing.compress(_PART) + packing.flush(zlib.Z_FULL_FLUSH)
+    checksum = 0
+    for _ in range(unpacked_mb):
+        checksum = zlib.crc32(_PART, checksum)
+    packed = _GZIP_HEAD + part * unpacked_mb + packing.flush() + struct.pack("<II", checksum, unpacked_mb * MB)
+    return GRPC_HEAD.pack(1, len(packed)) + packed
+
+
+class Stranger(Attack):
+    """Has no token, and leaves hardly a trace."""
+
+    most_log_bytes = 100_000
+
+
+class BusyPrograms(Stranger):
+    """Takes the processors and leaves the server alone: the others' lines are to be compared with this one, too."""
+
+    name = "two programs that burn a core each, and do not attack"
+    processes = 2
+
+    def act(self, target: Target) -> None:
+        while target.goes_on():
+            pass
+
+
+class GzipBombs(Stranger):
+    """Sends messages that unpack to a thousand times what they are on the wire, six at a time."""
+
+    name = "6 gzip bombs of 1 MB on the wire, again and again"
+    method = f"{SERVICE}/Insert"
+    unpacked_mb = 960
+
+    def prepare(self, arena: Arena) -> None:
+        self.bomb = gzip_bomb(self.unpacked_mb)
+
+    def act(self, target: Target) -> None:
+        while target.goes_on():
+            with suppress(OSError), Http2(target) as link:
+                calls = [link.begin(self.method, [("grpc-encoding", "gzip")]) for _ in range(6)]
+                for number in calls:
+                    link.send(number, self.bomb, is_last=True, patience_s=min(1.0, target.left_s))
+                while target.goes_on() and not all(map(link.has_ended, calls)):
+                    link.read(0.1)
+
+
+class LargeBodies(Stranger):
+    """Sends messages of 400 MB, four at a time, as fast as the server takes them."""
+
+    name = "4 messages of 400 MB at a time"
+    processes = 2
+    size_mb = 400
+    held_back = 0
+    calls = 2
+
+    def act(self, target: Target) -> None:
+        head = GRPC_HEAD.pack(0, self.size_mb * MB)
+        while target.goes_on():
+            with suppress(OSError), Http2(target) as link:
+                calls = [link.begin(f"{SERVICE}/Insert") for _ in range(self.calls)]
+                for number in calls:
+                    link.send(number, head)
+                for part in itertools.repeat(_PART, self.size_mb - 1):
+                    if not target.goes_on():
+                        return
+                    for number in calls:
+                        link.send(number, part, patience_s=min(1.0, target.left_s))
+                for number in calls:
+                    link.send(number, _PART[self.held_back :], is_last=not self.held_back, patience_s=target.left_s)
+                while target.goes_on() and not all(map(link.has_ended, calls)):
+                    link.read(0.1)
+
+
+class HeldBodies(LargeBodies):
+    """Sends all of a message but its last byte, and waits."""
+
+    name = "3 messages of 1 GB, held one byte short"
+    processes = 1
+    size_mb = 1023
+    held_back = 1
+    calls = 3
+
+
+class RapidReset(Stranger):
+    """Begins calls and resets each at once, as fast as one connection takes them (CVE-2023-44487)."""
+
+    name = "rapid reset on one connection"
+    path = f"{SERVICE}/Sample"
+    _BURST: Final = 400
+
+    def act(self, target: Target) -> None:
+        block = header_block(self.path)
+        while target.goes_on():
+            with suppress(OSError), RawFrames(target) as link:
+                for first in range(1, _LAST_STREAM, 2 * self._BURST):
+                    if not target.goes_on():
+                        return
+                    link.send(self._calls(first, block))
+
+    def _calls(self, first: int, block: bytes) -> list[Frame]:
+        frames: list[Frame] = []
+        for number in range(first, first + 2 * self._BURST, 2):
+            frames += [opening(number, block), RstStreamFrame(number, error_code=8)]
+        return frames
+
+
+class SilentUntilNoDescriptorIsLeft(Stranger):
+    """Opens connections and says nothing on them until the server can take no more.
+
+    Meanwhile a token is taken away: it must not be valid for good. Later newcomers are served again.
+    """
+
+    name = "silent connections up to the limit of descriptors"
+    setup = Setup(descriptors=200)
+    least_s = 4.0
+
+    def prepare(self, arena: Arena) -> None:
+        arena.bystander.newcomers(False)
+        arena.mine("kept", capacity=10)
+
+    def act(self, target: Target) -> None:
+        with ExitStack() as stack:
+            while target.goes_on():
+                try:
+                    stack.enter_context(target.connect())
+                except OSError:
+                    time.sleep(0.01)
+                if target.tries > 400:
+                    break
+            target.wait()
+
+    def meanwhile(self, arena: Arena) -> None:
+        server = psutil.Process(arena.server.pid)
+        wait_until(lambda: server.num_fds() >= 140, "connections are refused", self.least_s / 2)
+        arena.write_tokens(WRITE)
+
+    def check(self, arena: Arena) -> None:
+        arena.bystander.newcomers(True)
+        target = arena.target()
+        describe = replay_pb2.DescribeTableRequest(table="mine-kept")
+
+        def code(token: str) -> grpc.StatusCode:
+            with target.channel() as channel:
+                return call(channel, f"{SERVICE}/DescribeTable", describe, token, 5.0).code
+
+        wait_until(lambda: code(OWNER) is grpc.StatusCode.OK, "a newcomer is served", _SOON_S)
+        try:
+            wait_until(lambda: code(WRITE) is grpc.StatusCode.UNAUTHENTICATED, "the token is refused", _SOON_S)
+        finally:
+            arena.write_tokens()
+
+
+class GarbageHandshakes(Stranger):
+    """Connects, says something that is no TLS, and leaves."""
+
+    name = "garbage in place of TLS handshakes"
+    processes = 2
+
+    def act(self, target: Target) -> None:
+        while target.goes_on():
+            with suppress(OSError), target.connect() as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+class HalfHellos(GarbageHandshakes):
+    """Sends the first half of a TLS ClientHello and leaves, again and again."""
+
+    name = "half a ClientHello, again and again"
+
+    def act(self, target: Target) -> None:
+        half = client_hello()[:120]
+        while target.goes_on():
+            with suppress(OSError), target.connect() as connection:
+                connection.sendall(half)
+
+
+class Handshakes(GarbageHandshakes):
+    """Completes TLS handshakes, and leaves."""
+
+    name = "TLS handshakes, one after another"
+
+    def act(self, target: Target) -> None:
+        while target.goes_on():
+            with suppress(OSError), target.connect_tls():
+                pass
+
+
+def client_hello() -> bytes:
+    """What a client's TLS begins with."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+class RefusedCalls(Stranger):
+    """Makes calls without a token, as many as the connection takes."""
+
+    name = "calls without a token, as fast as one connection takes them"
+    path = f"{SERVICE}/Sample"
+    message = replay_pb2.SampleRequest(table=THEIRS, draw=replay_pb2.Draw(batch_size=256)).SerializeToString()
+    metadata: tuple[tuple[str, str], ...] = ()
+    burst = 100
+
+    def act(self, target: Target) -> None:
+        block = header_block(self.path, self.metadata)
+        body = GRPC_HEAD.pack(0, len(self.message)) + self.message
+        while target.goes_on():
+            with suppress(OSError), RawFrames(target) as link:
+                for first in range(1, _LAST_STREAM, 2 * self.burst):
+                    if not target.goes_on():
+                        return
+                    link.send(self._calls(first, block, body))
+
+    def _calls(self, first: int, block: bytes, body: bytes) -> list[Frame]:
+        frames: list[Frame] = []
+        for number in range(first, first + 2 * self.burst, 2):
+            frames += [opening(number, block), DataFrame(number, body, flags=["END_STREAM"])]
+        return frames
+
+
+class HealthCalls(RefusedCalls):
+    """Asks for the health, which takes no token."""
+
+    name = "calls of the health service"
+    path = "/grpc.health.v1.Health/Check"
+    message = b""
+
+
+class ReflectionCalls(RefusedCalls):
+    """Asks for the contract, which takes no token."""
+
+    name = "calls of the reflection service"
+    path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    message = reflection_pb2.ServerReflectionRequest(
+        file_containing_symbol="replay.v1.ReplayService"
+    ).SerializeToString()
+
+
+class Metadata(RefusedCalls):
+    """Makes calls with as much metadata as gRPC takes."""
+
+    name = "calls with 7 KB of metadata"
+    metadata = tuple((f"x-{number}", "a" * 700) for number in range(10))
+    burst = 20
+
+
+class Pings(Stranger):
+    """Floods a connection with pings."""
+
+    name = "pings"
+
+    def act(self, target: Target) -> None:
+        self._flood(target, b"", PingFrame(0, b"12345678").serialize() * 1000)
+
+    def _flood(self, target: Target, beginning: bytes, frames: bytes) -> None:
+        while target.goes_on():
+            with suppress(OSError), RawFrames(target) as link:
+                link.send_bytes(beginning)
+                while target.goes_on():
+                    link.send_bytes(frames)
+
+
+class EmptyFrames(Pings):
+    """Begins a call, and floods it with frames of no content (CVE-2019-9518)."""
+
+    name = "empty frames"
+
+    def act(self, target: Target) -> None:
+        begun = opening(1, header_block(f"{SERVICE}/Write")).serialize()
+        self._flood(target, begun, DataFrame(1, b"").serialize() * 1000)
+
+
+class SilentConnections(Stranger):
+    """Opens connections and says nothing."""
+
+    name = "3,000 silent connections"
+    most = 3000
+
+    def act(self, target: Target) -> None:
+        with ExitStack() as stack:
+            while target.goes_on() and target.tries <= self.most:
+                with suppress(OSError):
+                    stack.enter_context(self._open(target))
+            target.wait()
+
+    def _open(self, target: Target) -> socket.socket:
+        return target.connect()
+
+
+class DeafConnections(SilentConnections):
+    """Opens connections over which calls are begun, and answers nothing, no ping either."""
+
+    name = "1,000 connections that answer no ping"
+    setup = Setup(flags=("--keepalive-s", "0.5"))
+    most = 1000
+
+    def act(self, target: Target) -> None:
+        begun = opening(1, header_block(f"{SERVICE}/Write"))
+        with ExitStack() as stack:
+            while target.goes_on() and target.tries <= self.most:
+                with suppress(OSError):
+                    link = stack.enter_context(RawFrames(target, reads=False))
+                    link.send([begun])
+            target.wait()
+
+
+class WatchStreams(Stranger):
+    """Opens streams that watch the health, and leaves them open."""
+
+    name = "20,000 streams that watch the health"
+    most = 20_000
+    message = health_pb2.HealthCheckRequest().SerializeToString()
+
+    def act(self, target: Target) -> None:
+        block = header_block("/grpc.health.v1.Health/Watch")
+        body = GRPC_HEAD.pack(0, len(self.message)) + self.message
+        with ExitStack() as stack:
+            while target.goes_on() and 100 * target.tries <= self.most:
+                with suppress(OSError):
+                    link = stack.enter_context(RawFrames(target))
+                    for number in range(1, 200, 2):
+                        link.send([opening(number, block), DataFrame(number, body, flags=["END_STREAM"])])
+            target.wait()
+
+
+ATTACKS: Final[tuple[type[Attack], ...]] = (
+    BusyPrograms,
+    GzipBombs,
+    LargeBodies,
+    HeldBodies,
+    RapidReset,
+    SilentUntilNoDescriptorIsLeft,
+    GarbageHandshakes,
+    RefusedCalls,
+    HalfHellos,
+    Handshakes,
+    Pings,
+    EmptyFrames,
+    HealthCalls,
+    ReflectionCalls,
+    Metadata,
+    SilentConnections,
+    WatchStreams,
+    DeafConnections,
+)
