@@ -123,6 +123,7 @@ class EmptyColumns(Attack):
     """Asks for a table of 20 million columns without anything in them, which it may not make at all."""
 
     name = "CreateTable of 20 million empty columns"
+    most_mb = _CALLERS_MB
 
     def act(self, target: Target) -> None:
         message = bytes_field(1, b"\x12\x00" * 20_000_000)
@@ -135,6 +136,7 @@ class UnreadAnswers(Attack):
     """Asks for batches of 100 MB, thirty times, and reads no answer."""
 
     name = "30 Samples of 100 MB, their answers never read"
+    setup = Setup(flags=("--max-outgoing-mb", "400"))
     most_mb = _CALLERS_MB
     calls = 30
 
