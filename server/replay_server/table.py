@@ -7,8 +7,8 @@ except for what only the table can know.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,20 +61,6 @@ class NewRows:
     """Stream of experience they belong to."""
     episode: int = 0
     """Episode within the stream."""
-
-    def parts(self, most: int) -> Iterator[NewRows]:
-        """The rows in parts of at most so many, in their order: views."""
-        if self.count <= most:
-            yield self
-            return
-        for start in range(0, self.count, most):
-            part = slice(start, min(start + most, self.count))
-            yield replace(
-                self,
-                columns={name: values[part] for name, values in self.columns.items()},
-                count=part.stop - part.start,
-                priorities=None if self.priorities is None else self.priorities[part],
-            )
 
 
 def memory_bytes(config: TableConfig) -> int:
@@ -214,44 +200,46 @@ class Table:
         """Add rows, at once. `replay_server.inserting` does the same for many rows while others are served.
 
         Args:
-            rows: what to add; with a writer, at most `TableConfig.rows_at_once`.
+            rows: what to add, at most `TableConfig.rows_at_once`.
             stamp: whose insert it is; None: nobody's, it cannot be repeated harmlessly.
 
         Returns:
             Their keys; for a repeat those it got the first time.
 
         Raises:
-            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD, WRITER_UNKNOWN, TOO_LARGE or NO_SPACE.
+            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD, WRITER_UNKNOWN or NO_SPACE.
         """
-        repeated = self.find_repeat(rows.count, stamp)
+        repeated = self.find_repeat(stamp)
         if repeated is not None:
             return repeated
-        first, priority = self.inserted, self.new_priority
         self.reserve(rows.count)
-        for part in rows.parts(self.config.slack):
-            self.store(part, stamp)
-            self.commit(part, priority, stamp)
-        return range(first, self.inserted)
+        self.store(rows, stamp)
+        return self.commit(rows, stamp)
 
-    def find_repeat(self, count: int, stamp: WriterStamp | None) -> range | None:
-        """The keys that an insert of so many rows got when it was applied; None if it is still to be applied.
+    def check_rows_at_once(self, count: int) -> None:
+        """Refuse an insert of more rows than can become live at once.
 
         Raises:
-            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD, WRITER_UNKNOWN or TOO_LARGE.
+            RequestError: TOO_LARGE.
         """
-        if stamp is None:
-            return None
-        repeated = self.directory.writers.find(stamp.writer_id, stamp.sequence)
-        if repeated is not None:
-            self.repeated_inserts += 1
-            return range(repeated[0], repeated[0] + repeated[1])
         if count > self.config.rows_at_once:
             raise errors.too_large(
-                "rows of one insert with a writer",
+                "rows of one insert",
                 self.config.rows_at_once,
                 count,
                 f"slots - capacity of the table, and no more than {MOST_ROWS_AT_ONCE}",
             )
+
+    def find_repeat(self, stamp: WriterStamp | None) -> range | None:
+        """The keys that an insert got when it was applied; None if it is still to be applied.
+
+        Raises:
+            RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
+        """
+        repeated = None if stamp is None else self.directory.writers.find(stamp.writer_id, stamp.sequence)
+        if repeated is not None:
+            self.repeated_inserts += 1
+            return range(repeated[0], repeated[0] + repeated[1])
         return None
 
     @property
@@ -273,12 +261,13 @@ class Table:
     def store(self, rows: NewRows, stamp: WriterStamp | None) -> None:
         """Store the rows that come next, for which there is space, into slots without a live row; in any thread.
 
-        Nothing else may insert until they are all committed. A server that is killed before forgets them.
+        Nothing else may insert until they are committed. A server that is killed before forgets them.
 
         Args:
-            rows: at most `TableConfig.slack`.
+            rows: at most `TableConfig.rows_at_once`.
             stamp: whose insert it is.
         """
+        assert rows.count <= self.config.rows_at_once, "live rows would be overwritten"
         first = self.inserted
         # Never back: what an insert that failed has left behind is not to be taken for a whole row.
         self._header.write_horizon = max(self.write_horizon, first + rows.count)
@@ -292,16 +281,18 @@ class Table:
         if self._checksums is not None:
             self._checksums.erase(self.inserted, count)
 
-    def commit(self, rows: NewRows, priority: float, stamp: WriterStamp | None) -> None:
+    def commit(self, rows: NewRows, stamp: WriterStamp | None) -> range:
         """Make stored rows live, and evict those that they replace.
 
         Args:
-            rows: the next ones of those that were stored.
-            priority: of each, where they have none of their own.
-            stamp: whose insert it is, of which these are all rows.
+            rows: those that were stored last.
+            stamp: whose insert it is.
+
+        Returns:
+            Their keys.
         """
         first, oldest = self.inserted, self.oldest
-        priorities = np.full(rows.count, priority) if rows.priorities is None else rows.priorities
+        priorities = np.full(rows.count, self.new_priority) if rows.priorities is None else rows.priorities
         self._index.write(np.arange(first, first + rows.count), priorities)
         if stamp is not None:
             self.directory.writers.store(stamp.writer_id, stamp.sequence, first, rows.count)
@@ -310,6 +301,7 @@ class Table:
         self._forget(oldest, self.oldest)
         self._clock.tick(self.inserted)
         self.rows_inserted.add(rows.count)
+        return range(first, first + rows.count)
 
     def draw(self, draw: Draw) -> DrawnBatch:
         """Draw rows by priority, with replacement; those of a queue by age, and once and for all.

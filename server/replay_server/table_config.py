@@ -81,7 +81,7 @@ class TableConfig:
 
     @property
     def rows_at_once(self) -> int:
-        """Rows that become live at once, at most; an insert with a writer has no more."""
+        """Most rows of an insert, which become live at once."""
         return min(self.slack, MOST_ROWS_AT_ONCE)
 
     @property

@@ -148,6 +148,7 @@ class Waiters:
             RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
                 TOO_LARGE, or UNAUTHENTICATED if the caller's token is valid no more.
         """
+        table.check_rows_at_once(rows.count)
         if table.turns.are_free:
             inserted = self._insert(table, rows, stamp, wait_s)
         else:
@@ -202,10 +203,7 @@ class Waiters:
         if not takes_long(table, rows):
             return table.insert(rows, stamp)
 
-        def changed() -> None:
-            self.changed(table)
-
-        begun = table.turns.begin(inserting.insert(table, rows, stamp, changed), changed)
+        begun = table.turns.begin(inserting.insert(table, rows, stamp), lambda: self.changed(table))
         # It goes on to its end if the caller hangs up.
         return asyncio.shield(begun)
 

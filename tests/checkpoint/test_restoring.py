@@ -21,12 +21,13 @@ from replay_server.storage.table_directory import TableDirectory
 from replay_server.table import NewRows, Table
 from replay_server.table_config import TableConfig
 
+from tests.support.inserting import insert_all
 from tests.support.rows import WHOLE, columns_of
 
 
 def table_of(folder: Path, config: TableConfig, rows: int) -> Table:
     table = Table(TableDirectory.create(folder, config))
-    table.insert(NewRows(columns_of(np.arange(rows)), rows), None)
+    insert_all(table, NewRows(columns_of(np.arange(rows)), rows))
     return table
 
 

@@ -18,6 +18,7 @@ from replay_server.storage.table_directory import TableDirectory
 from replay_server.table import NewRows, Table
 from replay_server.table_config import TableConfig
 
+from tests.support.inserting import insert_all
 from tests.support.rows import WHOLE, columns_of, values_in
 
 CAPACITY = 1000
@@ -44,7 +45,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def insert(table: Table, count: int) -> None:
     """Insert rows that hold their keys."""
     values = np.arange(table.inserted, table.inserted + count)
-    table.insert(NewRows(columns_of(values), count, values.astype(np.float64)), None)
+    insert_all(table, NewRows(columns_of(values), count, values.astype(np.float64)))
 
 
 def restored(folder: Path, tmp_path: Path) -> Table:

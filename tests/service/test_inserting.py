@@ -28,11 +28,16 @@ from replay_server.table_config import TableConfig
 
 from tests.support.rows import WHOLE, columns_of, values_in
 
-LARGE = inserting.INLINE_BYTES // WHOLE.row_bytes + 1
+LARGE = 1000
 """Rows of the smallest insert that is copied beside the loop."""
-CAPACITY = 64 * LARGE
-"""Of a table that takes so many rows in one stretch."""
+CAPACITY = 192 * LARGE
+"""Of a table that takes three times as many rows at once."""
 WRITER = WriterStamp(b"w" * 16, 1)
+
+
+@pytest.fixture(autouse=True)
+def _large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inserting, "INLINE_BYTES", LARGE * WHOLE.row_bytes - 1)
 
 
 def rows_from(first: int, count: int, priorities: NDArray[np.float64] | None = None) -> NewRows:
@@ -243,7 +248,7 @@ def test_one_that_finds_no_space_changes_nothing_and_lets_others_on(
 # Any order of calls, against what they have to come to.
 
 STAMPED = st.tuples(st.just("stamped"), st.integers(1, 8))
-PLAIN = st.tuples(st.just("plain"), st.integers(1, 300))
+PLAIN = st.tuples(st.just("plain"), st.integers(1, 64))
 OTHERS = st.tuples(st.sampled_from(["draw", "update", "reset", "repeat", "hang up"]), st.just(1))
 PAUSE = st.tuples(st.just("pause"), st.integers(1, 4))
 BACKENDS = st.sampled_from(["sum_tree", "rank", "uniform"])
@@ -336,5 +341,4 @@ def test_any_calls_at_once_tear_lose_and_double_no_row(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inserting, "INLINE_BYTES", 5 * WHOLE.row_bytes)
-        patch.setattr(inserting, "MOST_ROWS_AT_ONCE", 8)
         run(test)

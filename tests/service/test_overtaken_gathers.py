@@ -19,6 +19,7 @@ from replay_server.table import NewRows, Table
 from replay_server.table_config import TableConfig
 
 from tests.support.caller import batches_in, make_draw
+from tests.support.inserting import insert_all
 from tests.support.rows import WHOLE, columns_of
 
 ROWS = 30
@@ -26,7 +27,7 @@ ROWS = 30
 
 def insert(table: Table, count: int) -> None:
     """Insert rows that hold their keys."""
-    table.insert(NewRows(columns_of(table.inserted + np.arange(count)), count), None)
+    insert_all(table, NewRows(columns_of(table.inserted + np.arange(count)), count))
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(beyond=st.integers(-2, 200), given=st.booleans())
     def insert_about_as_many_as_fit(self, beyond: int, given: bool) -> None:
-        count = max(1, self.config.capacity + beyond)
+        count = min(max(1, self.config.capacity + beyond), self.config.rows_at_once)
         rows = self._new_rows(count, [float(n % 5) for n in range(count)] if given else None, (0, 0))
         assert self.table.insert(rows, None) == range(self.inserted, self.inserted + count)
         self._model_insert(rows)

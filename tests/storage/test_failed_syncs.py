@@ -17,6 +17,7 @@ from replay_server.table import NewRows, Table, WriterStamp
 from replay_server.table_config import TableConfig
 
 from tests.storage.test_power_loss import live_values
+from tests.support.inserting import insert_all
 from tests.support.power import PAGE_BYTES, copy_of, write_files
 from tests.support.rows import WHOLE, columns_of
 
@@ -94,7 +95,7 @@ def insert(table: Table, values: range, sequence: int) -> None:
 
 
 def insert_many(table: Table, values: range) -> None:
-    table.insert(NewRows(columns_of(np.array(values)), len(values)), None)
+    insert_all(table, NewRows(columns_of(np.array(values)), len(values)))
 
 
 def record_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:

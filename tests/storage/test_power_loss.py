@@ -18,6 +18,7 @@ from replay_server.storage.table_directory import DamagedTableError, TableDirect
 from replay_server.table import NewRows, Table, WriterStamp
 from replay_server.table_config import TableConfig
 
+from tests.support.inserting import insert_all
 from tests.support.power import copy_of, damage_pages, mixture, write_files
 from tests.support.rows import WHOLE, columns_of, values_in
 
@@ -211,7 +212,7 @@ def test_rows_that_were_lost_do_not_make_a_limiter_wait(tmp_path: Path) -> None:
     limit = RateLimit.of(1, 2.0, 100.0)
     config = TableConfig("table", WHOLE, capacity=1000, rate_limit=limit)
     table = Table(TableDirectory.create(tmp_path, config, checked=True))
-    table.insert(NewRows(columns_of(np.arange(500)), 500), None)
+    insert_all(table, NewRows(columns_of(np.arange(500)), 500))
     gate = table.gate
     assert gate is not None
     gate.count_drawn(gate.grant(900))
@@ -266,7 +267,7 @@ def test_a_queue_comes_back_from_its_oldest_whole_row_on(tmp_path: Path) -> None
 
 def test_a_table_gets_checksums_later(tmp_path: Path) -> None:
     table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=100)))
-    table.insert(NewRows(columns_of(np.arange(150)), 150), None)
+    insert_all(table, NewRows(columns_of(np.arange(150)), 150))
     table.close()
     # What an attempt left that was cut short.
     (tmp_path / "table" / "checksums.bin").write_bytes(b"half")

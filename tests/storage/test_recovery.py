@@ -12,6 +12,7 @@ from replay_server.storage.table_directory import TableDirectory
 from replay_server.table import NewRows, Table, WriterStamp
 from replay_server.table_config import TableConfig
 
+from tests.support.inserting import insert_all
 from tests.support.rows import WHOLE, columns_of, values_in
 
 WRITER = b"0123456789abcdef"
@@ -62,7 +63,7 @@ def test_an_insert_that_breaks_off_was_never_there(tmp_path: Path, backend: str,
 def test_a_reader_is_warned_before_a_row_is_written(tmp_path: Path) -> None:
     """The horizon is ahead of the commit point while rows are being written, and of all rows that they overwrite."""
     table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=100)))
-    table.insert(rows(0, 150), None)
+    insert_all(table, rows(0, 150))
     columns = dict(rows(150, 40).columns)
     columns["check"] = TOO_WIDE
     with pytest.raises(ValueError, match="broadcast"):

@@ -13,6 +13,7 @@ from replay_server.storage.table_directory import DamagedTableError, TableDirect
 from replay_server.table import NewRows, Table
 from replay_server.table_config import TableConfig
 
+from tests.support.inserting import insert_all
 from tests.support.rows import WHOLE, columns_of
 
 CONFIG = TableConfig("stored", WHOLE, capacity=100, backend="rank", parameters={"alpha": 0.5}, seed=2**64 - 1)
@@ -22,7 +23,7 @@ CONFIG = TableConfig("stored", WHOLE, capacity=100, backend="rank", parameters={
 def stored(tmp_path: Path) -> Path:
     """The directory of a table with rows."""
     table = Table(TableDirectory.create(tmp_path, CONFIG))
-    table.insert(NewRows(columns_of(np.arange(150)), 150), None)
+    insert_all(table, NewRows(columns_of(np.arange(150)), 150))
     table.close()
     return tmp_path / "stored"
 

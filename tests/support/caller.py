@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
+from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 
@@ -230,6 +231,10 @@ def table_config(
     )
 
 
+_SMALL_INSERT = 64
+"""Every table takes so many rows at once."""
+
+
 class CalledTable:
     """A table, and the calls for it."""
 
@@ -255,8 +260,26 @@ class CalledTable:
         episode: int = 0,
         wait_s: float | None = None,
     ) -> NDArray[np.int64]:
-        """Insert the rows of these values; int64[n], their keys."""
+        """Insert the rows of these values; int64[n], their keys. Without a writer, in as many inserts as it takes."""
         rows = np.atleast_1d(np.asarray(values, np.int64))
+        if not writer_id and len(rows) > _SMALL_INSERT:
+            described = self.describe()
+            most = min(described.slots - described.config.capacity, MOST_ROWS_AT_ONCE)
+            if len(rows) > most:
+                given = None if priorities is None else np.asarray(priorities, np.float64)
+                parts = [slice(start, start + most) for start in range(0, len(rows), most)]
+                return np.concatenate(
+                    [
+                        self.insert(
+                            rows[part],
+                            None if given is None else given[part],
+                            stream=stream,
+                            episode=episode,
+                            wait_s=wait_s,
+                        )
+                        for part in parts
+                    ]
+                )
         request = self.insert_request(rows)
         request.writer_id = writer_id
         request.insertion.MergeFrom(

@@ -667,10 +667,7 @@ class Insertion(google.protobuf.message.Message):
     EPISODE_FIELD_NUMBER: builtins.int
     WAIT_S_FIELD_NUMBER: builtins.int
     row_count: builtins.int
-    """Number of rows, at least 1. With a writer at most slots - capacity of the table, and at most 8192: they become live
-    at once. Other inserts may become live in parts, between which other calls are served; their keys are consecutive
-    all the same.
-    """
+    """Number of rows, at least 1, at most slots - capacity of the table, and at most 8192. They become live at once."""
     priorities: builtins.bytes
     """float64[row_count], finite and not negative. Empty: every row takes the largest live priority,
     read once before any of them is live (1.0 if the table is empty or that is 0).
