@@ -41,7 +41,7 @@ def pytest_sessionfinish() -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that all tests share which neither stop it nor count all of its calls."""
     log = tmp_path_factory.mktemp("server") / "log"
-    process = ServerProcess(log, "--max-message-mb", "64", "--frame-port", "0", forked=True)
+    process = ServerProcess(log, "--max-request-mb", "64", "--max-reply-mb", "64", "--frame-port", "0", forked=True)
     yield process
     process.terminate()
 

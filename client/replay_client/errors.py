@@ -253,11 +253,11 @@ def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInf
 
 def _cut_off(message: str) -> ResourceExhaustedError:
     """The one bound that gRPC keeps by itself, as the service would have put it had it seen the message."""
-    setting = "max_message_mb of the server"
+    setting = "max_request_mb of the server"
     return ResourceExhaustedError(
-        f"bytes of a message: far more than allowed ({setting}), so that gRPC cut it off ({message})",
+        f"bytes of a request: far more than allowed ({setting}), so that gRPC cut it off ({message})",
         reason="TOO_LARGE",
-        metadata={"bound": "bytes of a message", "setting": setting},
+        metadata={"bound": "bytes of a request", "setting": setting},
     )
 
 

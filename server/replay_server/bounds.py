@@ -1,7 +1,7 @@
 """What a caller may ask for at most: bounds that the settings set, and the refusals that name them.
 
 Bounds that follow from something else are kept where that is: bytes of a reply (`service.gathering`), rows of an insert
-with a writer (`table`), calls that wait (`waiting`).
+(`table`), calls that wait (`waiting`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from replay_proto.inserts import MOST_ROWS_AT_ONCE
+
 from replay_server import errors
 from replay_server.defaults import (
     DEFAULT_CALLER_SHARE,
     DEFAULT_MAX_OUTGOING_BYTES,
+    DEFAULT_MAX_REPLY_BYTES,
+    DEFAULT_MAX_REQUEST_BYTES,
     DEFAULT_MAX_ROWS_PER_CALL,
     DEFAULT_MAX_STREAMS,
     DEFAULT_MAX_WAITING,
@@ -45,12 +49,12 @@ ABOUT_A_BATCH_BYTES = 128
 class Bounds:
     """See `ServerSettings`, whose settings of the same names these are."""
 
-    max_message_bytes: int = 512 << 20
-    """A message taken or sent."""
+    max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    """A message taken."""
+    max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES
+    """A message sent."""
     max_rows_per_call: int = DEFAULT_MAX_ROWS_PER_CALL
     """Rows or keys of one request other than an insert, or of its answer."""
-    max_rows_per_insert: int = 1 << 22
-    """Rows of one insert, which is made in parts."""
     max_waiting_calls: int = DEFAULT_MAX_WAITING
     """Calls that wait at once, over all tables."""
     max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES
@@ -61,8 +65,10 @@ class Bounds:
     """Part of the above, and of all streams, that one caller may hold."""
     max_streams: int = DEFAULT_MAX_STREAMS
     """Streams that are open at once."""
-    max_streams_per_client: int = 1024
-    """Streams that are open at once on one connection."""
+    max_streams_per_connection: int = 96
+    """Streams that are open at once on one connection of gRPC."""
+    max_connections_per_client: int = 1024
+    """Connections without gRPC of one client."""
     max_tables: int = 1024
     """Tables at once."""
     max_columns: int = 512
@@ -73,9 +79,9 @@ class Bounds:
     """All tables once they are full; None: what the file system has."""
 
     @property
-    def max_reply_bytes(self) -> int:
+    def max_rows_bytes(self) -> int:
         """Rows of a reply, with all that is said about each of them."""
-        return self.max_message_bytes - HEAD_BYTES
+        return self.max_reply_bytes - HEAD_BYTES
 
     def check_message(self, size: int) -> None:
         """Refuse a request that is too long.
@@ -83,18 +89,18 @@ class Bounds:
         Raises:
             RequestError: TOO_LARGE.
         """
-        _check("bytes of a message", self.max_message_bytes, size, "max_message_mb of the server")
+        _check("bytes of a request", self.max_request_bytes, size, "max_request_mb of the server")
 
     @property
     def max_head_bytes(self) -> int:
         """A request without its rows, other than an insert."""
-        return min(self.max_message_bytes, PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_call)
+        return min(self.max_request_bytes, PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_call)
 
     @property
     def head_setting(self) -> str:
         """What sets it."""
-        by_message = self.max_head_bytes == self.max_message_bytes
-        return ("max_message_mb" if by_message else "max_rows_per_call") + " of the server"
+        by_message = self.max_head_bytes == self.max_request_bytes
+        return ("max_request_mb" if by_message else "max_rows_per_call") + " of the server"
 
     def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
         """Refuse a request of which too much would have to be parsed.
@@ -110,7 +116,7 @@ class Bounds:
         _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
         most, setting = self.max_head_bytes, self.head_setting
         if is_insert:
-            most, setting = PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_insert, "max_rows_per_insert of the server"
+            most, setting = PLAIN_BYTES + _BYTES_PER_ROW * MOST_ROWS_AT_ONCE, "not a setting"
         _check("bytes of a message beside its rows", most, size, setting)
 
     def check_columns(self, columns: int) -> None:
@@ -129,14 +135,6 @@ class Bounds:
         """
         _check("rows of one call", self.max_rows_per_call, rows, "max_rows_per_call of the server")
 
-    def check_inserted_rows(self, rows: int) -> None:
-        """Refuse more rows than one call may insert.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
-        _check("rows of one insert", self.max_rows_per_insert, rows, "max_rows_per_insert of the server")
-
     def check_table(self, config: TableConfig, size: int, others: Sequence[int]) -> None:
         """Refuse a table that is too large, or one too many.
 
@@ -150,8 +148,11 @@ class Bounds:
         """
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
         self.check_columns(len(config.schema))
-        most = self.max_reply_bytes - ABOUT_A_ROW_BYTES - ABOUT_A_BATCH_BYTES  # or it could never be drawn
-        _check("bytes of a row", most, config.schema.row_bytes, "max_message_mb of the server")
+        most, setting = min(  # or it could never be inserted, or drawn
+            (self.max_request_bytes - HEAD_BYTES, "max_request_mb of the server"),
+            (self.max_rows_bytes - ABOUT_A_ROW_BYTES - ABOUT_A_BATCH_BYTES, "max_reply_mb of the server"),
+        )
+        _check("bytes of a row", most, config.schema.row_bytes, setting)
         _check("bytes of a full table", self.max_table_bytes, size, "max_table_bytes of the server")
         if self.max_bytes is not None:
             total = size + sum(others)

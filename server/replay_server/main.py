@@ -109,7 +109,6 @@ async def serve(settings: ServerSettings) -> None:
         frame_listeners = [] if settings.frame_port is None else listen_on(settings.host, settings.frame_port)
         server = ReplayServer(
             catalog,
-            max_message_mb=settings.max_message_mb,
             keepalive_s=settings.keepalive_s,
             connection_s=settings.max_connection_s if settings.tls_client_ca is not None else None,
             offer_reflection=settings.reflection,

@@ -12,21 +12,20 @@ import grpc
 from replay_proto.access.serving import server_options
 
 from replay_server.access.caller import Authenticator
-from replay_server.bounds import HEAD_BYTES
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.store import Checkpoints
 from replay_server.service import health, reflection
 from replay_server.service.frames.tcp_port import TcpPort
 from replay_server.service.frames.unix_socket import UnixSocket
 from replay_server.service.handlers import SERVICE, replay_methods
-from replay_server.settings import BYTES_PER_MB
 
 log = logging.getLogger(__name__)
 
 _CUT_OFF = 2
 """A message that is so many times as long as allowed is not even received."""
-_CALLS_PER_STREAM = 2
-"""So many calls a connection may have at once for each stream: those that are no streams need room beside them."""
+_OTHER_CALLS = 32
+"""Calls that are no streams need room beside these. Whoever opens calls and lets go of them again and again has others
+wait for as many as a connection may have at once."""
 
 
 class BindError(Exception):
@@ -40,7 +39,6 @@ class ReplayServer:
         self,
         catalog: Catalog,
         *,
-        max_message_mb: int,
         keepalive_s: float,
         connection_s: float | None,
         offer_reflection: bool,
@@ -55,7 +53,6 @@ class ReplayServer:
 
         Args:
             catalog: the tables.
-            max_message_mb: largest message taken or sent, in MiB.
             keepalive_s: seconds of silence after which a client is asked whether it is there.
             connection_s: how long a connection lasts at most, in seconds; None: as long as the client likes.
             offer_reflection: whether to describe the contract to whoever asks.
@@ -68,21 +65,20 @@ class ReplayServer:
             checkpoints: where checkpoints are written; None: nowhere.
         """
         self._credentials = credentials
-        limit = max_message_mb * BYTES_PER_MB
         self._catalog = catalog
         self._server = grpc.aio.server(
             options=server_options(
                 # What is a little too long the service refuses itself, naming the setting; the rest gRPC cuts off.
-                receive_bytes=_CUT_OFF * limit,
-                send_bytes=limit,
-                calls_per_connection=_CALLS_PER_STREAM * catalog.bounds.max_streams_per_client,
+                receive_bytes=_CUT_OFF * catalog.bounds.max_request_bytes,
+                send_bytes=catalog.bounds.max_reply_bytes,
+                calls_per_connection=catalog.bounds.max_streams_per_connection + _OTHER_CALLS,
                 keepalive_s=keepalive_s,
                 connection_s=connection_s,
             )
         )
         methods = replay_methods(
             catalog,
-            limit - HEAD_BYTES,
+            catalog.bounds.max_rows_bytes,
             socket=socket,
             frame_port=frame_listeners[0].getsockname()[1] if frame_listeners else 0,
             authenticator=authenticator,

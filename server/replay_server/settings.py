@@ -45,6 +45,8 @@ from replay_server.defaults import (
     DEFAULT_BACKEND,
     DEFAULT_CALLER_SHARE,
     DEFAULT_MAX_OUTGOING_BYTES,
+    DEFAULT_MAX_REPLY_BYTES,
+    DEFAULT_MAX_REQUEST_BYTES,
     DEFAULT_MAX_ROWS_PER_CALL,
     DEFAULT_MAX_STREAMS,
     DEFAULT_MAX_WAITING,
@@ -162,17 +164,23 @@ class ServerSettings(BaseSettings):
     )
     config: Path | None = Field(None, description="TOML file with these settings, and tables to make at start")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe messages logged")
-    max_message_mb: int = Field(
-        512, ge=1, le=MAX_MESSAGE_MB, description="largest message taken or sent, in MiB; a batch has to fit into it"
+    max_request_mb: int = Field(
+        DEFAULT_MAX_REQUEST_BYTES // BYTES_PER_MB,
+        ge=1,
+        le=MAX_MESSAGE_MB,
+        description="largest request, in MiB: a row has to fit into it; nobody else is served while gRPC receives one",
+    )
+    max_reply_mb: int = Field(
+        DEFAULT_MAX_REPLY_BYTES // BYTES_PER_MB,
+        ge=1,
+        le=MAX_MESSAGE_MB,
+        description="largest reply, in MiB: a batch has to fit into it",
     )
     max_rows_per_call: int = Field(
         DEFAULT_MAX_ROWS_PER_CALL,
         ge=1,
         description="most rows or keys of one request other than an insert, or of its answer: nobody else is served "
         "while they are looked up",
-    )
-    max_rows_per_insert: int = Field(
-        1 << 22, ge=1, description="most rows of one insert; others are served while it is made"
     )
     max_waiting_calls: int = Field(
         DEFAULT_MAX_WAITING,
@@ -193,11 +201,13 @@ class ServerSettings(BaseSettings):
         "hold: whoever has the same token or, without tokens, calls from the same host",
     )
     max_streams: int = Field(DEFAULT_MAX_STREAMS, ge=1, description="most streams open at once")
-    max_streams_per_client: int = Field(
-        1024,
+    max_streams_per_connection: int = Field(
+        96,
         ge=1,
-        description="most streams open at once on one connection; most connections on this host's socket, and of one "
-        "address to the frame port",
+        description="most streams open at once on one connection of gRPC; it may have 32 other calls beside them",
+    )
+    max_connections_per_client: int = Field(
+        1024, ge=1, description="most connections on this host's socket, and of one address to the frame port"
     )
     max_tables: int = Field(1024, ge=1, description="most tables at once")
     max_columns: int = Field(512, ge=1, description="most columns of one table")
@@ -303,15 +313,16 @@ class ServerSettings(BaseSettings):
         from replay_server.bounds import Bounds
 
         return Bounds(
-            max_message_bytes=self.max_message_mb * BYTES_PER_MB,
+            max_request_bytes=self.max_request_mb * BYTES_PER_MB,
+            max_reply_bytes=self.max_reply_mb * BYTES_PER_MB,
             max_rows_per_call=self.max_rows_per_call,
-            max_rows_per_insert=self.max_rows_per_insert,
             max_waiting_calls=self.max_waiting_calls,
             max_waiting_bytes=self.max_waiting_mb * BYTES_PER_MB,
             max_outgoing_bytes=self.max_outgoing_mb * BYTES_PER_MB,
             caller_share=self.caller_share,
             max_streams=self.max_streams,
-            max_streams_per_client=self.max_streams_per_client,
+            max_streams_per_connection=self.max_streams_per_connection,
+            max_connections_per_client=self.max_connections_per_client,
             max_tables=self.max_tables,
             max_columns=self.max_columns,
             max_table_bytes=self.max_table_bytes,

@@ -16,6 +16,7 @@ import psutil
 from google.protobuf.message import Message
 from hyperframe.frame import DataFrame
 from replay_proto.access.tokens import REFRESH_S
+from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
@@ -142,9 +143,9 @@ class UnreadAnswers(Attack):
 
     def prepare(self, arena: Arena) -> None:
         wide = arena.mine("wide", capacity=100, schema=Schema({"x": Column("uint8", (MB,))}))
-        for _ in range(4):
+        for _ in range(10):
             request = replay_pb2.InsertRequest(
-                table=wide.name, insertion=replay_pb2.Insertion(row_count=25), rows=bytes(25 * MB)
+                table=wide.name, insertion=replay_pb2.Insertion(row_count=10), rows=bytes(10 * MB)
             )
             wide.stub.Insert(request)
 
@@ -168,8 +169,8 @@ class ManyRows(Attack):
     def prepare(self, arena: Arena) -> None:
         table = arena.mine("many", capacity=self.capacity, schema=Schema({"x": Column("int64")}))
         self.uid = table.uid
-        for _ in range(4):
-            rows = self.capacity // 4
+        rows = MOST_ROWS_AT_ONCE
+        for _ in range(self.capacity // rows):
             request = replay_pb2.InsertRequest(
                 table=table.name, insertion=replay_pb2.Insertion(row_count=rows), rows=bytes(8 * rows)
             )
@@ -356,10 +357,10 @@ class DiskFullOfTables(DiskFullOfSeries):
         with target.channel() as channel:
             while target.goes_on():
                 name = f"{MINE}{target.tries}"
-                config = table_config(name, capacity=10_000)
+                config = table_config(name, capacity=1_000_000)
                 call(channel, f"{SERVICE}/CreateTable", replay_pb2.CreateTableRequest(config=config), ALL)
-                insertion = replay_pb2.Insertion(row_count=10_000)
-                rows = rows_of(np.arange(10_000))
+                insertion = replay_pb2.Insertion(row_count=MOST_ROWS_AT_ONCE)
+                rows = rows_of(np.arange(MOST_ROWS_AT_ONCE))
                 request = replay_pb2.InsertRequest(table=name, insertion=insertion, rows=rows)
                 call(channel, f"{SERVICE}/Insert", request, ALL)
 

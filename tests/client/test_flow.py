@@ -184,11 +184,11 @@ def test_a_queue_hands_out_rows_in_order_and_once(new_table: NewTable) -> None:
 
 
 def test_bounds_name_their_setting(start_server: StartServer, connect: Connect) -> None:
-    client = connect(start_server("--max-tables", "1", "--max-message-mb", "2"))
+    client = connect(start_server("--max-tables", "1", "--max-request-mb", "2", "--max-reply-mb", "2"))
     table = client.create_table("one", columns=COLUMNS, capacity=10)
     with pytest.raises(ResourceExhaustedError, match="max_tables"):
         client.create_table("two", columns=COLUMNS, capacity=10)
-    with pytest.raises(ResourceExhaustedError, match="max_message_mb"):
+    with pytest.raises(ResourceExhaustedError, match="max_reply_mb"):
         table.sample(50_000, beta=0.4)
     assert table.read(np.zeros(300_000, np.int64)).batch_size == 0  # in several calls
 
@@ -199,7 +199,7 @@ def test_messages_that_grpc_cuts_off_are_refused_like_those_that_the_server_refu
 ) -> None:
     for name in ("table.MOST_KEYS_AT_ONCE", "table.READ_BYTES", "sampler.UPDATES_KEPT"):  # nothing is split
         monkeypatch.setattr(f"replay_client.{name}", 1 << 40)
-    client = connect(start_server("--max-message-mb", "2"))
+    client = connect(start_server("--max-request-mb", "2", "--max-reply-mb", "2"))
     table = client.create_table("one", columns=COLUMNS, capacity=100)
     table.insert(rows([1]))
     keys = np.zeros(mib << 17, np.int64)
@@ -212,11 +212,11 @@ def test_messages_that_grpc_cuts_off_are_refused_like_those_that_the_server_refu
 
     calls = (lambda: table.read(keys), lambda: table.update_priorities(keys, np.ones(len(keys))), update_on_the_stream)
     for call in calls:
-        with pytest.raises(ResourceExhaustedError, match="max_message_mb") as refusal:
+        with pytest.raises(ResourceExhaustedError, match="max_request_mb") as refusal:
             call()
         error = refusal.value
-        assert (error.reason, error.metadata["bound"]) == ("TOO_LARGE", "bytes of a message")
-        assert error.metadata["setting"] == "max_message_mb of the server"
+        assert (error.reason, error.metadata["bound"]) == ("TOO_LARGE", "bytes of a request")
+        assert error.metadata["setting"] == "max_request_mb of the server"
     # Neither the client nor the stream is worse for it.
     assert next(sampler)["number"].tolist() == [1]
     assert table.read([0])["number"].tolist() == [1]

@@ -110,7 +110,7 @@ class MessageFuzzer:
         self.figures = Figures()
         self.server = ServerProcess(
             folder / "log",
-            *("--max-message-mb", "2", "--memory-dir", str(disk)),
+            *("--max-request-mb", "2", "--max-reply-mb", "2", "--memory-dir", str(disk)),
             *("--checkpoint-dir", str(disk / "checkpoints"), "--keep-checkpoints", "2"),
             within=with_small_disk(disk, DISK_MB),
         )

@@ -29,6 +29,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from numpy.typing import NDArray
+from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.v1 import replay_pb2
 from rich.progress import track
 
@@ -318,7 +319,7 @@ def _with_rows(method: str, table: CalledTable) -> Iterator[tuple[str, Callable[
         row = table.describe().row_bytes
 
         def inserted(size: int, last: float) -> bytes:
-            count = max(1, size // (row + 8))
+            count = min(MOST_ROWS_AT_ONCE, max(1, size // (row + 8)))
             priorities = np.ones(count)
             priorities[-1] = last
             insertion = replay_pb2.Insertion(row_count=count, priorities=priorities.tobytes())

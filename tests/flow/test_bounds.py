@@ -26,6 +26,8 @@ from tests.support.server_process import ServerProcess
 
 WRITER = b"0123456789abcdef"
 ROWS = 50
+SLACK = 64
+"""Of a small table."""
 ROW_BYTES = WHOLE.row_bytes + 16 + 8
 WRITERS_BYTES = 4096 * (16 + 16 * 24)
 CHECKSUM_BYTES = 16
@@ -39,9 +41,9 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
     folder: Path = tmp_path_factory.mktemp("bounds")
     process = ServerProcess(
         folder / "log",
-        *("--memory-dir", str(folder), "--max-message-mb", "2", "--max-rows-per-call", str(ROWS)),
-        *("--max-rows-per-insert", str(ROWS)),
-        *("--max-streams-per-client", "3", "--max-tables", "4", "--max-columns", "5"),
+        *("--memory-dir", str(folder), "--max-rows-per-call", str(ROWS)),
+        *("--max-request-mb", "2", "--max-reply-mb", "2"),
+        *("--max-streams-per-connection", "3", "--max-tables", "4", "--max-columns", "5"),
         *("--max-table-bytes", "4MB", "--max-bytes", "7500KB"),
         forked=True,
     )
@@ -80,7 +82,7 @@ def _write(table: CalledTable, rows: int) -> None:
 
 
 CASES = [
-    Case("Insert", lambda table, rows: table.insert(np.arange(rows))),
+    Case("Insert", lambda table, rows: table.stub.Insert(table.insert_request(np.arange(rows)))),
     Case("Write", _write),
     Case("Sample", lambda table, rows: table.sample(rows)),
     Case("Read", lambda table, rows: table.read(np.zeros(rows))),
@@ -95,13 +97,15 @@ CASES = [
 def test_rows_of_one_call(small: Caller, case: Case) -> None:
     table = small.create(capacity=40)
     table.insert([1, 2, 3])
-    case.call(table, ROWS)
-    before = table.state()
     inserts = case.what in ("Insert", "Write")
-    bound = "rows of one insert" if inserts else "rows of one call"
-    with refused("TOO_LARGE", bound=bound, limit=ROWS, got=ROWS + 1) as refusal:
-        case.call(table, ROWS + 1)
-    assert ("max_rows_per_insert" if inserts else "max_rows_per_call") in refusal.metadata["setting"]
+    bound, most, setting = "rows of one call", ROWS, "max_rows_per_call of the server"
+    if inserts:
+        bound, most, setting = "rows of one insert", SLACK, "slots - capacity of the table"
+    case.call(table, most)
+    before = table.state()
+    with refused("TOO_LARGE", bound=bound, limit=most, got=most + 1) as refusal:
+        case.call(table, most + 1)
+    assert setting in refusal.metadata["setting"]
     assert table.state() == before
 
 
@@ -115,9 +119,9 @@ def test_streams_of_one_client(small: Caller, small_server: ServerProcess) -> No
     writer.write([1], 1)
     fourth = LearnStream(table)
     fourth.send(draw=make_draw(1))
-    with refused("TOO_LARGE", bound="streams of one client", limit=3, got=4) as refusal:
+    with refused("TOO_LARGE", bound="streams of one connection", limit=3, got=4) as refusal:
         fourth.receive()
-    assert "max_streams_per_client" in refusal.metadata["setting"]
+    assert "max_streams_per_connection" in refusal.metadata["setting"]
     # Another client has its own, and one that was closed makes room.
     with Caller(small_server.address) as other:
         LearnStream(table.through(other)).ask(draw=make_draw(1))
@@ -151,7 +155,7 @@ def test_bytes_of_a_row(small: Caller) -> None:
     small.create(capacity=1, schema=Schema({"x": Column("uint8", (1 << 14,))}))
     with refused("TOO_LARGE", bound="bytes of a row") as refusal:
         small.create(capacity=1, schema=Schema({"x": Column("uint8", (2 << 20,))}))
-    assert "max_message_mb" in refusal.metadata["setting"]
+    assert "max_reply_mb" in refusal.metadata["setting"]
     longest = int(refusal.metadata["limit"])
     assert longest > 15 * (2 << 20) // 16
 
@@ -159,9 +163,9 @@ def test_bytes_of_a_row(small: Caller) -> None:
 def test_bytes_of_a_message(small: Caller) -> None:
     table = small.create()
     long = replay_pb2.ReadRequest(table=table.name, keys=bytes((2 << 20) + 8))
-    with refused("TOO_LARGE", bound="bytes of a message", limit=2 << 20, got=long.ByteSize()) as refusal:
+    with refused("TOO_LARGE", bound="bytes of a request", limit=2 << 20, got=long.ByteSize()) as refusal:
         small.stub.Read(long, timeout=30)
-    assert "max_message_mb" in refusal.metadata["setting"]
+    assert "max_request_mb" in refusal.metadata["setting"]
 
 
 def test_bytes_of_one_table_and_of_all(small: Caller) -> None:

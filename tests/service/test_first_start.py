@@ -86,7 +86,7 @@ def test_a_server_that_starts_makes_nothing_but_tables_in_its_data_directory(tmp
     assert seen <= {"lock", "tables", "boot.json", ".new"}
 
 
-@pytest.mark.parametrize(("flag", "answer"), [("--version", "replay-server 0."), ("--help", "--max-message-mb")])
+@pytest.mark.parametrize(("flag", "answer"), [("--version", "replay-server 0."), ("--help", "--max-reply-mb")])
 def test_what_needs_no_server_is_answered_without_loading_one(flag: str, answer: str) -> None:
     asked = (
         "import sys\n"

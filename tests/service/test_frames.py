@@ -150,10 +150,10 @@ def test_rows_that_are_sent_in_frames_are_counted(filled: CalledTable) -> None:
 
 @port_only
 def test_one_address_may_have_so_many_connections(start_server: StartServer, call: Call) -> None:
-    table = call(start_server("--max-streams-per-client", "3")).create()
+    table = call(start_server("--max-connections-per-client", "3")).create()
     description = table.describe()
     links = [greeted(description, method) for method in METHODS]
-    with refused("TOO_LARGE", limit=3, got=4, setting="max_streams_per_client of the server"):
+    with refused("TOO_LARGE", limit=3, got=4, setting="max_connections_per_client of the server"):
         greeted(description, "Learn")
     links.pop().close()
     wait_until(lambda: _is_greeted(description), "there is room again")

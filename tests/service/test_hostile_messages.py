@@ -45,7 +45,7 @@ def hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
     folder: Path = tmp_path_factory.mktemp("hostile")
     process = ServerProcess(
         folder / "log",
-        *("--max-message-mb", "2", "--memory-dir", str(folder / "memory")),
+        *("--max-request-mb", "2", "--max-reply-mb", "2", "--memory-dir", str(folder / "memory")),
         *("--checkpoint-dir", str(folder / "checkpoints"), "--keep-checkpoints", "2"),
         within=with_small_disk(folder / "memory", 48),
     )

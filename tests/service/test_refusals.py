@@ -608,7 +608,7 @@ def test_a_reply_that_would_be_too_large_is_refused(
 ) -> None:
     table = table_with_rows(new_table)
     before = table.state()
-    with refused("TOO_LARGE", setting="max_message_mb of the server") as refusal:
+    with refused("TOO_LARGE", setting="max_reply_mb of the server") as refusal:
         ask(table, method, request_for(table.name))
     assert int(refusal.metadata["got"]) > int(refusal.metadata["limit"])
     assert table.state() == before
@@ -636,7 +636,7 @@ def test_a_batch_of_small_rows_is_too_large_by_what_comes_with_its_rows(new_tabl
         if method == "Sample"
         else replay_pb2.LearnRequest(table=table.name, draw=draw)
     )
-    with refused("TOO_LARGE", setting="max_message_mb of the server"):
+    with refused("TOO_LARGE", setting="max_reply_mb of the server"):
         ask(table, method, request)
     assert table.stats().sampled == before
 

@@ -35,11 +35,11 @@ def test_without_anything_the_defaults_hold(file: Path) -> None:
 
 
 def test_every_source_has_its_say(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write_text("port = 1\nhost = 'a'\nmax_message_mb = 1\ndrain_s = 1.5\n")
+    file.write_text("port = 1\nhost = 'a'\nmax_reply_mb = 1\ndrain_s = 1.5\n")
     monkeypatch.setenv("REPLAY_SERVER_HOST", "b")
     monkeypatch.setenv("REPLAY_SERVER_MAX_MESSAGE_MB", "2")
-    settings = load_settings(["--config", str(file), "--max-message-mb", "3"])
-    assert (settings.port, settings.host, settings.max_message_mb, settings.drain_s) == (1, "b", 3, 1.5)
+    settings = load_settings(["--config", str(file), "--max-reply-mb", "3"])
+    assert (settings.port, settings.host, settings.max_reply_mb, settings.drain_s) == (1, "b", 3, 1.5)
 
 
 @pytest.mark.parametrize("form", [["--config={}"], ["--config", "{}"]])
@@ -63,8 +63,8 @@ def test_a_flag_names_the_file_before_a_variable(file: Path, monkeypatch: pytest
         (["--port", "65536"], "port"),
         (["--port", "-1"], "port"),
         (["--port", "many"], "port"),
-        (["--max-message-mb", "0"], "max_message_mb"),
-        (["--max-message-mb", "2048"], "max_message_mb"),
+        (["--max-reply-mb", "0"], "max_reply_mb"),
+        (["--max-reply-mb", "2048"], "max_reply_mb"),
         (["--log-level", "loud"], "log_level"),
         (["--drain-s", "-1"], "drain_s"),
     ],

@@ -138,7 +138,7 @@ def test_tables_of_the_config_file_keep_their_rows(start_server: StartServer, ca
 # Where settings come from.
 
 
-def max_message_mb(server: ServerProcess) -> int:
+def max_reply_mb(server: ServerProcess) -> int:
     """The setting that can be told from outside: how large a reply may be."""
     with Caller(server.address) as caller:
         table = caller.create()
@@ -152,22 +152,22 @@ def test_a_flag_comes_before_a_variable_and_a_variable_before_the_file(
     start_server: StartServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "server.toml"
-    file.write_text("max_message_mb = 3\nhost = '127.0.0.1'\n")
-    variable = {"REPLAY_SERVER_MAX_MESSAGE_MB": "5"}
-    assert max_message_mb(start_server("--config", str(file))) == 3
-    assert max_message_mb(start_server("--config", str(file), environment=variable)) == 5
-    assert max_message_mb(start_server("--config", str(file), "--max-message-mb", "7", environment=variable)) == 7
+    file.write_text("max_reply_mb = 3\nhost = '127.0.0.1'\n")
+    variable = {"REPLAY_SERVER_MAX_REPLY_MB": "5"}
+    assert max_reply_mb(start_server("--config", str(file))) == 3
+    assert max_reply_mb(start_server("--config", str(file), environment=variable)) == 5
+    assert max_reply_mb(start_server("--config", str(file), "--max-reply-mb", "7", environment=variable)) == 7
 
 
 def test_with_the_smallest_messages_most_of_one_is_room_for_rows(start_server: StartServer, call: Call) -> None:
-    table = call(start_server("--max-message-mb", "1")).create(capacity=100_000)
+    table = call(start_server("--max-request-mb", "1", "--max-reply-mb", "1")).create(capacity=100_000)
     table.insert(range(15_000))
     assert len(table.sample(15_000).values) == 15_000
     assert table.read(range(15_000)).values.tolist() == list(range(15_000))
 
 
 def test_the_longest_row_that_a_table_may_have_can_be_drawn(start_server: StartServer, call: Call) -> None:
-    caller = call(start_server("--max-message-mb", "1"))
+    caller = call(start_server("--max-request-mb", "1", "--max-reply-mb", "1"))
     with refused("TOO_LARGE", bound="bytes of a row") as refusal:
         caller.create(capacity=1, schema=Schema({"x": Column("uint8", (1 << 20,))}))
     longest = int(refusal.metadata["limit"])
@@ -196,7 +196,7 @@ def test_the_port_can_be_named_by_a_variable(start_server: StartServer, taken_po
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--max-message-mb", "0"], "max_message_mb"),
+        (["--max-reply-mb", "0"], "max_reply_mb"),
         (["--no-such-flag"], "no-such-flag"),
         (["--config", "no-such-file.toml"], "no-such-file.toml"),
     ],

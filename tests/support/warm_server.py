@@ -72,6 +72,8 @@ class WarmServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                # The command sets it before it loads gRPC, which is loaded here before anything is forked.
+                env={"GRPC_VERBOSITY": "NONE", **os.environ},
             )
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:

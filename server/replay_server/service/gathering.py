@@ -61,7 +61,7 @@ def check_reply_size(table: Table, rows: int, limit_bytes: int, batches: int = 1
     """
     size = reply_bytes(rows, table.config.schema.row_bytes, batches)
     if size > limit_bytes:
-        raise errors.too_large("bytes of a reply", limit_bytes, size, "max_message_mb of the server")
+        raise errors.too_large("bytes of a reply", limit_bytes, size, "max_reply_mb of the server")
 
 
 async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int) -> bytes:

@@ -61,7 +61,6 @@ class InsertHandlers:
     ) -> range:
         insertion = request.head.insertion
         rows = _new_rows(table, insertion, request.rows)
-        self._catalog.bounds.check_inserted_rows(rows.count)
         wait_s = fields.insert_wait_s(insertion)
         return await self._catalog.waiters.insert(table, rows, _stamp(writer_id, insertion.sequence), wait_s)
 

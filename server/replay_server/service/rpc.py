@@ -46,7 +46,7 @@ class OpenStreams:
 
     def __init__(self, bounds: Bounds) -> None:
         """Begin with none."""
-        self._most = bounds.max_streams_per_client
+        self._most = bounds.max_streams_per_connection
         self._open: Counter[str] = Counter()
         self._of_callers = Budget("streams", "max_streams of the server", bounds.max_streams, bounds.caller_share)
 
@@ -58,9 +58,8 @@ class OpenStreams:
             RequestError: TOO_LARGE.
         """
         if self._open[client] >= self._most:
-            raise errors.too_large(
-                "streams of one client", self._most, self._open[client] + 1, "max_streams_per_client of the server"
-            )
+            setting = "max_streams_per_connection of the server"
+            raise errors.too_large("streams of one connection", self._most, self._open[client] + 1, setting)
         self._open[client] += 1
         try:
             with self._of_callers.held(caller):

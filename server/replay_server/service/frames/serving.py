@@ -207,9 +207,9 @@ class FrameListener(ABC):
             raise _not_a_hello(error) from None
         if self._is_stopping:
             raise errors.shutting_down()
-        most, got = self._catalog.bounds.max_streams_per_client, self._per_client[connection.client]
+        most, got = self._catalog.bounds.max_connections_per_client, self._per_client[connection.client]
         if got > most:
-            raise errors.too_large("connections of one client", most, got, "max_streams_per_client of the server")
+            raise errors.too_large("connections of one client", most, got, "max_connections_per_client of the server")
         if hello.method not in METHODS:
             raise errors.invalid_field(FieldError("method", " or ".join(METHODS), repr(hello.method)))
         self._admit(hello)
