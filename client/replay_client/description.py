@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from replay_proto.errors import FieldError
-from replay_proto.inserts import MOST_ROWS_AT_ONCE
+from replay_proto.inserts import INSERT_BYTES, MOST_ROWS_AT_ONCE
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
@@ -55,8 +55,8 @@ class TableDescription:
 
     @property
     def rows_per_insert(self) -> int:
-        """Rows of one insert that is sure to be allowed sooner or later."""
-        fitting = min(self.slots - self.capacity, MOST_ROWS_AT_ONCE)
+        """Rows of one insert that is sure to be allowed sooner or later, and lets others be served in between."""
+        fitting = min(self.slots - self.capacity, MOST_ROWS_AT_ONCE, max(1, INSERT_BYTES // self.row_bytes))
         if self.backend == FIFO:
             fitting = min(fitting, self.capacity)
         if self.rate_limit is not None and self.rate_limit.largest_insert is not None:

@@ -43,8 +43,6 @@ from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
 if TYPE_CHECKING:
     from replay_client.torch import Device, TensorSampler
 
-INSERT_BYTES: Final = 4 << 20
-"""Rows of one request: more are inserted in several, so that the server can serve others in between."""
 READ_BYTES: Final = 32 << 20
 """Rows of one answer: more are read in several calls."""
 _ANSWER_MARGIN_S: Final = 2.0
@@ -147,7 +145,7 @@ class Table:
     ) -> NDArray[np.int64]:
         """Add rows, each exactly once, also when the server goes away in the middle.
 
-        Rows beyond `INSERT_BYTES`, or more than the ring has to spare, travel in several requests, each of which is
+        Rows beyond 4 MiB, or more than the ring has to spare, travel in several requests, each of which is
         applied whole or not at all. Inserts of several threads do not wait for each other.
 
         Args:
@@ -176,7 +174,7 @@ class Table:
         checked = None if priorities is None else checked_priorities(priorities, row_count)
         wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
         keys: list[NDArray[np.int64]] = []
-        step = self._rows_per_insert()
+        step = self._description.rows_per_insert
         for start in range(0, row_count, step):
             part = slice(start, min(start + step, row_count))
             try:
@@ -492,9 +490,6 @@ class Table:
         request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=keys.tobytes())
         answer = self._connection.call("Read", request.SerializeToString(), repeat=True)
         return read_rows(self.schema, split_message(replay_pb2.ReadResponse, answer))
-
-    def _rows_per_insert(self) -> int:
-        return max(1, min(INSERT_BYTES // self.schema.row_bytes, self._description.rows_per_insert))
 
     def _insert_part(
         self,

@@ -92,8 +92,8 @@ class Writer:
             connection: to the server.
             table: the table; one that was dropped and made anew is another.
             block_rows: rows in a block; None: as many as `BLOCK_BYTES` hold, at most `BLOCK_ROWS`. In any case not
-                more than the table's ring has to spare, or its rate limiter allows, which is what the server takes at
-                once.
+                more than the server takes at once: 4 MiB or one row, what the table's ring has to spare, and what its
+                rate limiter allows.
             max_blocks_in_flight: how many blocks may wait for acknowledgement, 1 to `MAX_BLOCKS_IN_FLIGHT`.
             max_delay_s: for how long a row may wait for its block to fill, in seconds; `math.inf`: until it is full.
             reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; see

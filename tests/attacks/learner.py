@@ -21,6 +21,7 @@ _LEAST_RATE: Final = 0.2
 """Training goes on at this part of its pace at least; attackers take processors, too."""
 _FORGED: Final = "mallory\n2027-01-01 00:00:00 ERROR forged\x1b[2J\x1b]0;title\x07"
 _HARDLY_ANY_S: Final = 0.5
+_LOOKS: Final = 6
 
 
 class OnLearner(Attack):
@@ -34,8 +35,12 @@ class OnLearner(Attack):
 
     def meanwhile(self, arena: Arena) -> None:
         assert isinstance(arena, LearnerArena)
-        rate = arena.steps_per_s(_HARDLY_ANY_S)
-        assert rate > _LEAST_RATE * self.alone, f"training: {rate:.0f} steps/s, {self.alone:.0f} before the attack"
+        rate, least = 0.0, _LEAST_RATE * self.alone
+        for _ in range(_LOOKS):  # it may evaluate, or write a checkpoint
+            rate = max(rate, arena.steps_per_s(_HARDLY_ANY_S))
+            if rate > least:
+                return
+        raise AssertionError(f"training: {rate:.0f} steps/s at most, {self.alone:.0f} before the attack")
 
 
 class HeldReports(OnLearner):

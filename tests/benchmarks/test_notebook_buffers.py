@@ -21,7 +21,7 @@ from tests.support.caller import CalledTable
 NewTable = Callable[..., CalledTable]
 LEAST_P_VALUE = 1e-3
 ROWS = 61
-DRAWS = 40_000
+DRAWS = 32_000
 ALPHA = 0.7
 SERVED_BY = {
     RecursiveSumTree: ("sum_tree", {"alpha": ALPHA, "epsilon": 0.0}),

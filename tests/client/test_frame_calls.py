@@ -213,8 +213,10 @@ def test_a_refusal_keeps_the_connection(near: Table) -> None:
     near.sample(1, beta=0.4)
 
 
-def test_an_update_that_is_too_large_is_refused_as_over_grpc(near: Table) -> None:
+def test_an_update_that_is_too_large_is_refused_as_over_grpc(near: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """One message of 80 MB, where the server takes 64 MiB."""
+    for name in ("table.MOST_KEYS_AT_ONCE", "sampler.UPDATES_KEPT"):  # it is not split
+        monkeypatch.setattr(f"replay_client.{name}", 1 << 40)
     keys, priorities = np.zeros(5_000_000, np.int64), np.ones(5_000_000)
     with pytest.raises(ResourceExhaustedError):
         near.update_priorities(keys, priorities)

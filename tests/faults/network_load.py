@@ -176,7 +176,7 @@ def first_priority(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
 def run(address: str, until: Callable[[], object]) -> NetworkFigures:
     """Load a server until the call returns, then audit."""
     figures, stop = NetworkFigures(), threading.Event()
-    with ReplayClient(address, timeout_s=PATIENCE_S) as client:
+    with ReplayClient(address, timeout_s=PATIENCE_S, wait_for_server_s=PATIENCE_S) as client:
         loads: Sequence[Load] = [
             Load(client.create_table(name, columns=COLUMNS, capacity=capacity), stop)
             for name, capacity in CAPACITIES.items()

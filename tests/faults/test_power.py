@@ -24,7 +24,7 @@ from tests.support.server_process import ServerProcess, run_to_its_end
 StartServer = Callable[..., ServerProcess]
 POWER = ("--durability", "power", "--sync-every", "0.1")
 VERIFIED = "verify after a loss of power"
-CAPACITY = 60_000
+CAPACITY = 30_000
 """Several times what comes in between two syncs, or while the files are copied on a busy machine."""
 
 

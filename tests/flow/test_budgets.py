@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -166,7 +166,7 @@ def make(server: ServerProcess, name: str, token: str, schema: Schema = WIDE, ro
     """A table of this token's, with rows of zeros."""
     with stub_with(server, token) as (stub, metadata):
         stub.CreateTable(
-            replay_pb2.CreateTableRequest(config=table_config(name, schema=schema, capacity=1000)), metadata=metadata
+            replay_pb2.CreateTableRequest(config=table_config(name, schema=schema, capacity=6400)), metadata=metadata
         )
         if rows:
             insertion = replay_pb2.Insertion(row_count=rows)
@@ -286,7 +286,7 @@ def narrow(start_server: StartServer) -> ServerProcess:
 @pytest.mark.parametrize("backend", ["uniform", "fifo"])
 def test_whatever_way_a_call_ends_its_reply_is_counted_no_more(narrow: ServerProcess, call: Call, backend: str) -> None:
     caller = call(narrow)
-    table = caller.create(schema=WIDE, capacity=1000, backend=backend)
+    table = caller.create(schema=WIDE, capacity=6400, backend=backend)
     insertion = replay_pb2.Insertion(row_count=ROWS)
 
     def fill() -> None:
@@ -328,7 +328,7 @@ def test_whatever_way_a_call_ends_its_reply_is_counted_no_more(narrow: ServerPro
 
 
 def test_many_large_replies_of_one_caller_all_come(narrow: ServerProcess, call: Call) -> None:
-    table: CalledTable = call(narrow).create(schema=WIDE, capacity=1000, backend="uniform")
+    table: CalledTable = call(narrow).create(schema=WIDE, capacity=6400, backend="uniform")
     insertion = replay_pb2.Insertion(row_count=ROWS)
     request = replay_pb2.InsertRequest(table=table.name, insertion=insertion, rows=bytes(ROWS * WIDE.row_bytes))
     call(narrow).stub.Insert(request)
@@ -337,11 +337,19 @@ def test_many_large_replies_of_one_caller_all_come(narrow: ServerProcess, call: 
     assert np.isfinite(table.stats().total_mass)
 
 
+@contextmanager
+def _health_stub(server: ServerProcess) -> Iterator[health_pb2_grpc.HealthStub]:
+    """On a connection of its own."""
+    with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield health_pb2_grpc.HealthStub(channel)
+
+
 def test_health_is_watched_by_so_many(start_server: StartServer) -> None:
-    server = start_server()
-    with grpc.insecure_channel(server.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(MOST_WATCHING // 2)]
+    server, each = start_server(), 64
+    with ExitStack() as stack:
+        stubs = [stack.enter_context(_health_stub(server)) for _ in range(MOST_WATCHING // 2 // each)]
+        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for stub in stubs for _ in range(each)]
+        stub = stubs[0]
         assert {next(call).status for call in calls} == {health_pb2.HealthCheckResponse.SERVING}
         with pytest.raises(grpc.RpcError) as caught:
             next(stub.Watch(health_pb2.HealthCheckRequest()))

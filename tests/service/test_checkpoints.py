@@ -263,11 +263,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(start_server: StartServer, 
     table = caller.create(schema=schema, capacity=1000)
 
     def insert(rows: int) -> None:
-        table.stub.Insert(
-            replay_pb2.InsertRequest(
-                table=table.name, insertion=replay_pb2.Insertion(row_count=rows), rows=bytes(rows << 16)
-            )
-        )
+        for part in (50,) * (rows // 50) or (rows,):
+            insertion = replay_pb2.Insertion(row_count=part)
+            table.stub.Insert(replay_pb2.InsertRequest(table=table.name, insertion=insertion, rows=bytes(part << 16)))
 
     insert(100)
     good = caller.checkpoint().name

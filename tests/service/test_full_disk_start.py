@@ -72,7 +72,7 @@ def test_a_server_starts_on_disks_that_are_full_to_the_last_byte(
         draw = replay_pb2.SampleRequest(table=table.name, draw=replay_pb2.Draw(batch_size=5))
         assert len(caller.stub.Sample(draw).rows) == 5 << 16
         with refused("NO_SPACE", table=table.name) as refusal:
-            insert(table, 100)
+            insert(table, 60)
         assert str(data) in refusal.message
         config = table_config(new_name())
         with refused("NO_SPACE", table=config.name) as refusal:
