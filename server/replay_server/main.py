@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -275,7 +276,8 @@ def _stop_with_parent(stop: asyncio.Event) -> None:
         # Not through sys.stdin: its lock, held by a thread that never ends, would break the interpreter's own end.
         while os.read(sys.stdin.fileno(), 1):
             pass
-        told()
+        with suppress(RuntimeError):  # the server has ended already, for another reason
+            told()
 
     # A daemon thread: nothing waits for it when the server stops for another reason.
     threading.Thread(

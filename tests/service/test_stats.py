@@ -206,10 +206,11 @@ def test_bytes_grow_with_the_rows_and_no_further_than_the_ring(new_table: NewTab
     table = new_table(capacity=100_000, schema=Schema({"frame": Column("uint8", (256,))}))
     sizes = []
     for _ in range(4):
-        request = replay_pb2.InsertRequest(
-            table=table.name, insertion=replay_pb2.Insertion(row_count=40_000), rows=bytes(40_000 * 256)
-        )
-        table.stub.Insert(request)
+        for _ in range(40):
+            request = replay_pb2.InsertRequest(
+                table=table.name, insertion=replay_pb2.Insertion(row_count=1000), rows=bytes(1000 * 256)
+            )
+            table.stub.Insert(request)
         sizes.append(table.stats().bytes)
     assert sizes[0] < sizes[1] < sizes[2] == sizes[3]
     slots = table.describe().slots

@@ -301,8 +301,8 @@ def test_a_writer_forgotten_after_thousands_of_others_is_told(new_table: NewTabl
     ]
     in_flight = [table.stub.Insert.future(request) for request in requests[:1]]
     in_flight[0].result()
-    for start in range(1, len(requests), 256):
-        for answer in [table.stub.Insert.future(request) for request in requests[start : start + 256]]:
+    for start in range(1, len(requests), 64):
+        for answer in [table.stub.Insert.future(request) for request in requests[start : start + 64]]:
             answer.result()
     with refused("WRITER_UNKNOWN", got=2):
         table.insert([1], writer_id=writers[0], sequence=2)

@@ -11,7 +11,7 @@ import pytest
 
 _NAMESPACES = (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount"))
 """The second one is for those who may not mount: in a namespace of their own, they may."""
-_MOUNT = 'mount -t tmpfs -o "size=$1" tmpfs "$2" && shift 2 && exec "$@"'
+_MOUNT = 'mount -t tmpfs -o "size=$1,mode=700" tmpfs "$2" && shift 2 && exec "$@"'
 
 
 def with_small_disk(folder: Path, size_mb: int) -> Sequence[str]:
