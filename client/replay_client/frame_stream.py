@@ -62,8 +62,9 @@ class FrameStream:
         for each other otherwise, the server for us to take in its answers.
         """
         frame = frame_head(len(message)) + message
+        # Where the server has not taken in the last message, it is not waited for again.
+        deadline = time.monotonic() + (0.0 if self._unsent else _SEND_PATIENCE_S)
         self._unsent = memoryview(b"".join((self._unsent, frame)) if self._unsent else frame)
-        deadline = time.monotonic() + _SEND_PATIENCE_S
         while self._send_some() and self._wait(select.POLLOUT, deadline):
             pass
 

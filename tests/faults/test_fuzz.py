@@ -56,8 +56,8 @@ def test_a_question_about_all_tables_leaves_room_for_others(tmp_path: Path, meth
     server = ServerProcess(tmp_path / "log", "--memory-dir", str(tmp_path))
     try:
         with Caller(server.address) as caller:
-            schema = Schema({f"column-{index}": Column("bool") for index in range(400)})
-            for index in range(20):
+            schema = Schema({f"column-{index}": Column("bool") for index in range(150)})
+            for index in range(12):
                 caller.create(f"table-{index}", schema=schema)
             caller.create(PROBED)
             with LoopWatch(server).watching() as watch:
