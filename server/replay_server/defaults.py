@@ -17,7 +17,7 @@ DEFAULT_MAX_STREAMS = 16_384
 """Streams open at once: each takes some 40 kB."""
 DEFAULT_MAX_ROWS_PER_CALL = 1 << 15
 """Rows or keys of one call. A draw or an update of so many takes the event loop about 10 ms."""
-DEFAULT_MAX_REQUEST_BYTES = 16 << 20
+DEFAULT_MAX_REQUEST_BYTES = 8 << 20
 """Bytes of one request. gRPC assembles it on the event loop, at up to 1 ms per MiB; the client library sends 4 MiB at
 once, or one row."""
 DEFAULT_MAX_REPLY_BYTES = 512 << 20

@@ -143,9 +143,9 @@ class UnreadAnswers(Attack):
 
     def prepare(self, arena: Arena) -> None:
         wide = arena.mine("wide", capacity=100, schema=Schema({"x": Column("uint8", (MB,))}))
-        for _ in range(10):
+        for _ in range(20):
             request = replay_pb2.InsertRequest(
-                table=wide.name, insertion=replay_pb2.Insertion(row_count=10), rows=bytes(10 * MB)
+                table=wide.name, insertion=replay_pb2.Insertion(row_count=5), rows=bytes(5 * MB)
             )
             wide.stub.Insert(request)
 

@@ -226,7 +226,7 @@ def test_nobody_waits_long_for_the_largest_request(start_server: StartServer) ->
     with ReplayClient(server.address) as client, grpc.insecure_channel(server.address) as channel:
         for name in ("large", "other"):
             client.create_table(name, columns=COLUMNS, capacity=4 * CAPACITY).insert(rows_of(0, 500))
-        count = 4000  # 16 MB of the 16 MiB that are allowed
+        count = 2000  # 8.0 MB of the 8 MiB that are allowed
         request = replay_pb2.InsertRequest(
             table="large", insertion=replay_pb2.Insertion(row_count=count), rows=bytes(4008 * count)
         )

@@ -144,7 +144,7 @@ def test_a_table_is_not_made_on_a_disk_that_is_full_to_the_last_page(caller: Cal
 
 
 def test_a_table_that_no_disk_can_hold_is_not_made(caller: Caller) -> None:
-    for schema, capacity in ((LARGE, 2**40), (Schema({"x": Column("int8", (2**23,))}), 2**40), (LARGE, 10**7)):
+    for schema, capacity in ((LARGE, 2**40), (Schema({"x": Column("int8", (2**22,))}), 2**40), (LARGE, 10**7)):
         config = table_config(new_name(), capacity=capacity, schema=schema)
         with refused("NO_SPACE", table=config.name):
             caller.stub.CreateTable(replay_pb2.CreateTableRequest(config=config))
