@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from replay_proto.access.serving import DEFAULT_MAX_CONNECTIONS
 from replay_proto.inserts import MOST_ROWS_AT_ONCE
 
 from replay_server import errors
@@ -63,6 +64,8 @@ class Bounds:
     """Replies that are built or on their way."""
     caller_share: float = DEFAULT_CALLER_SHARE
     """Part of the above, and of all streams, that one caller may hold."""
+    max_connections: int = DEFAULT_MAX_CONNECTIONS
+    """Connections of gRPC at once."""
     max_streams: int = DEFAULT_MAX_STREAMS
     """Streams that are open at once."""
     max_streams_per_connection: int = 96

@@ -22,7 +22,7 @@ from replay_proto.errors import FieldError
 
 from replay_server import __version__, trust
 from replay_server.access.caller import Authenticator
-from replay_server.allocation import keep_large_blocks
+from replay_server.allocation import tune_allocator
 from replay_server.catalog import Catalog, NotWrittenError
 from replay_server.checkpoint.manifest import CheckpointRemovedError, DamagedCheckpointError
 from replay_server.checkpoint.reading import RestoreError, restore
@@ -69,7 +69,7 @@ def run(settings: ServerSettings) -> None:
     Exits with 1 if it cannot start, or the disk does not take its tables at the end.
     """
     _allow_many_files()
-    keep_large_blocks()
+    tune_allocator()
     try:
         uvloop.run(serve(settings))
     except (*REFUSALS_TO_START, NotWrittenError) as error:

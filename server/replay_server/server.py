@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
-from replay_proto.access.serving import server_options
+from replay_proto.access.serving import defer_silent_connections, server_options
 
 from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
@@ -74,6 +74,7 @@ class ReplayServer:
                 calls_per_connection=catalog.bounds.max_streams_per_connection + _OTHER_CALLS,
                 keepalive_s=keepalive_s,
                 connection_s=connection_s,
+                connections=catalog.bounds.max_connections,
             )
         )
         methods = replay_methods(
@@ -116,6 +117,7 @@ class ReplayServer:
             raise BindError(
                 f"cannot listen on {address}: is the port taken, or the address not this machine's?"
             ) from error
+        defer_silent_connections(bound)
         return bound
 
     async def start(self) -> None:

@@ -38,6 +38,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 from replay_proto.access.exposure import Protection
+from replay_proto.access.serving import DEFAULT_MAX_CONNECTIONS
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
@@ -200,6 +201,12 @@ class ServerSettings(BaseSettings):
         description="part of max_waiting_calls, max_waiting_mb, max_outgoing_mb and max_streams that one caller may "
         "hold: whoever has the same token or, without tokens, calls from the same host",
     )
+    max_connections: int = Field(
+        DEFAULT_MAX_CONNECTIONS,
+        ge=1,
+        description="most connections of gRPC at once, and at most as many as three quarters of the process's limit of "
+        "open files; further ones are closed at once",
+    )
     max_streams: int = Field(DEFAULT_MAX_STREAMS, ge=1, description="most streams open at once")
     max_streams_per_connection: int = Field(
         96,
@@ -320,6 +327,7 @@ class ServerSettings(BaseSettings):
             max_waiting_bytes=self.max_waiting_mb * BYTES_PER_MB,
             max_outgoing_bytes=self.max_outgoing_mb * BYTES_PER_MB,
             caller_share=self.caller_share,
+            max_connections=self.max_connections,
             max_streams=self.max_streams,
             max_streams_per_connection=self.max_streams_per_connection,
             max_connections_per_client=self.max_connections_per_client,

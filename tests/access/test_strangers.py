@@ -8,9 +8,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -114,10 +116,44 @@ def test_a_body_held_back_is_refused_at_once_without_a_token_and_soon_with_one(c
     assert refusal_in(error.value).metadata["expected"] == f"the whole message within {BODY_S:g} s"
 
 
-def test_a_connection_that_says_nothing_is_closed(server: ServerProcess) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=HANDSHAKE_S + PATIENCE_S) as silent:
-        while silent.recv(4096):
+def test_a_connection_that_says_nothing_takes_nothing_of_the_server(server: ServerProcess) -> None:
+    process = psutil.Process(server.pid)
+    before = process.num_fds()
+    with ExitStack() as links:
+        for _ in range(20):
+            links.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+        with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as later:
+            ask: Callable[..., bytes] = later.unary_unary(HEALTH)
+            assert ask(b"", timeout=PATIENCE_S), "those before it would have been accepted by now"
+        assert process.num_fds() < before + 10
+
+
+def test_a_connection_that_says_too_little_is_closed(server: ServerProcess) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=HANDSHAKE_S + PATIENCE_S) as link:
+        link.sendall(b"P")
+        while link.recv(4096):
             pass
+
+
+def test_there_are_no_more_connections_than_the_setting_says(start_server: StartServer) -> None:
+    server = start_server("--max-connections", "3")
+    with ExitStack() as links:
+        taken = [links.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(3)]
+        for link in taken:
+            link.settimeout(PATIENCE_S)
+            link.sendall(b"PRI * HTTP/2.0")
+            assert link.recv(1), "the server's settings"
+        one_more = links.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+        one_more.sendall(b"PRI * HTTP/2.0")
+        assert ends(one_more)
+
+
+def ends(link: socket.socket) -> bool:
+    """Whether the server closes a connection without a word."""
+    try:
+        return link.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_streams_are_refused_before_a_message(channel: grpc.Channel) -> None:
@@ -178,8 +214,10 @@ def test_connections_leave_descriptors_to_the_server(start_server: StartServer) 
         try:
             for _ in range(220):
                 links.append(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+                with suppress(ConnectionResetError):
+                    links[-1].sendall(b"P")
             # One that is too many is closed at once.
-            assert links[-1].recv(4096) == b""
+            assert ends(links[-1])
             assert (
                 client.create_table("one", columns={"x": Column("int64")}, capacity=10).insert({"x": [1]}) is not None
             )

@@ -22,6 +22,9 @@ _PAUSE_S = 0.004
 """Between two calls."""
 _NEWCOMER_EVERY_S = 0.25
 _TIMEOUT_S = 20.0
+_NEWCOMERS_PATIENCE_S = 5.0
+"""So long a newcomer tries to connect: the client library tries again, too, at pauses of 0.1 s at first."""
+_RECONNECT_MS = 100
 _PATIENCE_S = 60.0
 _MS_PER_S = 1000.0
 
@@ -71,15 +74,16 @@ class Sampling:
     def once(self, channel: grpc.Channel) -> None:
         """Draw."""
         request = replay_pb2.SampleRequest(table=self.table, draw=replay_pb2.Draw(batch_size=BATCH_SIZE, beta=0.5))
-        self._call(channel, "Sample", request.SerializeToString())
+        self._call(channel, "Sample", request.SerializeToString(), timeout=_TIMEOUT_S)
 
     def as_newcomer(self, channel: grpc.Channel) -> None:
         """Ask for the table, as a client does first."""
-        self._call(channel, "DescribeTable", replay_pb2.DescribeTableRequest(table=self.table).SerializeToString())
+        message = replay_pb2.DescribeTableRequest(table=self.table).SerializeToString()
+        self._call(channel, "DescribeTable", message, timeout=_NEWCOMERS_PATIENCE_S, wait_for_ready=True)
 
-    def _call(self, channel: grpc.Channel, method: str, message: bytes) -> None:
+    def _call(self, channel: grpc.Channel, method: str, message: bytes, **how: Any) -> None:
         unary: Any = channel.unary_unary(f"/replay.v1.ReplayService/{method}")
-        unary(message, timeout=_TIMEOUT_S, metadata=bearer(self.token))
+        unary(message, metadata=bearer(self.token), **how)
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ class _Worker:
     def come_anew(self) -> None:
         """Connect, make one call, leave."""
         while self._comes.wait():
-            with self._target.channel() as channel:
+            with self._target.channel(initial_reconnect_backoff_ms=_RECONNECT_MS) as channel:
                 self._count(lambda: self._routine.as_newcomer(channel), "new: ")
             time.sleep(_NEWCOMER_EVERY_S)
 

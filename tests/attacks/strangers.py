@@ -6,7 +6,6 @@ import itertools
 import socket
 import ssl
 import struct
-import time
 import zlib
 from contextlib import ExitStack, suppress
 from typing import Final
@@ -141,13 +140,13 @@ class RapidReset(Stranger):
         return frames
 
 
-class SilentUntilNoDescriptorIsLeft(Stranger):
-    """Opens connections and says nothing on them until the server can take no more.
+class HalfHellosUntilNoDescriptorIsLeft(Stranger):
+    """Opens connections and says half a ClientHello on each until the server takes no more.
 
     Meanwhile a token is taken away: it must not be valid for good. Later newcomers are served again.
     """
 
-    name = "silent connections up to the limit of descriptors"
+    name = "connections held with half a ClientHello, up to the limit of descriptors"
     setup = Setup(descriptors=200)
     least_s = 4.0
 
@@ -156,15 +155,7 @@ class SilentUntilNoDescriptorIsLeft(Stranger):
         arena.mine("kept", capacity=10)
 
     def act(self, target: Target) -> None:
-        with ExitStack() as stack:
-            while target.goes_on():
-                try:
-                    stack.enter_context(target.connect())
-                except OSError:
-                    time.sleep(0.01)
-                if target.tries > 400:
-                    break
-            target.wait()
+        hold_half_hellos(target, 400)
 
     def meanwhile(self, arena: Arena) -> None:
         server = psutil.Process(arena.server.pid)
@@ -185,6 +176,16 @@ class SilentUntilNoDescriptorIsLeft(Stranger):
             wait_until(lambda: code(WRITE) is grpc.StatusCode.UNAUTHENTICATED, "the token is refused", _SOON_S)
         finally:
             arena.write_tokens()
+
+
+def hold_half_hellos(target: Target, most: int) -> None:
+    """Hold connections to the end, each of them with half a ClientHello."""
+    half = client_hello()[:120]
+    with ExitStack() as stack:
+        while target.goes_on() and target.tries <= most:
+            with suppress(OSError):
+                stack.enter_context(target.connect()).sendall(half)
+        target.wait()
 
 
 class GarbageHandshakes(Stranger):
@@ -327,6 +328,21 @@ class SilentConnections(Stranger):
         return target.connect()
 
 
+class HeldHalfHellos(Stranger):
+    """Opens connections, and sends half a ClientHello on each. While it holds all that there may be, none is new."""
+
+    name = "3,000 connections held with half a ClientHello"
+
+    def prepare(self, arena: Arena) -> None:
+        arena.bystander.newcomers(False)
+
+    def act(self, target: Target) -> None:
+        hold_half_hellos(target, 3000)
+
+    def check(self, arena: Arena) -> None:
+        arena.bystander.newcomers(True)
+
+
 class DeafConnections(SilentConnections):
     """Opens connections over which calls are begun, and answers nothing, no ping either."""
 
@@ -369,7 +385,7 @@ ATTACKS: Final[tuple[type[Attack], ...]] = (
     LargeBodies,
     HeldBodies,
     RapidReset,
-    SilentUntilNoDescriptorIsLeft,
+    HalfHellosUntilNoDescriptorIsLeft,
     GarbageHandshakes,
     RefusedCalls,
     HalfHellos,
@@ -380,6 +396,7 @@ ATTACKS: Final[tuple[type[Attack], ...]] = (
     ReflectionCalls,
     Metadata,
     SilentConnections,
+    HeldHalfHellos,
     WatchStreams,
     DeafConnections,
 )

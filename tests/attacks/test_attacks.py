@@ -11,9 +11,7 @@ from tests.attacks.attack import Attack, Setup
 from tests.attacks.runner import GROUPS, carry_out, open_arena
 
 SECONDS = 0.7
-NOT_YET = {"Metadata", "SilentConnections"}
-"""These cost the server more memory than they may; `make attack` says so."""
-EVERY = [kind for kinds in GROUPS.values() for kind in kinds if kind.__name__ not in NOT_YET]
+EVERY = [kind for kinds in GROUPS.values() for kind in kinds]
 SHARED = (Setup(), Setup(has_learner=True))
 """Servers that several attacks are made on, one after another."""
 

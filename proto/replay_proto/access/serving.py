@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
+import socket
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from replay_proto.errors import FieldError
@@ -30,8 +33,12 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 """How long a client may take to say that it is there."""
 _NO_COMPRESSION: Final = 1
 """A set of algorithms, as bits: `identity` alone. A megabyte of gzip could otherwise become a gigabyte."""
+DEFAULT_MAX_CONNECTIONS: Final = 1000
+"""Connections at once. One that has not even finished its TLS handshake takes 46 KiB: the buffers of its encryption."""
 _CONNECTIONS_SHARE: Final = 0.75
 """Part of the descriptors that connections may take. The others are for tables, and for reading tokens again."""
+_SILENT_S: Final = 600
+"""How long the kernel keeps a connection to itself on which its client has said nothing yet, at least."""
 _LESS_JITTER: Final = 0.9
 """gRPC varies the age of connections by a tenth, so that not all clients come again at once."""
 _MOST_PENDING: Final = (1 << 31) - 1
@@ -54,6 +61,7 @@ def server_options(
     calls_per_connection: int,
     keepalive_s: float,
     connection_s: float | None = None,
+    connections: int = DEFAULT_MAX_CONNECTIONS,
 ) -> list[tuple[str, int]]:
     """Options of gRPC for a server.
 
@@ -65,6 +73,7 @@ def server_options(
         keepalive_s: seconds of silence after which a client is asked whether it is there.
         connection_s: how long a connection lasts at most, in seconds: in the first half new calls begin on it, in the
             second those at work may end. None: as long as the client likes.
+        connections: connections at once; further ones are closed at once.
     """
     logging.getLogger("grpc._cython.cygrpc").addFilter(_tells_of_more_than_an_ended_call)
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -77,7 +86,7 @@ def server_options(
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         # What comes above that is closed at once. Without descriptors it would wait to be accepted.
-        ("grpc.max_allowed_incoming_connections", int(_CONNECTIONS_SHARE * descriptors)),
+        ("grpc.max_allowed_incoming_connections", min(connections, int(_CONNECTIONS_SHARE * descriptors))),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * _MS_PER_S)),
         # A second server on the same port would silently take half of the calls.
         ("grpc.so_reuseport", 0),
@@ -91,6 +100,23 @@ def server_options(
         ("grpc.http2.max_pings_without_data", 0),
         *([] if connection_s is None else _limits_of_age(connection_s)),
     ]
+
+
+def defer_silent_connections(port: int) -> None:
+    """Have the kernel hand over connections to a port once their client has said something, as all clients of gRPC do.
+
+    Until then they take no memory and no descriptor of this process, and none of its `connections`. gRPC has no option
+    for it, so its listening sockets are looked for among those of the process. Does nothing where the kernel cannot.
+    """
+    option = getattr(socket, "TCP_DEFER_ACCEPT", None)
+    if option is None:
+        return
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.fromfd(int(number), socket.AF_INET, socket.SOCK_STREAM) as found:
+            is_internet = found.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
+            listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if is_internet and listens and found.getsockname()[1] == port:
+                found.setsockopt(socket.IPPROTO_TCP, option, _SILENT_S)
 
 
 def _tells_of_more_than_an_ended_call(record: logging.LogRecord) -> bool:
