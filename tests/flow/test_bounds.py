@@ -243,7 +243,8 @@ def test_descriptors_of_tables(start_server: Callable[..., ServerProcess]) -> No
         used = len(os.listdir(f"/proc/{server.pid}/fd"))
         with ExitStack() as open_sockets:
             for _ in range(400 - used - 3):
-                open_sockets.enter_context(socket.create_connection((host, int(port))))
+                # A connection is accepted once something is said on it.
+                open_sockets.enter_context(socket.create_connection((host, int(port)))).sendall(b"P")
             fds = f"/proc/{server.pid}/fd"
             wait_until(lambda: len(os.listdir(fds)) > 380, "connections have taken the descriptors")
             with refused("TOO_LARGE", bound="file descriptors left"):
