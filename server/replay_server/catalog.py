@@ -7,11 +7,12 @@ import errno
 import logging
 import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from replay_server import errors
-from replay_server.bounds import Bounds, check_descriptors, no_descriptors
+from replay_server.bounds import Bounds, Quota, check_descriptors, no_descriptors
 from replay_server.budgets import Budget, QueuedBudget
 from replay_server.storage.boot_mark import BootMark
 from replay_server.storage.durable_files import sync_folder
@@ -134,8 +135,12 @@ class Catalog:
             table.check_uid(uid)
         return table
 
-    async def create(self, config: TableConfig) -> tuple[Table, bool]:
+    async def create(self, config: TableConfig, quota: Quota | None = None) -> tuple[Table, bool]:
         """Make a table, or find the one of this name and config.
+
+        Args:
+            config: of the table.
+            quota: of whoever makes it, and owns it then; None: nobody owns it.
 
         Returns:
             The table, and whether it was made by this call.
@@ -143,9 +148,10 @@ class Catalog:
         Raises:
             RequestError: TABLE_EXISTS (with another config), TOO_LARGE or NO_SPACE.
         """
-        return await _to_its_end(self._create(config))
+        quota = quota or Quota()
+        return await _to_its_end(self._create(replace(config, owner=quota.owner), quota))
 
-    async def _create(self, config: TableConfig) -> tuple[Table, bool]:
+    async def _create(self, config: TableConfig, quota: Quota) -> tuple[Table, bool]:
         async with self._changing:
             existing = self._tables.get(config.name)
             if existing is not None:
@@ -154,8 +160,9 @@ class Catalog:
                     raise errors.table_exists(config.name, difference)
                 return existing, False
             size = full_bytes(config, checked=self._checked) + memory_bytes(config)
-            others = [table.directory.full_bytes + memory_bytes(table.config) for table in self._tables.values()]
-            self.bounds.check_table(config, size, others)
+            others = {table: table.directory.full_bytes + memory_bytes(table.config) for table in self}
+            self.bounds.check_table(config, size, [*others.values()])
+            quota.check(size, [taken for table, taken in others.items() if table.config.owner == quota.owner])
             check_descriptors(config, [table.config for table in self._tables.values()])
             try:
                 table = await asyncio.to_thread(self._make, config)

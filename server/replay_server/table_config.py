@@ -46,6 +46,8 @@ class TableConfig:
     """Makes draws repeat for the same operations in the same order since the table was made."""
     rate_limit: RateLimit | None = None
     """Keeps draws and inserts in step; None: they are not held up."""
+    owner: str = ""
+    """Name of the token by which it was made; empty: none. Callers neither give nor see it."""
 
     def __post_init__(self) -> None:
         """Check every field and fill in the backend's defaults.
@@ -164,6 +166,7 @@ class TableConfig:
             "seed": self.seed,
             # JSON has no infinity, which bounds stand at where no ratio is kept.
             "rate_limit": None if self.rate_limit is None else _finite_only(asdict(self.rate_limit)),
+            "owner": self.owner,
         }
 
     @classmethod
@@ -184,6 +187,7 @@ class TableConfig:
             config["parameters"],
             config["seed"],
             None if rate_limit is None else RateLimit(**rate_limit),
+            config.get("owner", ""),  # not there before tables had owners
         )
 
 

@@ -6,6 +6,8 @@
     rights = ["write"]                    # of "read", "write" and "admin"; none includes another
     tables = ["cartpole*", "acrobot"]     # names, with * and ? as in file names; left out: all tables
     expires = 2027-01-01T00:00:00Z        # left out: never
+    max_tables = 10                       # tables made by it, at once; left out: the server's own bound
+    max_bytes = 20_000_000_000            # of these once they are full; left out: the server's own bound
 
 In place of `token` there may be `token_sha256`, its SHA-256 in hexadecimal: then the file itself gives nobody access.
 The file is read again when it changes. If it has no tokens, or is gone, nobody may call. In memory there are hashes
@@ -42,7 +44,7 @@ ALL_TABLES: Final = "*"
 _SCHEME: Final = "bearer"
 _TOKEN: Final = re.compile(r"[!-~]+")
 _SHA256_HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
-_KEYS: Final = frozenset({"name", "token", "token_sha256", "rights", "tables", "expires"})
+_KEYS: Final = frozenset({"name", "token", "token_sha256", "rights", "tables", "expires", "max_tables", "max_bytes"})
 
 
 class Right(Flag):
@@ -79,6 +81,10 @@ class Grant:
     """and with which tables: names with * and ?."""
     expires: datetime | None = None
     """Until when; None: without end."""
+    max_tables: int | None = None
+    """Tables made by it, at once; None: as many as the server takes."""
+    max_bytes: int | None = None
+    """Bytes of these once they are full; None: as many as the server takes."""
     in_plain_text: bool = False
     """Whether the file has the token itself."""
 
@@ -225,6 +231,8 @@ def _grant(place: str, entry: Any) -> Grant:
         rights=_rights(place, entry.get("rights")),
         tables=_tables(place, entry.get("tables", [ALL_TABLES])),
         expires=_expires(place, entry.get("expires")),
+        max_tables=_most(place, "max_tables", entry.get("max_tables")),
+        max_bytes=_most(place, "max_bytes", entry.get("max_bytes")),
         in_plain_text="token" in entry,
     )
 
@@ -273,6 +281,12 @@ def _expires(place: str, moment: Any) -> datetime | None:
             f"{place}: expires: expected a moment with its time zone, such as 2027-01-01T00:00:00Z, got {moment}"
         )
     return moment
+
+
+def _most(place: str, key: str, number: Any) -> int | None:
+    if number is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 0):
+        return number
+    raise UnusableFileError(f"{place}: {key}: expected a whole number of at least 0, got {number!r}")
 
 
 def _digest(token: str) -> bytes:

@@ -20,6 +20,7 @@ from replay_proto.access.tokens import Grant, Right, Tokens, bearer_token
 from replay_server import errors
 from replay_server.access.identity import of_peer, of_token
 from replay_server.access.revocation import End, Revocations
+from replay_server.bounds import Quota
 
 _HEADER = "authorization"
 
@@ -84,6 +85,14 @@ class Caller(Protocol):
         """
         ...
 
+    def quota(self) -> Quota:
+        """What the tables that it makes may take.
+
+        Raises:
+            RequestError: UNAUTHENTICATED, if its token is not valid any more.
+        """
+        ...
+
     def while_valid(self, end: End) -> AbstractContextManager[None]:
         """Have something ended, while it waits, if the caller's token is not valid any more."""
         ...
@@ -116,6 +125,10 @@ class Anyone:
     def check_valid(self) -> None:
         """Nothing is refused."""
 
+    def quota(self) -> Quota:
+        """As much as the server has."""
+        return Quota()
+
     def while_valid(self, _end: End) -> AbstractContextManager[None]:
         """Nothing is ended."""
         return nullcontext()
@@ -142,6 +155,11 @@ class TokenHolder:
     def check_valid(self) -> None:
         """See `Caller`."""
         self._grant()
+
+    def quota(self) -> Quota:
+        """See `Caller`."""
+        grant = self._grant()
+        return Quota(grant.name, grant.max_tables, grant.max_bytes)
 
     def while_valid(self, end: End) -> AbstractContextManager[None]:
         """See `Caller`."""

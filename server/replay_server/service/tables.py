@@ -50,7 +50,7 @@ class TableHandlers:
         """Make a table, or find the same one."""
         config = request.head.config
         self._catalog.bounds.check_columns(len(config.columns))  # before so many are looked at
-        table, created = await self._catalog.create(TableConfig.from_proto(config))
+        table, created = await self._catalog.create(TableConfig.from_proto(config), caller.quota())
         return replay_pb2.CreateTableResponse(table=self._describe(table, caller), created=created).SerializeToString()
 
     async def drop(self, request: Framed[replay_pb2.DropTableRequest]) -> bytes:
