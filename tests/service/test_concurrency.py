@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from threading import Event, Thread
@@ -13,6 +12,7 @@ from replay_proto.v1 import replay_pb2
 
 from tests.support.actors import INSERT_ROWS, VALUES_PER_WRITER, insert_for, learn_for
 from tests.support.caller import DATA_PATHS, FRAMES, SAME_HOST, WIRE, CalledTable, Caller, new_name, table_config
+from tests.support.processes import loaded_processes
 from tests.support.server_process import ServerProcess
 
 DURATION_S = 1.0
@@ -30,8 +30,7 @@ def test_two_processes_insert_and_two_learn_at_once(
     new_table: Callable[..., CalledTable], server: ServerProcess, data_path: str, backend: str, capacity: int
 ) -> None:
     table = new_table(capacity=capacity, backend=backend)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(4, mp_context=context) as pool:
+    with ProcessPoolExecutor(4, mp_context=loaded_processes()) as pool:
         inserting = [
             pool.submit(insert_for, server.address, table.name, writer, DURATION_S, capacity + 1) for writer in (1, 2)
         ]

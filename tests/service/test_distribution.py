@@ -42,14 +42,12 @@ class Subject:
         return "-".join([self.backend, *(f"{name}={value:g}" for name, value in self.parameters.items())])
 
 
-SUBJECTS = [
-    Subject("sum_tree", {}),
+SUM_TREE, RANK, UNIFORM = Subject("sum_tree", {}), Subject("rank", {}), Subject("uniform", {})
+OTHER_PARAMETERS = [
     Subject("sum_tree", {"alpha": 1.0, "epsilon": 0.0}),
     Subject("sum_tree", {"alpha": 0.7, "epsilon": 0.01, "max_priority": 2.0}),
     Subject("sum_tree", {"alpha": 0.0}),
-    Subject("rank", {}),
     Subject("rank", {"alpha": 1.0}),
-    Subject("uniform", {}),
 ]
 
 
@@ -112,20 +110,19 @@ def reset_rows(table: CalledTable) -> None:
 
 
 STATES = [new_rows, evicted_rows, updated_rows, reset_rows]
+SITUATIONS = [
+    *itertools.product([SUM_TREE, RANK], STATES),
+    *itertools.product([UNIFORM, *OTHER_PARAMETERS], [updated_rows]),
+]
+"""Parameters change masses, which a full table of very different priorities shows best."""
 
 
-@pytest.fixture(params=SUBJECTS, ids=str)
-def subject(request: pytest.FixtureRequest) -> Subject:
-    """Each backend, with several parameters."""
-    made: Subject = request.param
-    return made
-
-
-@pytest.fixture(params=STATES, ids=lambda state: state.__name__)
-def situation(request: pytest.FixtureRequest, subject: Subject, new_table: NewTable) -> Situation:
-    """Each backend in each state."""
+@pytest.fixture(params=SITUATIONS, ids=lambda made: f"{made[0]}-{made[1].__name__}")
+def situation(request: pytest.FixtureRequest, new_table: NewTable) -> Situation:
+    """Each backend in each state, and each set of parameters in one."""
+    subject, fill = request.param
     table = new_table(capacity=CAPACITY, backend=subject.backend, parameters=subject.parameters, seed=20)
-    request.param(table)
+    fill(table)
     return Situation.of(table)
 
 

@@ -11,7 +11,7 @@ import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, make_draw, make_update
+from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, make_draw, make_update, wire_only
 from tests.support.deadlines import wait_until
 from tests.support.refusals import refused
 from tests.support.server_process import ServerProcess
@@ -87,29 +87,34 @@ def test_several_batches_come_in_one_message(new_table: NewTable, backend: str) 
     stream.close()
 
 
+@wire_only
 def test_0_batches_count_as_1(stream: LearnStream) -> None:
     _, batches = stream.ask(draw=make_draw(5), batches=0)
     assert len(batches) == 1
 
 
+@wire_only
 def test_an_update_alone_is_answered_without_batches(stream: LearnStream) -> None:
     answer, batches = stream.ask(update=make_update([0, 0, 1, 99, -1], [1.0, 2.0, 3.0, 4.0, 5.0]))
     assert batches == []
     assert (answer.update.updated, answer.update.stale) == (2, 2)
 
 
+@wire_only
 def test_a_draw_alone_is_answered_without_an_update(stream: LearnStream) -> None:
     answer, batches = stream.ask(draw=make_draw(5))
     assert not answer.HasField("update")
     assert len(batches) == 1
 
 
+@wire_only
 def test_a_request_of_nothing_is_answered_with_nothing(stream: LearnStream) -> None:
     answer, batches = stream.ask()
     assert batches == []
     assert not answer.HasField("update")
 
 
+@wire_only
 def test_an_update_of_no_keys_is_still_an_update(stream: LearnStream) -> None:
     answer, _ = stream.ask(update=make_update([], []))
     assert answer.HasField("update")
@@ -132,6 +137,7 @@ def test_a_stream_that_contradicts_itself_is_refused(stream: LearnStream, field:
         stream.receive()
 
 
+@wire_only
 def test_a_stream_without_a_table_is_refused(stream: LearnStream) -> None:
     stream.send_message(replay_pb2.LearnRequest(draw=make_draw(1)))
     with refused("TABLE_NOT_FOUND", table=""):
@@ -231,6 +237,7 @@ def test_a_wait_that_is_too_long_ends_the_stream(table: CalledTable) -> None:
     assert table.stats().waiting == 0
 
 
+@wire_only
 def test_a_draw_from_an_empty_table_without_a_wait_ends_the_stream(table: CalledTable) -> None:
     stream = LearnStream(table)
     stream.send(draw=make_draw(5))
@@ -250,6 +257,7 @@ def test_a_table_that_is_dropped_sends_away_those_who_wait(new_table: NewTable) 
             learner.receive()
 
 
+@wire_only
 def test_a_table_that_is_made_anew_is_not_the_one_that_was_waited_for(new_table: NewTable) -> None:
     table = new_table()
     nameless = LearnStream(CalledTable(table.caller, table.name, b""))
@@ -261,6 +269,7 @@ def test_a_table_that_is_made_anew_is_not_the_one_that_was_waited_for(new_table:
         nameless.receive()
 
 
+@wire_only
 def test_a_reset_sends_those_who_wait_away(table: CalledTable) -> None:
     stream = LearnStream(table)
     stream.send(draw=make_draw(5, wait_s=CALL_TIMEOUT_S))

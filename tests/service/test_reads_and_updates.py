@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.support.caller import CalledTable
+from tests.support.caller import CalledTable, wire_only
 
 ALL_DATA_PATHS = True
 
@@ -48,6 +48,7 @@ def test_a_large_read_is_whole(new_table: NewTable) -> None:
     assert np.array_equal(rows.values, keys)
 
 
+@wire_only
 @pytest.mark.parametrize("backend", BACKENDS)
 class TestUpdates:
     def test_set_priorities(self, new_table: NewTable, backend: str) -> None:

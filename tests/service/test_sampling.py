@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from replay_proto.v1 import replay_pb2
 
-from tests.support.caller import CalledTable, Caller
+from tests.support.caller import CalledTable, Caller, wire_only
 from tests.support.deadlines import wait_until
 from tests.support.refusals import refused
 from tests.support.server_process import ServerProcess
@@ -35,6 +35,7 @@ def test_a_batch_holds_the_rows_of_its_keys_and_the_state_of_the_table(new_table
     assert (batch.weights <= 1).all()
 
 
+@wire_only
 def test_a_batch_may_be_larger_than_the_table(table: CalledTable) -> None:
     table.insert(range(3))
     batch = table.sample(1000)
@@ -42,6 +43,7 @@ def test_a_batch_may_be_larger_than_the_table(table: CalledTable) -> None:
     assert set(batch.keys) == {0, 1, 2}
 
 
+@wire_only
 def test_a_table_of_one_row_draws_it(new_table: NewTable) -> None:
     table = new_table(capacity=1)
     table.insert(range(5))
@@ -51,6 +53,7 @@ def test_a_table_of_one_row_draws_it(new_table: NewTable) -> None:
     assert batch.weights.tolist() == [1.0] * 10
 
 
+@wire_only
 @pytest.mark.parametrize("mode", [replay_pb2.DRAW_MODE_STRATIFIED, INDEPENDENT])
 @pytest.mark.parametrize("backend", ["sum_tree"])
 def test_a_row_of_no_mass_is_never_drawn(new_table: NewTable, backend: str, mode: int) -> None:
@@ -62,6 +65,7 @@ def test_a_row_of_no_mass_is_never_drawn(new_table: NewTable, backend: str, mode
     assert len(drawn) >= 25
 
 
+@wire_only
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_when_all_priorities_are_0_every_row_is_drawn(new_table: NewTable, backend: str) -> None:
     table = new_table(backend=backend, parameters={"epsilon": 0.0} if backend == "sum_tree" else {}, seed=0)
@@ -73,6 +77,7 @@ def test_when_all_priorities_are_0_every_row_is_drawn(new_table: NewTable, backe
         assert set(batch.weights) == {1.0}
 
 
+@wire_only
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_beta_0_corrects_nothing(new_table: NewTable, backend: str) -> None:
     table = new_table(backend=backend)
@@ -110,12 +115,14 @@ def test_a_seed_makes_draws_repeat(new_table: NewTable, backend: str) -> None:
     assert _some_work(first) == _some_work(second)
 
 
+@wire_only
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_other_seeds_draw_otherwise(new_table: NewTable, backend: str) -> None:
     drawn = {b"".join(_some_work(new_table(backend=backend, seed=seed))) for seed in (0, 1, 2, None, None)}
     assert len(drawn) == 5
 
 
+@wire_only
 def test_looking_at_a_seeded_table_does_not_change_its_draws(new_table: NewTable) -> None:
     first, second = (new_table(seed=3) for _ in range(2))
     for each in (first, second):
@@ -162,6 +169,7 @@ def test_all_samples_that_wait_are_answered_by_one_insert(
     assert table.stats().waiting == 0
 
 
+@wire_only
 def test_a_sample_of_a_table_with_rows_does_not_wait(table: CalledTable) -> None:
     table.insert([1])
     assert len(table.sample(3, wait_s=1e300).keys) == 3

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
 
 import grpc
 import numpy as np
@@ -16,17 +15,27 @@ from tests.support.refusals import refusal_in, refused
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import with_small_disk
 
-StartServer = Callable[..., ServerProcess]
-Call = Callable[[ServerProcess], Caller]
 LARGE = Schema({"value": Column("int64"), "frame": Column("uint8", (1 << 16,))})
 DISK_MB = 24
 
 
-@pytest.fixture(params=["--memory-dir", "--data-dir", "--durability=power --data-dir"])
-def caller(request: pytest.FixtureRequest, start_server: StartServer, call: Call, tmp_path: Path) -> Caller:
+@pytest.fixture(scope="module", params=["--memory-dir", "--data-dir", "--durability=power --data-dir"])
+def cramped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     """A caller of a server whose tables have 24 MB, in memory or on a disk, there with checksums or without."""
-    folder = tmp_path / "small"
-    return call(start_server(*request.param.split(), str(folder), within=with_small_disk(folder, DISK_MB)))
+    folder = tmp_path_factory.mktemp("cramped")
+    disk = folder / "small"
+    server = ServerProcess(folder / "log", *request.param.split(), str(disk), within=with_small_disk(disk, DISK_MB))
+    with Caller(server.address) as made:
+        yield made
+    server.kill()
+
+
+@pytest.fixture
+def caller(cramped: Caller) -> Iterator[Caller]:
+    """The same, with an empty disk."""
+    yield cramped
+    for name in cramped.table_names():
+        cramped.table(name).drop()
 
 
 def insert(table: CalledTable, value: int, count: int = 8, **insertion: int) -> replay_pb2.InsertResponse:
