@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.support.caller import DATA_PATHS, WIRE, CalledTable, Caller
 from tests.support.server_process import ServerProcess
-from tests.support.warm_server import close_warm_server
+from tests.support.warm_program import close_warm_programs
 
 # The same examples every time: what fails here fails again.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=False)
@@ -33,8 +33,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_sessionfinish() -> None:
-    """End what servers were forked from, before coverage is put together."""
-    close_warm_server()
+    """End what programs were forked from, before coverage is put together."""
+    close_warm_programs()
 
 
 @pytest.fixture(scope="session")

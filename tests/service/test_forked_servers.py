@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.server_process import ServerProcess, run_to_its_end
-from tests.support.warm_server import ForkedProcess
+from tests.support.warm_program import ForkedProcess
 
 StartServer = Callable[..., ServerProcess]
 

@@ -1,8 +1,8 @@
-"""A program that has loaded the server, and forks a server each time it is asked: the other end of `warm_server`.
+"""A process that has loaded a program, and forks it each time it is asked: the other end of `warm_program`.
 
-To load the server takes a second of processor time and more, most of it for modules and kernels that every server has.
-A forked server runs what the command runs, from the reading of its command line to the end of the interpreter. Nothing
-of gRPC, and no thread of Python's, is begun before the fork.
+To load the server or the command `replay` takes a second of processor time, most of it for modules and kernels that
+every one of them needs. A forked program runs what the command runs, from the reading of its command line to the end of
+the interpreter. Nothing of gRPC, and no thread of Python's, is begun before the fork.
 """
 
 from __future__ import annotations
@@ -12,23 +12,43 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from replay_server.__main__ import load_server, main
-from replay_server.loading import loading
-from replay_server.warming import warm_up
-
-from tests.support.warm_server import LONGEST_REQUEST
+from tests.support.warm_program import LONGEST_REQUEST, REPLAY, SERVER
 
 STREAMS = 3
-"""Standard input, output and error come with a request for a server."""
+"""Standard input, output and error come with a request for a program."""
+
+
+def load_server() -> Callable[[], None]:
+    """Load ``replay-server``, and return what runs it."""
+    from replay_server import __main__ as program
+    from replay_server.loading import loading
+    from replay_server.warming import warm_up
+
+    with loading():
+        program.load_server()
+        warm_up()
+    return program.main
+
+
+def load_replay() -> Callable[[], None]:
+    """Load the command ``replay``, and return what runs it."""
+    import replay_client.cli
+    import replay_client.cli.app
+
+    return replay_client.cli.main
+
+
+LOAD = {SERVER: load_server, REPLAY: load_replay}
 
 
 def fork_when_asked(control: socket.socket) -> bool:
-    """Fork a server per request, and tell how each ended.
+    """Fork a program per request, and tell how each ended.
 
     Returns:
-        True in each process that is to be a server; False here, once nobody is left to ask.
+        True in each process that is to be a program; False here, once nobody is left to ask.
     """
     while True:
         message, streams, _, _ = socket.recv_fds(control, LONGEST_REQUEST, STREAMS)
@@ -57,17 +77,15 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.argv[1:] = request["arguments"]
+    sys.argv = [sys.argv[1], *request["arguments"]]
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 if __name__ == "__main__":
     # Ctrl-C is for the tests. This program ends with them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with loading():
-        load_server()
-        warm_up()
-    with socket.socket(fileno=int(sys.argv[1])) as asked:
-        is_server = fork_when_asked(asked)
-    if is_server:
-        main()
+    run = LOAD[sys.argv[1]]()
+    with socket.socket(fileno=int(sys.argv[2])) as asked:
+        is_program = fork_when_asked(asked)
+    if is_program:
+        run()

@@ -7,14 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from tests.support.warm_server import ForkedProcess, warm_server
+from tests.support.warm_program import SERVER, ForkedProcess, run_forked, warm_program
 
 _READY = re.compile(r"replay-server listening on (\S+):(\d+)\n")
 _PATIENCE_S = 60
@@ -111,8 +110,9 @@ class ServerProcess:
     def _spawn(self, *, forked: bool) -> None:
         flags, environment = (*self.flags, "--port", str(self.port)), server_environment(self._environment)
         with self._log.open("a") as log:
-            if forked and warm_server().can_fork(environment):
-                self.process = warm_server().start(flags, environment, self._stdin, log.fileno())
+            warm = warm_program(SERVER) if forked else None
+            if warm is not None and warm.can_fork(environment):
+                self.process = warm.start(flags, environment, self._stdin, log.fileno())
                 return
             self.process = subprocess.Popen(
                 [*self._within, *server_command(*flags)],
@@ -162,9 +162,8 @@ def run_to_its_end(
     """
     arguments = (*flags, *(() if "--port" in flags else ("--port", "0")))
     variables = server_environment(environment or {})
-    if forked and warm_server().can_fork(variables):
-        return _run_forked(arguments, variables)
-    return subprocess.run(
+    done = run_forked(SERVER, arguments, variables) if forked else None
+    return done or subprocess.run(
         server_command(*arguments),
         env=variables,
         stdin=subprocess.DEVNULL,
@@ -173,15 +172,3 @@ def run_to_its_end(
         timeout=_PATIENCE_S,
         check=False,
     )
-
-
-def _run_forked(arguments: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    with tempfile.TemporaryFile("w+") as errors:
-        process = warm_server().start(arguments, variables, subprocess.DEVNULL, errors.fileno())
-        try:
-            status = process.wait(_PATIENCE_S)
-        finally:
-            process.kill()
-        errors.seek(0)
-        with process.stdout:
-            return subprocess.CompletedProcess(arguments, status, process.stdout.read(), errors.read())

@@ -1,0 +1,199 @@
+"""Programs that are forked from a process that has loaded them, see `forking`: processes of their own within 0.1 s."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+SERVER, REPLAY = "replay-server", "replay"
+"""The programs that can be forked."""
+LONGEST_REQUEST = 1 << 17
+"""Bytes of a request to the program that forks."""
+_READ_LATE = ("REPLAY_", "COLUMNS", "TERM", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_")
+"""Variables that a program reads once it is forked, if at all. Others may have been read before.
+
+A library that a test imports sets the last one.
+"""
+_PATIENCE_S = 60
+
+
+class ForkedProcess:
+    """A forked program, with what `subprocess.Popen` offers of one that is started."""
+
+    def __init__(self, parent: WarmProgram, pid: int, stdin: IO[str] | None, stdout: IO[str] | None) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdin = stdin
+        self.stdout = stdout
+        self._parent = parent
+        self._handle = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it runs."""
+        return self._status_within(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return its exit status."""
+        status = self._status_within(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(f"program {self.pid}", timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def _status_within(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._handle], [], [], timeout)[0]:
+            self.returncode = self._parent.status_of(self.pid)
+            os.close(self._handle)
+        return self.returncode
+
+
+class WarmProgram:
+    """The process that forks a program, as a child of this one."""
+
+    def __init__(self, name: str) -> None:
+        """Begin to load `SERVER` or `REPLAY`."""
+        self._environment = _other_variables(os.environ)
+        self._asking = threading.Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.forking", name, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # The command sets it before it loads gRPC, which is loaded here before anything is forked.
+                env={"GRPC_VERBOSITY": "NONE", **os.environ},
+            )
+
+    def can_fork(self, environment: Mapping[str, str]) -> bool:
+        """Whether a program with these variables would be as one that is started with them."""
+        return _other_variables(environment) == self._environment
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        stdin: int,
+        stderr: int,
+        stdout: int = subprocess.PIPE,
+    ) -> ForkedProcess:
+        """Fork the program.
+
+        Args:
+            arguments: its command line.
+            environment: all of its variables.
+            stdin: file descriptor that it reads, ``subprocess.PIPE`` or ``subprocess.DEVNULL``.
+            stderr: file descriptor that it logs to.
+            stdout: file descriptor that it writes to, or ``subprocess.PIPE``.
+        """
+        output, its_output = os.pipe() if stdout == subprocess.PIPE else (None, os.dup(stdout))
+        its_input, given = os.pipe() if stdin == subprocess.PIPE else (_opened(stdin), None)
+        umask = os.umask(0)
+        os.umask(umask)
+        request = {
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "folder": os.getcwd(),
+            "umask": umask,
+        }
+        pid = self._ask(request, [its_input, its_output, stderr])
+        os.close(its_input)
+        os.close(its_output)
+        return ForkedProcess(
+            self,
+            pid,
+            None if given is None else os.fdopen(given, "w"),
+            None if output is None else os.fdopen(output),
+        )
+
+    def status_of(self, pid: int) -> int:
+        """The exit status of a program that has ended, as `subprocess` has it."""
+        return self._ask({"ended": pid})
+
+    def close(self) -> None:
+        """End the process, and wait until it has written what it covered."""
+        self._control.close()
+        self._process.wait(_PATIENCE_S)
+
+    def _ask(self, request: dict[str, object], descriptors: Sequence[int] = ()) -> int:
+        message = json.dumps(request).encode()
+        assert len(message) <= LONGEST_REQUEST
+        with self._asking:
+            socket.send_fds(self._control, [message], descriptors)
+            return int(json.loads(self._control.recv(LONGEST_REQUEST)))
+
+
+_loaded: dict[str, WarmProgram] = {}
+
+
+def warm_program(name: str) -> WarmProgram:
+    """The process that forks `SERVER` or `REPLAY` for this one."""
+    if name not in _loaded:
+        _loaded[name] = WarmProgram(name)
+    return _loaded[name]
+
+
+def close_warm_programs() -> None:
+    """End all of them."""
+    while _loaded:
+        _loaded.popitem()[1].close()
+
+
+def run_forked(
+    name: str, arguments: Sequence[str], environment: Mapping[str, str], text: str = "", timeout_s: float = _PATIENCE_S
+) -> subprocess.CompletedProcess[str] | None:
+    """Run a program to its end.
+
+    Args:
+        name: `SERVER` or `REPLAY`.
+        arguments: its command line.
+        environment: all of its variables.
+        text: its standard input.
+        timeout_s: how long it may take, in seconds.
+
+    Returns:
+        None if it cannot be forked with these variables.
+    """
+    warm = warm_program(name)
+    if not warm.can_fork(environment):
+        return None
+    with (
+        tempfile.TemporaryFile("w+") as given,
+        tempfile.TemporaryFile("w+") as shown,
+        tempfile.TemporaryFile("w+") as errors,
+    ):
+        given.write(text)
+        given.seek(0)
+        process = warm.start(arguments, environment, given.fileno(), errors.fileno(), shown.fileno())
+        try:
+            status = process.wait(timeout_s)
+        finally:
+            process.kill()
+        for file in (shown, errors):
+            file.seek(0)
+        return subprocess.CompletedProcess(arguments, status, shown.read(), errors.read())
+
+
+def _opened(stdin: int) -> int:
+    return os.open(os.devnull, os.O_RDONLY) if stdin == subprocess.DEVNULL else os.dup(stdin)
+
+
+def _other_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
