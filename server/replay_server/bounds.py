@@ -7,7 +7,7 @@ Bounds that follow from something else are kept where that is: bytes of a reply 
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_server import errors
 from replay_server.defaults import (
     DEFAULT_CALLER_SHARE,
+    DEFAULT_MAX_CHECKPOINT_SERIES,
     DEFAULT_MAX_OUTGOING_BYTES,
     DEFAULT_MAX_REPLY_BYTES,
     DEFAULT_MAX_REQUEST_BYTES,
@@ -80,6 +81,10 @@ class Bounds:
     """One table once it is full; None: what the file system has."""
     max_bytes: int | None = None
     """All tables once they are full; None: what the file system has."""
+    max_checkpoint_bytes: int | None = None
+    """All checkpoints; None: what the file system has."""
+    max_checkpoint_series: int = DEFAULT_MAX_CHECKPOINT_SERIES
+    """Series of checkpoints."""
 
     @property
     def max_rows_bytes(self) -> int:
@@ -160,6 +165,19 @@ class Bounds:
         if self.max_bytes is not None:
             total = size + sum(others)
             _check("bytes of all tables once full", self.max_bytes, total, "max_bytes of the server")
+
+    def check_checkpoint(self, series: Collection[str], size: int) -> None:
+        """Refuse a checkpoint of one series too many, or for which there is no room.
+
+        Args:
+            series: all that there would be.
+            size: bytes of all checkpoints, the new one included.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("series of checkpoints", self.max_checkpoint_series, len(series), "max_checkpoint_series of the server")
+        _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
 
 
 @dataclass(frozen=True)

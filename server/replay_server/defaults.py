@@ -15,6 +15,8 @@ DEFAULT_MAX_OUTGOING_BYTES = 2 << 30
 """Bytes of replies that are built or on their way: half of it are 35 batches of 256 Atari transitions."""
 DEFAULT_MAX_STREAMS = 16_384
 """Streams open at once: each takes some 40 kB."""
+DEFAULT_MAX_CHECKPOINT_SERIES = 256
+"""Series of checkpoints."""
 DEFAULT_MAX_ROWS_PER_CALL = 1 << 15
 """Rows or keys of one call. A draw or an update of so many takes the event loop about 10 ms."""
 DEFAULT_MAX_REQUEST_BYTES = 8 << 20

@@ -45,6 +45,7 @@ from replay_proto.schema import Column, Schema
 from replay_server.defaults import (
     DEFAULT_BACKEND,
     DEFAULT_CALLER_SHARE,
+    DEFAULT_MAX_CHECKPOINT_SERIES,
     DEFAULT_MAX_OUTGOING_BYTES,
     DEFAULT_MAX_REPLY_BYTES,
     DEFAULT_MAX_REQUEST_BYTES,
@@ -279,6 +280,15 @@ class ServerSettings(BaseSettings):
     keep_checkpoints: int = Field(
         3, ge=1, description="checkpoints of a series that are kept, where the request does not say how many"
     )
+    max_checkpoint_bytes: ByteSize | None = Field(
+        None,
+        ge=1,
+        description="most bytes of all checkpoints together, such as 100GiB, beyond which none is written on request; "
+        "default: what the disk has",
+    )
+    max_checkpoint_series: int = Field(
+        DEFAULT_MAX_CHECKPOINT_SERIES, ge=1, description="most series of checkpoints, likewise"
+    )
     restore: Path | None = Field(None, description="checkpoint whose tables are made at start")
     exit_with_parent: bool = Field(
         False, description="stop when standard input ends, as it does when the process that holds it dies"
@@ -335,6 +345,8 @@ class ServerSettings(BaseSettings):
             max_columns=self.max_columns,
             max_table_bytes=self.max_table_bytes,
             max_bytes=self.max_bytes,
+            max_checkpoint_bytes=self.max_checkpoint_bytes,
+            max_checkpoint_series=self.max_checkpoint_series,
         )
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 
+from replay_server.storage.row_store import LINK_BYTES
 from replay_server.storage.table_state import TableState
 from replay_server.table import Table
 from replay_server.table_config import TableConfig
@@ -95,6 +96,12 @@ class TableSnapshot:
     def left_out(self) -> int:
         """Rows that were overwritten before they were copied."""
         return self.first_key - (self.state.inserted - len(self.priorities))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files at most, for they lack what is left out."""
+        row_bytes = self.config.schema.row_bytes + LINK_BYTES + self.priorities.itemsize
+        return len(self.priorities) * row_bytes + self.writers.nbytes
 
 
 class _Turn:

@@ -16,6 +16,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,10 +120,10 @@ class Checkpoints:
             series: what it is one of.
             keep: how many of the series stay, this one included; 0: as the setting says.
             check: refuses the series to a caller who may not administer these tables, which its checkpoints have.
-                None: the caller may do everything.
+                None: the server itself wants one, whose checkpoints are written however much callers had written.
 
         Raises:
-            RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, NO_SPACE or SHUTTING_DOWN.
+            RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, TOO_LARGE, NO_SPACE or SHUTTING_DOWN.
             FieldError: for a series that is no name, or a negative ``keep``.
             OSError: if the disk refuses for another reason.
         """
@@ -146,6 +147,8 @@ class Checkpoints:
             chosen = [self._catalog.find(name) for name in sorted(set(tables))] if tables else list(self._catalog)
             began, taken_s = time.monotonic(), time.time()
             snapshots = await take_snapshots(chosen)
+            if check is not None:
+                await asyncio.to_thread(self._check_room, series, sum(snapshot.nbytes for snapshot in snapshots))
             try:
                 made = await asyncio.to_thread(self._write, series, snapshots, taken_s)
             except CancelledError:
@@ -195,6 +198,16 @@ class Checkpoints:
         self._cancelled.set()
         async with self._writing:
             os.close(self._lock)
+
+    def _check_room(self, series: str, size: int) -> None:
+        """Refuse a checkpoint of so many bytes, if there are too many series or too large ones.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        there = [path for path in self.folder.iterdir() if _is_name(path.name)]
+        others = sum(_bytes_below(path) for path in there)
+        self._catalog.bounds.check_checkpoint({series, *map(_series_of, there)}, others + size)
 
     def _write(self, series: str, snapshots: Sequence[TableSnapshot], taken_s: float) -> Checkpoint:
         name = _name(series, max((number for _, number in self._of(series)), default=0) + 1)
@@ -246,6 +259,20 @@ class Checkpoints:
 def _is_name(name: str) -> bool:
     """Whether a checkpoint may have this name."""
     return _NUMBERED.fullmatch(name) is not None and is_table_name(name)
+
+
+def _series_of(checkpoint: Path) -> str:
+    return checkpoint.name.rpartition("-")[0]
+
+
+def _bytes_below(folder: Path) -> int:
+    """Of all files; those that are removed meanwhile count for nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(parent, name)).st_size
+    return total
 
 
 def _name(series: str, number: int) -> str:
