@@ -19,9 +19,11 @@ from replay_client import (
     TableNotFoundError,
     TableReplacedError,
 )
+from replay_proto.v1 import replay_pb2
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, row, rows
+from tests.support.caller import Caller
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
@@ -280,6 +282,15 @@ def test_writers_that_were_forgotten_go_on(start_server: StartServer, connect: C
 
 def forget(server: ServerProcess, table: Table, count: int) -> None:
     """Have so many other writers insert a row each."""
-    with ReplayClient(server.address, same_host=False, frame_port=False) as client:
-        for _ in range(count):
-            client.table(table.name).insert(rows([9]))
+    values = rows([9])
+    packed = b"".join(np.asarray(values[name], column.dtype).tobytes() for name, column in COLUMNS.items())
+    with Caller(server.address) as caller:
+        for number in range(count):
+            caller.stub.Insert(
+                replay_pb2.InsertRequest(
+                    table=table.name,
+                    writer_id=number.to_bytes(16, "little"),
+                    insertion=replay_pb2.Insertion(row_count=1, sequence=1),
+                    rows=packed,
+                )
+            )

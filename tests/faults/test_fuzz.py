@@ -13,7 +13,7 @@ from tests.support.caller import Caller
 from tests.support.server_process import ServerProcess
 from tests.support.wire import METHODS, call_raw
 
-MESSAGES = 4_000
+MESSAGES = 2_000
 FILES = 150
 COSTLY_BYTES = (1 << 20, 3 << 20)
 """Just what is parsed of a message without rows, and more."""

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 
 import psutil
 import pytest
 
-from tests.support.caller import Caller
+from tests.support.actors import insert_for, learn_for
+from tests.support.caller import WIRE, Caller
 from tests.support.deadlines import wait_until
+from tests.support.processes import loaded_processes
 from tests.support.rows import WHOLE
 from tests.support.server_process import ServerProcess
 
 CLIENTS = 6
-ROUNDS = 3
-PROGRAM = textwrap.dedent("""
-    import sys
-    from tests.support.actors import insert_for, learn_for
-    address, table, kind, number = sys.argv[1:]
-    print("at work", flush=True)
-    if kind == "insert":
-        insert_for(address, table, int(number), 60.0)
-    else:
-        learn_for(address, "wire", table, int(number), 60.0)
-""")
+ROUNDS = 2
+LONG_S = 60.0
 
 
 @pytest.fixture
@@ -35,11 +26,14 @@ def caller(start_server: Callable[..., ServerProcess], call: Callable[[ServerPro
     return call(start_server())
 
 
-def started(caller: Caller, table: str, kind: str, number: int) -> subprocess.Popen[str]:
+def started(caller: Caller, table: str, kind: str, number: int) -> ForkServerProcess:
     """A client in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, caller.address, table, kind, str(number)], stdout=subprocess.PIPE, text=True
-    )
+    if kind == "insert":
+        client = loaded_processes().Process(target=insert_for, args=(caller.address, table, number, LONG_S))
+    else:
+        client = loaded_processes().Process(target=learn_for, args=(caller.address, WIRE, table, number, LONG_S))
+    client.start()
+    return client
 
 
 def test_killed_clients_leave_whole_rows_and_no_streams(caller: Caller) -> None:
@@ -54,7 +48,7 @@ def test_killed_clients_leave_whole_rows_and_no_streams(caller: Caller) -> None:
         for client in clients:
             client.kill()
         for client in clients:
-            client.communicate()
+            client.join()
         wait_until(lambda: caller.method("Write").active + caller.method("Learn").active == 0, "their streams end")
         rows = table.read(table.live_keys())
         assert len(rows.values) == table.describe().size
@@ -73,10 +67,8 @@ def test_the_handles_of_killed_clients_are_closed(
     handles = psutil.Process(server.pid).num_fds()
     for number in range(ROUNDS):
         client = started(caller, table.name, "insert", number + 1)
-        assert client.stdout is not None
-        client.stdout.readline()
         wait_until(lambda: caller.method("Write").active == 1, "it writes")
         client.kill()
-        client.communicate()
+        client.join()
         wait_until(lambda: caller.method("Write").active == 0, "its stream ends")
     wait_until(lambda: psutil.Process(server.pid).num_fds() <= handles + 1, "its connection is closed")

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.faults.torture import Figures, Torture
 from tests.support.server_process import ServerProcess
 
-KILLS = 10
+KILLS = 5
 
 
 def test_kills_at_any_moment_lose_nothing_double_nothing_and_tear_nothing(

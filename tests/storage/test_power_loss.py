@@ -133,8 +133,10 @@ class Life:
         self.value_of = {key: value for key, value in self.value_of.items() if key < table.inserted}
 
 
-@pytest.mark.parametrize("newest_share", [0.0, 0.5, 0.95, 0.999, 1])
-@pytest.mark.parametrize(("backend", "capacity"), [("sum_tree", 1500), ("rank", 4000), ("uniform", 100)])
+@pytest.mark.parametrize(
+    ("backend", "capacity", "newest_share"),
+    [*(("sum_tree", 1500, share) for share in (0.0, 0.5, 0.95, 0.999, 1)), ("rank", 4000, 0.5), ("uniform", 100, 0.95)],
+)
 def test_what_comes_back_is_whole_and_has_happened(
     tmp_path: Path, backend: str, capacity: int, newest_share: float
 ) -> None:
