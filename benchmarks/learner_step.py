@@ -89,19 +89,15 @@ def gathers(table: Table, workload: Workload) -> Window:
 def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
     """Measure the service and its peers on a workload."""
     with ExitStack() as stack:
-        address, _ = stack.enter_context(running_server("--frame-port", "0"))
+        address, _ = stack.enter_context(running_server())
         near = stack.enter_context(ReplayClient(address))
         far = stack.enter_context(ReplayClient(address, same_host=False))
-        over_grpc = stack.enter_context(ReplayClient(address, same_host=False, frame_port=False))
         full_table(near, workload)
         contestants: dict[str, Window] = {
             f"sampler, prefetch {prefetch}": sampler_steps(near.table(workload.name), workload, prefetch)
             for prefetch in PREFETCHES
         }
-        for way, client in (("gRPC", over_grpc), ("the frame port", far)):
-            contestants[f"sampler, prefetch 3, rows over {way}"] = sampler_steps(
-                client.table(workload.name), workload, 3
-            )
+        contestants["sampler, prefetch 3, rows over gRPC"] = sampler_steps(far.table(workload.name), workload, 3)
         contestants["sample and update_priorities, single calls"] = single_call_steps(
             near.table(workload.name), workload
         )

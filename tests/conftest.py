@@ -41,7 +41,7 @@ def pytest_sessionfinish() -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that all tests share which neither stop it nor count all of its calls."""
     log = tmp_path_factory.mktemp("server") / "log"
-    process = ServerProcess(log, "--max-request-mb", "64", "--max-reply-mb", "64", "--frame-port", "0", forked=True)
+    process = ServerProcess(log, "--max-request-mb", "64", "--max-reply-mb", "64", forked=True)
     yield process
     process.terminate()
 
@@ -101,8 +101,7 @@ def start_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cal
 
     def start(*flags: str, **options: object) -> ServerProcess:
         log = tmp_path / f"server-{len(started)}.log"
-        frames = () if {"--frame-port", "--tls-cert"} & set(flags) else ("--frame-port", "0")
-        given = ("--memory-dir", str(tmp_path), *frames, *flags)
+        given = ("--memory-dir", str(tmp_path), *flags)
         forked = not getattr(request.module, "STARTS_PROGRAMS", False)
         started.append(ServerProcess(log, *given, **{"forked": forked, **options}))  # type: ignore[arg-type]
         return started[-1]

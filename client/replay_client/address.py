@@ -1,8 +1,4 @@
-"""The address of a server: what forms it may have, and which host and port it names.
-
-address = checked_address("buffer:50051")
-host_of("dns:///replay:50051")             # "replay"; None where gRPC alone knows
-"""
+"""The address of a server: what forms it may have, and whether somebody listens there."""
 
 from __future__ import annotations
 
@@ -34,12 +30,6 @@ def checked_address(address: object) -> str:
         if _UNIX.fullmatch(address) or (tcp is not None and 1 <= int(tcp["port"]) <= _LAST_PORT):
             return address
     raise InvalidArgumentError.of_field("address", _EXPECTED, repr(address))
-
-
-def host_of(address: str) -> str | None:
-    """The host that an address names; None if it is of another form."""
-    found = _TCP.fullmatch(address)
-    return None if found is None else found["v6"] or found["host"]
 
 
 def listens(address: str) -> bool:

@@ -52,7 +52,6 @@ class ReplayClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         wait_for_server_s: float | None = FIRST_CONTACT_S,
         same_host: bool = True,
-        frame_port: bool = True,
     ) -> None:
         """Open a channel; the server need not be there yet.
 
@@ -68,8 +67,6 @@ class ReplayClient:
             same_host: where the server is on this host, copy rows of batches out of its files instead of having them
                 sent, and make a learner's calls over a unix-domain socket; `TableStats.sampled_same_host` tells
                 whether rows are copied.
-            frame_port: where the server is on another host, and has a port for it, make a learner's calls over plain
-                TCP instead of gRPC; never with `tls`. `TableStats.sampled_in_frames` tells whether rows come this way.
 
         Raises:
             InvalidArgumentError: for an address of another form, an invalid time limit, a token that cannot be one, or
@@ -84,7 +81,6 @@ class ReplayClient:
             wait_for_server_s=time_limit("wait_for_server_s", wait_for_server_s, own_s),
             tls=tls,
             same_host=same_host,
-            frame_port=frame_port,
         )
         self._link = ServerLink(options, token)
         self._link.connection  # noqa: B018 - files of TLS are read, and refused, here

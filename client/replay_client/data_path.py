@@ -1,7 +1,7 @@
 """How the rows of a table and a learner's calls travel, where there is something shorter than gRPC.
 
 The server names a table's directory and a socket. Whoever can read the nonce in that directory is on the same host and
-may use both. Others may call a TCP port, if the server has one for that.
+may use both.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Final
 from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
 from replay_client.description import TableDescription
-from replay_client.frame_calls import FrameCalls
 from replay_client.frame_stream import FrameStream
-from replay_client.local import LocalSocket
+from replay_client.local_calls import LocalCalls
 from replay_client.mapped_rows import MappedRows
 
 _ORDERED_LOADS: Final = ("x86_64", "AMD64")
@@ -29,7 +28,7 @@ class DataPath:
 
     rows: MappedRows | None = None
     """Copies the rows of batches."""
-    calls: FrameCalls | None = None
+    calls: LocalCalls | None = None
     """Makes the calls of a learner."""
 
     @classmethod
@@ -42,7 +41,7 @@ class DataPath:
             rows = MappedRows(table, nonce) if platform.machine() in _ORDERED_LOADS else None
         except OSError:
             return cls()
-        return cls(rows, LocalSocket(table, nonce, authorization) if table.socket else None)
+        return cls(rows, LocalCalls(table, nonce, authorization) if table.socket else None)
 
     def open_learn_stream(self) -> FrameStream | None:
         """A learner's stream without gRPC, if there is a way and somebody answers."""

@@ -48,8 +48,6 @@ class TableDescription:
     """Path of its files on the server's host; empty if the server does not say."""
     socket: str = ""
     """Path of a socket on the server's host for calls without gRPC; empty if there is none."""
-    frame_port: int = 0
-    """TCP port of the server for calls without gRPC; 0 if there is none."""
     rate_limit: RateLimit | None = None
     """Keeps draws and inserts in step; None if they are not held up."""
 
@@ -92,7 +90,6 @@ class TableDescription:
             row_bytes=message.row_bytes,
             directory=message.directory,
             socket=message.socket,
-            frame_port=message.frame_port,
             rate_limit=rate_limit,
         )
 

@@ -4,8 +4,7 @@
     stream.send(request)
     answer = stream.receive()                   # answers come in the order of the requests
 
-The contract's `FrameHello` says what is sent. The content of a long answer is received where it stays: columns of a
-batch are views of it.
+The contract's `FrameHello` says what is sent.
 """
 
 from __future__ import annotations
@@ -20,16 +19,10 @@ from typing import Final
 from google.rpc import status_pb2
 from replay_proto.frames import FrameError, FrameKind, FrameParser, frame_head
 
-from replay_client.buffers import Buffers
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError, from_status
 from replay_client.time_limits import left_s
 
-Answer = bytes | memoryview
-"""The wire form of an answer; the view of a long one is its receiver's alone, to write to as well."""
-
 _RECEIVE_BYTES: Final = 1 << 16
-_LONG_BYTES: Final = 1 << 16
-"""Shorter answers are not worth a buffer of their own."""
 _LONGEST_BYTES: Final = (1 << 32) - 1
 """The server's own bounds decide what is too large."""
 _LONGEST_WAIT_MS: Final = (1 << 31) - 1
@@ -41,16 +34,10 @@ _SEND_PATIENCE_S: Final = 0.05
 class FrameStream:
     """One connection, for calls of one method. One thread sends and receives; any may cancel."""
 
-    def __init__(self, link: socket.socket, buffers: Buffers | None = None) -> None:
-        """Take over a connected socket.
-
-        Args:
-            link: the socket.
-            buffers: where long answers go.
-        """
+    def __init__(self, link: socket.socket) -> None:
+        """Take over a connected socket."""
         link.setblocking(False)
         self._link = link
-        self._buffers = buffers or Buffers()
         self._parser = FrameParser(_LONGEST_BYTES)
         self._chunk = memoryview(bytearray(_RECEIVE_BYTES))
         self._unsent = memoryview(b"")
@@ -68,7 +55,7 @@ class FrameStream:
         while self._send_some() and self._wait(select.POLLOUT, deadline):
             pass
 
-    def receive(self, timeout_s: float | None = None) -> Answer:
+    def receive(self, timeout_s: float | None = None) -> bytes:
         """Wait for the next answer.
 
         Args:
@@ -89,7 +76,7 @@ class FrameStream:
             self.cancel()
             raise ServerUnavailableError(f"the connection to the server broke: {error}") from None
         if kind is FrameKind.STATUS:
-            raise from_status(status_pb2.Status.FromString(bytes(content)))
+            raise from_status(status_pb2.Status.FromString(content))
         return content
 
     def cancel(self) -> None:
@@ -102,25 +89,12 @@ class FrameStream:
         self.cancel()
         self._link.close()
 
-    def _frame(self, deadline: float) -> tuple[FrameKind, Answer]:
+    def _frame(self, deadline: float) -> tuple[FrameKind, bytes]:
         while (taken := self._parser.take()) is None:
-            head = self._parser.next_head()
-            if head is not None and head[1] > _LONG_BYTES:
-                return head[0], self._long_content(head[1], deadline)
             self._wait_to_receive(deadline)
             size = self._receive_some(self._chunk)
             self._parser.feed(self._chunk[:size])
         return taken
-
-    def _long_content(self, size: int, deadline: float) -> memoryview:
-        content = self._buffers.take(size).data[:size]
-        got = self._parser.take_beginning(content)
-        while got < size:
-            part = self._receive_some(content[got:])
-            got += part
-            if not part:
-                self._wait_to_receive(deadline)
-        return content
 
     def _receive_some(self, into: memoryview) -> int:
         """Receive what is there; how much that is."""

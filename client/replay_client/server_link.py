@@ -9,22 +9,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 from replay_proto.v1 import replay_pb2
 
-from replay_client.address import host_of
 from replay_client.connection import Connection
 from replay_client.data_path import DataPath
 from replay_client.description import TableDescription
-from replay_client.direct import FramePort
 from replay_client.errors import UnauthenticatedError
-from replay_client.frame_calls import FrameCalls
+from replay_client.local_calls import LocalCalls
 from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment, token_metadata
-
-_LOOK_UP_S: Final = 0.5
-"""Time limit for asking the server for its current port: it may be away."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +36,6 @@ class LinkOptions:
     """How to encrypt; None: not at all."""
     same_host: bool
     """Whether rows may be copied out of the files of a server on this host."""
-    frame_port: bool
-    """Whether a learner's calls may go over plain TCP."""
 
 
 class ServerLink:
@@ -65,7 +58,7 @@ class ServerLink:
         self._lacks_token = lacks_token
         self._connection: Connection | None = None
         self._opening = threading.Lock()
-        self._calls: weakref.WeakSet[FrameCalls] = weakref.WeakSet()
+        self._calls: weakref.WeakSet[LocalCalls] = weakref.WeakSet()
 
     @property
     def connection(self) -> Connection:
@@ -81,7 +74,7 @@ class ServerLink:
                     self._connection = self._opened()
         return self._connection
 
-    def described(self, name: str, *, timeout_s: float | None = None) -> TableDescription:
+    def described(self, name: str) -> TableDescription:
         """A table as it stands.
 
         Raises:
@@ -92,7 +85,6 @@ class ServerLink:
             "DescribeTable",
             replay_pb2.DescribeTableRequest(table=name),
             replay_pb2.DescribeTableResponse,
-            timeout_s=timeout_s,
             repeat=True,
         )
         return TableDescription.from_proto(response.table)
@@ -100,9 +92,6 @@ class ServerLink:
     def data_path(self, table: TableDescription) -> DataPath:
         """The shortest way to a table; nothing is sent."""
         path = DataPath.on_same_host(table, self._authorization) if self.options.same_host else DataPath()
-        host = host_of(self.options.address) if self.options.frame_port and self.options.tls is None else None
-        if path.calls is None and host is not None and table.frame_port:
-            path = replace(path, calls=FramePort(table, host, self._authorization, self._look_up(table.name)))
         if path.calls is not None:
             self._calls.add(path.calls)
         return path
@@ -137,10 +126,6 @@ class ServerLink:
             token=self._token,
             tls=options.tls,
         )
-
-    def _look_up(self, name: str) -> Callable[[], TableDescription]:
-        """Describes a table as it is now, if the server is there."""
-        return lambda: self.described(name, timeout_s=_LOOK_UP_S)
 
 
 def _arrived(options: LinkOptions, has_token: bool) -> ServerLink:

@@ -132,8 +132,6 @@ class TableStats:
     """How the rate limiter stands; None if there is none."""
     sampled_same_host: int
     """Rows drawn that clients on the server's host copied themselves, since the start."""
-    sampled_in_frames: int
-    """Rows drawn that were sent without gRPC, over the server's frame port or its socket, since the start."""
     overtaken: int
     """How often inserts overtook such a copy, so that another batch was sent, since the start."""
     batches: int
@@ -196,7 +194,6 @@ class TableStats:
             ages_s={quantile.fraction: quantile.value for quantile in message.ages_s},
             times_sampled=tuple(TimesSampled(bar.at_least, bar.at_most, bar.rows) for bar in message.times_sampled),
             sampled_same_host=message.sampled_same_host,
-            sampled_in_frames=message.sampled_in_frames,
             overtaken=message.overtaken,
             batches=message.batches,
             batches_ahead=message.batches_ahead,

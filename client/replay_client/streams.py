@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 from replay_client.connection import Connection, MessageStream, StreamMethod
 from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
-from replay_client.frame_stream import Answer, FrameStream
+from replay_client.frame_stream import FrameStream
 from replay_client.time_limits import left_s, time_limit
 
 
@@ -89,7 +89,7 @@ class AnsweredStream(Generic[R]):
                 self._send_now(self._stream, request)
             self.changed.notify_all()
 
-    def receive(self, deadline: float = math.inf) -> tuple[R, Answer]:
+    def receive(self, deadline: float = math.inf) -> tuple[R, bytes]:
         """Wait for the answer to the oldest request; while there is none, for one to be sent.
 
         Args:
@@ -185,7 +185,7 @@ class AnsweredStream(Generic[R]):
                 request.attempts += 1
             yield request.data
 
-    def _answer(self, stream: MessageStream | FrameStream, deadline: float) -> Answer:
+    def _answer(self, stream: MessageStream | FrameStream, deadline: float) -> bytes:
         left = left_s(deadline, self._connection.clock())
         if left is None:
             return stream.receive()

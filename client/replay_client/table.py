@@ -29,7 +29,6 @@ from replay_client.data_path import DataPath
 from replay_client.description import TableDescription
 from replay_client.draws import DrawMode, DrawOptions, WeightNorm, beta_for
 from replay_client.errors import ReplayError, TableReplacedError, WriterUnknownError
-from replay_client.frame_stream import Answer
 from replay_client.insert_ids import InsertId, InsertIds
 from replay_client.inspection import Inspection
 from replay_client.mapped_rows import MappedRows
@@ -469,7 +468,7 @@ class Table:
 
     def _call(
         self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float, margin_s: float
-    ) -> Answer:
+    ) -> bytes:
         """A call that may be repeated, the short way if there is one."""
         self._connection.check_usable()
         deadline = self._connection.clock() + timeout_s

@@ -100,18 +100,3 @@ class FrameParser:
         content = bytes(memoryview(self._received)[self._start + HEAD_BYTES : end])
         self._start = end
         return kind, content
-
-    def take_beginning(self, into: memoryview) -> int:
-        """Take what has come of the next frame, whose head is there, and leave the rest to the caller.
-
-        Args:
-            into: room for its content, of just its length.
-
-        Returns:
-            How many bytes of the content came.
-        """
-        start = self._start + HEAD_BYTES
-        size = min(len(self._received) - start, len(into))
-        into[:size] = memoryview(self._received)[start : start + size]
-        self._start = start + size
-        return size

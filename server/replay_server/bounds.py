@@ -71,8 +71,8 @@ class Bounds:
     """Streams that are open at once."""
     max_streams_per_connection: int = 96
     """Streams that are open at once on one connection of gRPC."""
-    max_connections_per_client: int = 1024
-    """Connections without gRPC of one client."""
+    max_local_connections: int = 1024
+    """Connections to the local socket at once."""
     max_tables: int = 1024
     """Tables at once."""
     max_columns: int = 512

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from replay_server import errors
 from replay_server.bounds import Bounds, Quota, check_descriptors, no_descriptors
 from replay_server.budgets import Budget, QueuedBudget
+from replay_server.long_calls import LongCalls
 from replay_server.storage.boot_mark import BootMark
 from replay_server.storage.durable_files import sync_folder
 from replay_server.storage.mapped_file import NoSpaceError
@@ -54,6 +55,8 @@ class Catalog:
         waiting = Budget("calls that wait", "max_waiting_calls of the server", bounds.max_waiting_calls, share)
         rows = Budget("bytes of inserts that wait", "max_waiting_mb of the server", bounds.max_waiting_bytes, share)
         self.waiters = Waiters(waiting, rows)
+        self.long_calls = LongCalls(waiting)
+        """Calls of many rows, which take turns."""
         self.outgoing = QueuedBudget(
             "bytes of replies", "max_outgoing_mb of the server", bounds.max_outgoing_bytes, share, waiting
         )

@@ -30,8 +30,7 @@ from replay_server.checkpoint.store import Checkpoints, CheckpointsInUseError
 from replay_server.errors import RequestError
 from replay_server.loading import loading
 from replay_server.server import BindError, ReplayServer
-from replay_server.service.frames.tcp_port import listen_on
-from replay_server.service.frames.unix_socket import SOCKET_NAME
+from replay_server.service.local_socket import SOCKET_NAME
 from replay_server.settings import ServerSettings
 from replay_server.storage.permissions import GROUP_UMASK, UMASK, GroupError, keep_private, share_with_group
 from replay_server.storage.root import Root, RootInUseError
@@ -107,14 +106,12 @@ async def serve(settings: ServerSettings) -> None:
     try:
         keep_private(root) if settings.group is None else share_with_group(root, settings.group)
         checkpoints = _checkpoints(catalog, settings)
-        frame_listeners = [] if settings.frame_port is None else listen_on(settings.host, settings.frame_port)
         server = ReplayServer(
             catalog,
             keepalive_s=settings.keepalive_s,
             connection_s=settings.max_connection_s if settings.tls_client_ca is not None else None,
             offer_reflection=settings.reflection,
             socket=root.tables / SOCKET_NAME if settings.same_host else None,
-            frame_listeners=frame_listeners,
             offer_health=settings.health,
             authenticator=authenticator,
             credentials=credentials,
@@ -134,8 +131,6 @@ async def serve(settings: ServerSettings) -> None:
         await _make_tables(catalog, settings)
         await server.start()
         log.info("version %s, tables in %s", __version__, root.path)
-        if frame_listeners:
-            log.info("frames on port %d", frame_listeners[0].getsockname()[1])
         print(f"replay-server listening on {settings.host}:{port}", flush=True)
         periodic = _periodic_checkpoints(checkpoints, settings.checkpoint_every)
         await stop.wait()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket as sockets
-from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -15,9 +13,10 @@ from replay_server.access.caller import Authenticator
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.store import Checkpoints
 from replay_server.service import health, reflection
-from replay_server.service.frames.tcp_port import TcpPort
-from replay_server.service.frames.unix_socket import UnixSocket
-from replay_server.service.handlers import SERVICE, replay_methods
+from replay_server.service.endpoints import SERVICE, all_endpoints
+from replay_server.service.local_socket import LocalSocket
+from replay_server.service.over_grpc import GrpcMethods
+from replay_server.service.streams import OpenStreams
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,6 @@ class ReplayServer:
         offer_reflection: bool,
         offer_health: bool,
         socket: Path | None,
-        frame_listeners: Sequence[sockets.socket] = (),
         authenticator: Authenticator,
         credentials: grpc.ServerCredentials | None,
         checkpoints: Checkpoints | None = None,
@@ -58,7 +56,6 @@ class ReplayServer:
             offer_reflection: whether to describe the contract to whoever asks.
             socket: where to listen for clients on this host; None: nowhere, and they may not copy rows out of the
                 tables' files either.
-            frame_listeners: listen on a port for clients on other hosts, in plain text; empty: there is none.
             offer_health: whether to tell whoever asks that it serves.
             authenticator: finds out who calls.
             credentials: for TLS; None: connections are not encrypted.
@@ -77,20 +74,12 @@ class ReplayServer:
                 connections=catalog.bounds.max_connections,
             )
         )
-        methods = replay_methods(
-            catalog,
-            catalog.bounds.max_rows_bytes,
-            socket=socket,
-            frame_port=frame_listeners[0].getsockname()[1] if frame_listeners else 0,
-            authenticator=authenticator,
-            checkpoints=checkpoints,
-        )
-        for_grpc = {name: method.for_grpc() for name, method in methods.items()}
+        endpoints, streams = all_endpoints(catalog, socket=socket, checkpoints=checkpoints), OpenStreams(catalog.bounds)
+        methods = GrpcMethods(authenticator, streams)
+        for_grpc = {name: methods.handler(endpoint) for name, endpoint in endpoints.items()}
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])
         self._socket = socket
-        self._unix_socket = UnixSocket(catalog, methods)
-        self._frame_listeners = frame_listeners
-        self._tcp_port = TcpPort(catalog, methods, authenticator)
+        self._local_socket = LocalSocket(catalog, endpoints, authenticator, streams)
         self._health = health.Health() if offer_health else None
         if self._health is not None:
             self._health.add_to(self._server)
@@ -123,8 +112,7 @@ class ReplayServer:
     async def start(self) -> None:
         """Begin to serve."""
         if self._socket is not None:
-            await self._unix_socket.start(self._socket)
-        await self._tcp_port.start(self._frame_listeners)
+            await self._local_socket.start(self._socket)
         await self._server.start()
 
     async def stop(self, drain_s: float) -> None:
@@ -132,4 +120,4 @@ class ReplayServer:
         if self._health is not None:
             self._health.stop()
         self._catalog.waiters.close()
-        await asyncio.gather(self._server.stop(drain_s), self._unix_socket.stop(drain_s), self._tcp_port.stop(drain_s))
+        await asyncio.gather(self._server.stop(drain_s), self._local_socket.stop(drain_s))

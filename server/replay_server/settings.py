@@ -140,13 +140,6 @@ class ServerSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; the default is reached from this machine only")
     port: int = Field(50051, ge=0, le=MAX_PORT, description="port to listen on; 0 picks a free one")
-    frame_port: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_PORT,
-        description="port at the same host on which learners on other hosts may call without gRPC, in plain text; 0 "
-        "picks a free one; without it there is none",
-    )
     data_dir: Path | None = Field(
         None, description="directory that keeps the tables over restarts; without it they live in memory only"
     )
@@ -214,8 +207,8 @@ class ServerSettings(BaseSettings):
         ge=1,
         description="most streams open at once on one connection of gRPC; it may have 32 other calls beside them",
     )
-    max_connections_per_client: int = Field(
-        1024, ge=1, description="most connections on this host's socket, and of one address to the frame port"
+    max_local_connections: int = Field(
+        1024, ge=1, description="most connections at once to the socket for clients on this host"
     )
     max_tables: int = Field(1024, ge=1, description="most tables at once")
     max_columns: int = Field(512, ge=1, description="most columns of one table")
@@ -309,11 +302,6 @@ class ServerSettings(BaseSettings):
             raise ValueError("expected tls_cert and tls_key together, got one of them")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("expected tls_cert and tls_key where there is tls_client_ca, got none")
-        if self.tls_cert is not None and self.frame_port is not None:
-            raise ValueError(
-                "expected no frame_port where there is tls_cert, got both: rows and tokens would leave the frame port "
-                "unencrypted; leave one of them out"
-            )
         return self
 
     @property
@@ -340,7 +328,7 @@ class ServerSettings(BaseSettings):
             max_connections=self.max_connections,
             max_streams=self.max_streams,
             max_streams_per_connection=self.max_streams_per_connection,
-            max_connections_per_client=self.max_connections_per_client,
+            max_local_connections=self.max_local_connections,
             max_tables=self.max_tables,
             max_columns=self.max_columns,
             max_table_bytes=self.max_table_bytes,

@@ -105,7 +105,6 @@ class Table:
         """Repeated inserts that were answered and not applied again, since the server began."""
         self.rows_copied_by_clients = 0
         """Rows drawn that clients on this host copied themselves, since the server began."""
-        self.rows_sent_in_frames = 0
         """Rows drawn that were sent without gRPC, since the server began."""
         self.overtaken_copies = 0
         """How often such a copy was overtaken by inserts, since the server began."""
@@ -376,6 +375,12 @@ class Table:
             # Rows may have been evicted since, while those of the batches were copied beside the loop.
             are_live = batches[0].inserted - batches[0].size == self.oldest
             self.times_sampled.draw(keys if are_live else self.live_keys(keys))
+
+    def count_ahead(self, batches: int, ahead: int) -> None:
+        """Count batches of a sampler that were asked for while ``ahead`` others were on their way."""
+        self.batches_drawn += batches
+        # Each batch of the message comes after the ones before it.
+        self.batches_ahead += batches * ahead + batches * (batches - 1) // 2
 
     def _deliver(self, queue: QueueGate, rows: int) -> Drawn:
         """Take rows out of the queue. They stay where they are until something else runs on the event loop."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from replay_server import errors, inserting
-from replay_server.access.caller import CALLER_AT_WORK
+from replay_server.access.caller import Caller
 from replay_server.budgets import Budget
 from replay_server.errors import Lack, RequestError
 from replay_server.gates import Gate
@@ -97,10 +97,11 @@ class Waiters:
             if granted < rows:
                 raise errors.limited(table.name, table.gate.draw_lacks(rows, granted))
 
-    async def draw(self, table: Table, rows: int, wait_s: float) -> None:
+    async def draw(self, caller: Caller, table: Table, rows: int, wait_s: float) -> None:
         """Return once so many rows may be drawn; they count as drawn by then, and are to be drawn without waiting.
 
         Args:
+            caller: who draws.
             table: the table; look it up again afterwards.
             rows: how many.
             wait_s: how long to wait, in seconds; infinity: as long as the call lasts.
@@ -121,10 +122,10 @@ class Waiters:
         line.append(draw)
         try:
             self.changed(table)
-            await self._wait(table, draw.admitted, wait_s, lambda: _draw_lacks(table, rows, draw.granted))
+            await self._wait(caller, table, draw.admitted, wait_s, lambda: _draw_lacks(table, rows, draw.granted))
             if table.resets != resets:
                 raise errors.table_reset(table.name)
-            CALLER_AT_WORK.get().check_valid()
+            caller.check_valid()
             _count_drawn(table, rows)
         except BaseException:
             if draw in line:
@@ -135,10 +136,13 @@ class Waiters:
             self.changed(table)
             raise
 
-    async def insert(self, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None) -> range:
+    async def insert(
+        self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
+    ) -> range:
         """Insert rows once they are allowed, as `Table.insert` does.
 
         Args:
+            caller: who inserts.
             table: the table.
             rows: what to add.
             stamp: whose insert it is; a repeat is answered at once.
@@ -150,14 +154,14 @@ class Waiters:
         """
         table.check_rows_at_once(rows.count)
         if table.turns.are_free:
-            inserted = self._insert(table, rows, stamp, wait_s)
+            inserted = self._insert(caller, table, rows, stamp, wait_s)
         else:
             async with table.turns.mine():
-                inserted = self._insert(table, rows, stamp, wait_s)
+                inserted = self._insert(caller, table, rows, stamp, wait_s)
         return inserted if isinstance(inserted, range) else await inserted
 
     def _insert(
-        self, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
+        self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
     ) -> range | Awaitable[range]:
         """Insert rows, start a long insert, or join the line. The caller awaits the result at once."""
         gate = table.gate
@@ -171,23 +175,25 @@ class Waiters:
             ahead = 0 if lines is None else _rows_up_to(lines.inserts)
             raise errors.limited(table.name, gate.insert_lacks(ahead + rows.count))
         size = rows.count * table.config.schema.row_bytes
-        self._rows.check(CALLER_AT_WORK.get().identity, size)
+        self._rows.check(caller.identity, size)
         insert = _Insert(rows, stamp, asyncio.get_running_loop().create_future())
         self._lines_of(table).inserts.append(insert)
         table.waiting_inserts += 1
-        self._rows.take(CALLER_AT_WORK.get().identity, size)
-        return self._inserted(table, gate, insert, size, wait_s)
+        self._rows.take(caller.identity, size)
+        return self._inserted(caller, table, gate, insert, size, wait_s)
 
-    async def _inserted(self, table: Table, gate: Gate, insert: _Insert, size: int, wait_s: float | None) -> range:
+    async def _inserted(
+        self, caller: Caller, table: Table, gate: Gate, insert: _Insert, size: int, wait_s: float | None
+    ) -> range:
         """Wait for the turn of an insert in line."""
         line = self._lines_of(table).inserts
         try:
             inserted = await self._wait(
-                table, insert.admitted, wait_s, lambda: gate.insert_lacks(_rows_up_to(line, insert))
+                caller, table, insert.admitted, wait_s, lambda: gate.insert_lacks(_rows_up_to(line, insert))
             )
         finally:
             table.waiting_inserts -= 1
-            self._rows.give_back(CALLER_AT_WORK.get().identity, size)
+            self._rows.give_back(caller.identity, size)
             if insert in line:
                 line.remove(insert)
                 self.changed(table)
@@ -245,10 +251,14 @@ class Waiters:
         self._lines.clear()
 
     async def _wait(
-        self, table: Table, admitted: asyncio.Future[T], wait_s: float | None, lacks: Callable[[], Lack]
+        self,
+        caller: Caller,
+        table: Table,
+        admitted: asyncio.Future[T],
+        wait_s: float | None,
+        lacks: Callable[[], Lack],
     ) -> T:
         """Wait for a call's turn, and count it as long as it does."""
-        caller = CALLER_AT_WORK.get()
         if not admitted.done():
             if self._closing:
                 raise errors.shutting_down()

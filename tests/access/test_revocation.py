@@ -16,7 +16,7 @@ import pytest
 from replay_client.security import token_metadata
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 from replay_server import errors
-from replay_server.access.caller import CALLER_AT_WORK, Anyone
+from replay_server.access.caller import Anyone
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.storage.root import Root
@@ -181,8 +181,7 @@ def test_a_draw_that_has_waited_takes_nothing_for_a_token_that_is_valid_no_more(
         table, _ = await catalog.create(TableConfig("queue", WHOLE, capacity=10, backend="fifo"))
 
         async def draw(caller: Anyone) -> None:
-            CALLER_AT_WORK.set(caller)
-            await catalog.waiters.draw(table, 1, math.inf)
+            await catalog.waiters.draw(caller, table, 1, math.inf)
 
         first, second = asyncio.create_task(draw(Revoked())), asyncio.create_task(draw(Anyone()))
         while table.waiting < 2:

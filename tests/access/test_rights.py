@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,9 +17,11 @@ from replay_proto.access.tokens import Grant, Right
 from replay_proto.v1 import replay_pb2
 from replay_server.access.caller import TokenHolder
 from replay_server.access.revocation import Revocations
-from replay_server.bounds import Bounds
+from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
-from replay_server.service.rights import demands
+from replay_server.service.endpoints import all_endpoints
+from replay_server.service.rights import Demand
+from replay_server.storage.root import Root
 
 from tests.support.wire import METHODS
 
@@ -47,7 +52,15 @@ Inspect            read on the table
 """
 """By RPC (after a colon, a kind of request): what it takes. `on any`: on whichever tables the token is for."""
 EXPECTED = {line.split()[0]: line.split(maxsplit=1)[1].split(", ") for line in TABLE.strip().splitlines()}
-DEMANDS = demands(Bounds())
+
+
+def _demands() -> Mapping[str, Demand]:
+    """What each RPC of a server takes."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Root.in_memory(Path(folder))) as root:
+        return {name: endpoint.demand for name, endpoint in all_endpoints(Catalog(root)).items()}
+
+
+DEMANDS = _demands()
 
 
 class OneToken:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from replay_client import Column, ReplayClient, Table, TableNotFoundError
 
-from tests.support.caller import FRAMES, SAME_HOST
+from tests.support.caller import SAME_HOST
 from tests.support.server_process import ServerProcess
 
 COLUMNS = {"number": Column("int64"), "obs": Column("float32", (3,)), "done": Column("bool")}
@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 def ways(data_path: str) -> dict[str, Any]:
     """Which short ways a client may take."""
-    return {"same_host": data_path == SAME_HOST, "frame_port": data_path == FRAMES}
+    return {"same_host": data_path == SAME_HOST}
 
 
 @pytest.fixture(scope="session")

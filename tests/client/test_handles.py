@@ -63,7 +63,7 @@ def test_a_table_works_where_it_arrives(table: Table, travel: Callable[[Table], 
 def test_a_client_arrives_with_its_options_and_a_connection_of_its_own(
     server: ServerProcess, travel: Callable[[ReplayClient], ReplayClient]
 ) -> None:
-    with ReplayClient(server.address, timeout_s=7.0, same_host=False, frame_port=False) as client:
+    with ReplayClient(server.address, timeout_s=7.0, same_host=False) as client:
         arrived = travel(client)
         assert (arrived.address, arrived._link.options) == (client.address, client._link.options)
         arrived.tables()

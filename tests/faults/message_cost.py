@@ -35,7 +35,7 @@ from rich.progress import track
 
 from tests.faults.report import document_with, write_section
 from tests.support.caller import CalledTable, Caller, make_draw, make_update
-from tests.support.frame_stub import HEAD, FrameLink, hello_for, place_of
+from tests.support.frame_stub import HEAD, FrameLink, hello_for
 from tests.support.refusals import refusal_in
 from tests.support.server_process import ServerProcess
 from tests.support.wire import END_GROUP, METHODS, SERVICE, START_GROUP, STREAMS, VARINT, bytes_field, tag
@@ -160,7 +160,7 @@ class MessageCosts:
         """Start the server, and fill a table."""
         self.server = ServerProcess(
             folder / "log",
-            *("--memory-dir", str(folder), "--checkpoint-dir", str(folder / "checkpoints"), "--frame-port", "0"),
+            *("--memory-dir", str(folder), "--checkpoint-dir", str(folder / "checkpoints")),
         )
         self._caller = Caller(self.server.address)
         self._caller.create(_SMALL)
@@ -348,7 +348,7 @@ def _attacks_in_frames(described: replay_pb2.TableDescription) -> Iterator[Attac
     """Connections without gRPC."""
 
     def say(message: bytes) -> None:
-        link = FrameLink(place_of(described))
+        link = FrameLink(described.socket)
         answers = threading.Thread(target=_receive_all, args=(link,))
         answers.start()
         with suppress(OSError):  # it may be cut off

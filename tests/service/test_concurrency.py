@@ -11,7 +11,7 @@ import pytest
 from replay_proto.v1 import replay_pb2
 
 from tests.support.actors import INSERT_ROWS, VALUES_PER_WRITER, insert_for, learn_for
-from tests.support.caller import DATA_PATHS, FRAMES, SAME_HOST, WIRE, CalledTable, Caller, new_name, table_config
+from tests.support.caller import DATA_PATHS, SAME_HOST, WIRE, CalledTable, Caller, new_name, table_config
 from tests.support.processes import loaded_processes
 from tests.support.server_process import ServerProcess
 
@@ -22,7 +22,7 @@ DURATION_S = 1.0
 # most often, which matters most where a client copies rows while inserts go on.
 @pytest.mark.parametrize(
     ("data_path", "backend", "capacity"),
-    [(WIRE, "sum_tree", 3000), (FRAMES, "rank", 3000), (SAME_HOST, "sum_tree", 3000), (SAME_HOST, "uniform", 300)],
+    [(WIRE, "rank", 3000), (SAME_HOST, "sum_tree", 3000), (SAME_HOST, "uniform", 300)],
     indirect=["data_path"],
     scope="session",
 )

@@ -13,9 +13,12 @@ from replay_proto.errors import ERROR_DOMAIN, FieldError
 from replay_proto.v1 import replay_pb2
 from replay_server import errors
 from replay_server.access.caller import Authenticator
+from replay_server.bounds import Bounds
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
-from replay_server.service.handlers import replay_methods
+from replay_server.service.endpoints import all_endpoints
+from replay_server.service.over_grpc import GrpcMethods
+from replay_server.service.streams import OpenStreams
 from replay_server.storage.root import Root
 
 from tests.support.refusals import CODES, METADATA
@@ -50,8 +53,8 @@ ERRORS: list[RequestError] = [
 @pytest.mark.parametrize("method", METHODS)
 def test_every_rpc_has_a_handler_of_its_shape(tmp_path: Path, method: str) -> None:
     root = Root.durable(tmp_path)
-    handlers = replay_methods(Catalog(root), 1000, socket=None, authenticator=Authenticator())
-    handler = handlers[method].for_grpc()
+    endpoints, bounds = all_endpoints(Catalog(root)), Bounds()
+    handler = GrpcMethods(Authenticator(), OpenStreams(bounds)).handler(endpoints[method])
     root.close()
     described = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].methods_by_name[method]
     assert described.client_streaming == described.server_streaming == (method in STREAMS)

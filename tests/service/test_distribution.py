@@ -18,7 +18,7 @@ from replay_proto.v1 import replay_pb2
 from scipy import stats
 
 from tests.support import formulas
-from tests.support.caller import FRAMES, SAME_HOST, CalledTable, Caller, LearnStream, Sampled, make_draw, make_update
+from tests.support.caller import SAME_HOST, CalledTable, Caller, LearnStream, Sampled, make_draw, make_update
 from tests.support.server_process import ServerProcess
 
 NewTable = Callable[..., CalledTable]
@@ -315,7 +315,7 @@ def drawn_in_turn(table: CalledTable) -> list[Sampled]:
     return [*batches, table.sample(MOST_DRAWS, beta=0.4)]
 
 
-@pytest.mark.parametrize("data_path", [SAME_HOST, FRAMES], indirect=True, scope="session")
+@pytest.mark.parametrize("data_path", [SAME_HOST], indirect=True, scope="session")
 @pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
 def test_what_is_drawn_is_the_same_whichever_way_it_comes(
     new_table: NewTable, server: ServerProcess, backend: str

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from replay_proto.framing import NO_ROWS, Framed
 from replay_proto.v1 import replay_pb2
+from replay_server.access.caller import Anyone
 from replay_server.catalog import Catalog
 from replay_server.service import gathering
+from replay_server.service.call import Call, Stream
 from replay_server.service.sampling import SamplingHandlers
 from replay_server.storage.root import Root
 from replay_server.table import NewRows, Table
@@ -65,7 +67,9 @@ def overtake(table: Table, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def sample(handlers: SamplingHandlers, table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Draw a batch; places of its rows among the live ones."""
     request = replay_pb2.SampleRequest(table=table.name, draw=make_draw(ROWS))
-    answer = replay_pb2.SampleResponse.FromString(asyncio.run(handlers.sample(Framed(request, NO_ROWS))))
+    answer = replay_pb2.SampleResponse.FromString(
+        asyncio.run(handlers.sample(Framed(request, NO_ROWS), Call(Anyone())))
+    )
     keys = np.frombuffer(answer.batch.keys, np.int64)
     assert len(table.live_keys(keys)) == ROWS
     return keys - table.oldest
@@ -74,18 +78,13 @@ def sample(handlers: SamplingHandlers, table: Table) -> np.ndarray[Any, np.dtype
 def learn(handlers: SamplingHandlers, table: Table, batches: int) -> replay_pb2.LearnResponse:
     """Draw batches on a learner's stream."""
     request = replay_pb2.LearnRequest(table=table.name, draw=make_draw(ROWS), batches=batches, ahead=2)
-    with handlers.learn_stream(None) as ask:  # type: ignore[arg-type]
-        return replay_pb2.LearnResponse.FromString(asyncio.run(_awaited(ask(Framed(request, NO_ROWS)))))
-
-
-async def _awaited(answer: Any) -> bytes:
-    got: bytes = await answer
-    return got
+    call = Call(Anyone(), Stream(lambda _: None))
+    return replay_pb2.LearnResponse.FromString(asyncio.run(handlers.learn(Framed(request, NO_ROWS), call)))
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_batch_that_is_drawn_again_counts_once(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    handlers = SamplingHandlers(catalog, 1 << 30, same_host=False)
+    handlers = SamplingHandlers(catalog, same_host=False)
     table = make_table(catalog, "table")
     overtake(table, times, monkeypatch)
     sample(handlers, table)
@@ -96,7 +95,7 @@ def test_a_batch_that_is_drawn_again_counts_once(catalog: Catalog, monkeypatch: 
 
 
 def test_batches_that_are_drawn_again_count_once_on_a_stream(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    handlers = SamplingHandlers(catalog, 1 << 30, same_host=False)
+    handlers = SamplingHandlers(catalog, same_host=False)
     table = make_table(catalog, "table")
     overtake(table, 2, monkeypatch)
     answer = learn(handlers, table, batches=3)
@@ -109,7 +108,7 @@ def test_a_batch_that_is_drawn_again_moves_the_seeds_sequence_once(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lies at the same points of the mass, as do all batches after it."""
-    handlers = SamplingHandlers(catalog, 1 << 30, same_host=False)
+    handlers = SamplingHandlers(catalog, same_host=False)
     overtaken, other = make_table(catalog, "overtaken"), make_table(catalog, "other")
     overtake(overtaken, 2, monkeypatch)
     for _ in range(3):
@@ -120,7 +119,7 @@ def test_rows_that_were_evicted_while_they_were_gathered_are_not_counted_as_live
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are whole, thanks to the slack, and handed out."""
-    handlers = SamplingHandlers(catalog, 1 << 30, same_host=False)
+    handlers = SamplingHandlers(catalog, same_host=False)
     table = make_table(catalog, "table")
     gather = gathering._gather
 

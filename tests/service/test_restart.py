@@ -39,7 +39,6 @@ def lived_in(table: CalledTable) -> dict[str, object]:
     description = table.describe()
     description.ClearField("directory")
     description.ClearField("socket")
-    description.ClearField("frame_port")
     return {
         "description": description.SerializeToString(deterministic=True),
         "keys": rows.keys.tolist(),

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from replay_proto.v1 import replay_pb2
-from replay_server.service.frames.serving import MOST_SILENT
+from replay_server.service.local_socket import MOST_SILENT
 
-from tests.support.caller import FRAMES, SAME_HOST, CalledTable, Caller
-from tests.support.frame_stub import HEAD, FrameLink, greeted, hello_for, place_of
+from tests.support.caller import SAME_HOST, CalledTable, Caller
+from tests.support.frame_stub import HEAD, FrameLink, greeted, hello_for
 
-pytestmark = pytest.mark.parametrize("data_path", [SAME_HOST, FRAMES], indirect=True, scope="session")
+pytestmark = pytest.mark.parametrize("data_path", [SAME_HOST], indirect=True, scope="session")
 SOON_S = 1.0
 """Well before a connection has been silent for too long."""
 
@@ -29,7 +29,7 @@ def open_silent(described: replay_pb2.TableDescription) -> Iterator[Callable[[],
     links: list[FrameLink] = []
 
     def open_one() -> FrameLink:
-        links.append(FrameLink(place_of(described)))
+        links.append(FrameLink(described.socket))
         return links[-1]
 
     yield open_one

@@ -43,13 +43,3 @@ def test_what_is_at_work_is_active_until_it_ends_in_whatever_way() -> None:
     with pytest.raises(RuntimeError), figures.at_work():
         raise RuntimeError
     assert figures.active == 0
-
-
-def test_a_call_that_fails_is_not_answered() -> None:
-    figures = MethodFigures()
-    with pytest.raises(RuntimeError), figures.timed():
-        raise RuntimeError
-    assert figures.calls == 0
-    with figures.timed():
-        pass
-    assert figures.calls == 1

@@ -22,9 +22,9 @@ from tests.support.frame_stub import FrameStub
 from tests.support.rows import WHOLE, rows_of, values_in
 
 CALL_TIMEOUT_S = 60.0
-WIRE, SAME_HOST, FRAMES = "wire", "same host", "frames"
+WIRE, SAME_HOST = "wire", "same host"
 """The ways to a table: everything by gRPC; or a learner's calls and rows without it, on one host or over TCP."""
-DATA_PATHS = (WIRE, SAME_HOST, FRAMES)
+DATA_PATHS = (WIRE, SAME_HOST)
 wire_only = pytest.mark.parametrize("data_path", [WIRE], indirect=True, scope="session")
 """For tests of what does not go the other way, in modules that run over both."""
 _numbers = itertools.count()
@@ -138,7 +138,7 @@ class Caller:
         else:
             self.channel = grpc.secure_channel(address, credentials, options)
         self.stub = replay_pb2_grpc.ReplayServiceStub(self.channel)
-        self._frames = None if data_path == WIRE else FrameStub(self.stub, same_host=data_path == SAME_HOST)
+        self._frames = None if data_path == WIRE else FrameStub(self.stub)
         if self._frames is not None:
             self.stub = cast(replay_pb2_grpc.ReplayServiceStub, self._frames)
 

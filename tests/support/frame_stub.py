@@ -1,7 +1,7 @@
-"""The stub of callers who call in frames: over the unix-domain socket on the server's host, or over its frame port.
+"""The stub of callers on the server's host, who call over its unix-domain socket.
 
-Sample, UpdatePriorities and Learn go the short way, everything else over gRPC, as does a call for a table that is not
-there. On the server's host rows come out of the table's files; answers come back as if they had travelled with them.
+Sample, UpdatePriorities and Learn go over the socket, everything else over gRPC, as does a call for a table that is not
+there. Rows come out of the table's files; answers come back as if they had travelled with them.
 """
 
 from __future__ import annotations
@@ -50,19 +50,12 @@ class FrameRpcError(grpc.RpcError):
 
 
 class FrameLink:
-    """A connection to a server's socket or port, frame by frame."""
+    """A connection to a server's socket, frame by frame."""
 
-    def __init__(self, place: str | int) -> None:
-        """Connect, to a path or to a port of this host."""
-        self.socket = socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET, socket.SOCK_STREAM)
+    def __init__(self, path: str) -> None:
+        """Connect."""
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(_PATIENCE_S)
-        if isinstance(place, str):
-            self._connect_to(place)
-        else:
-            self.socket.connect(("127.0.0.1", place))
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def _connect_to(self, path: str) -> None:
         folder = os.open(Path(path).parent, os.O_PATH)
         try:
             self.socket.connect(f"/proc/self/fd/{folder}/{Path(path).name}")
@@ -130,18 +123,13 @@ def hello_for(description: replay_pb2.TableDescription, method: str, /, **change
     return replay_pb2.FrameHello(**fields)
 
 
-def place_of(table: replay_pb2.TableDescription) -> str | int:
-    """Where a table is called in frames: the socket, if it is named, else the port."""
-    return table.socket or table.frame_port
-
-
 def greeted(table: replay_pb2.TableDescription, method: str) -> FrameLink:
     """A connection whose hello was accepted.
 
     Raises:
         FrameRpcError: it was not.
     """
-    link = FrameLink(place_of(table))
+    link = FrameLink(table.socket)
     try:
         link.send(hello_for(table, method).SerializeToString())
         assert link.answer() == b""
@@ -175,10 +163,9 @@ class TableFiles:
 class FrameStub:
     """Takes the place of a ReplayServiceStub."""
 
-    def __init__(self, wire: replay_pb2_grpc.ReplayServiceStub, *, same_host: bool) -> None:
-        """Ask over gRPC where tables are; without ``same_host`` as if they were on another."""
+    def __init__(self, wire: replay_pb2_grpc.ReplayServiceStub) -> None:
+        """Ask over gRPC where tables are."""
         self.wire = wire
-        self._same_host = same_host
         self._calls: list[_LearnCall] = []
         self.Sample = _Unary(self, "Sample", replay_pb2.SampleResponse)
         self.UpdatePriorities = _Unary(self, "UpdatePriorities", replay_pb2.UpdatePrioritiesResponse)
@@ -192,16 +179,6 @@ class FrameStub:
         self._calls.append(_LearnCall(self, requests, timeout))
         return self._calls[-1]
 
-    def DescribeTable(  # noqa: N802
-        self, request: replay_pb2.DescribeTableRequest, timeout: float | None = None
-    ) -> replay_pb2.DescribeTableResponse:
-        """A table, with nothing of what is of no use on another host."""
-        response = self.wire.DescribeTable(request, timeout=timeout)
-        if not self._same_host:
-            response.table.ClearField("directory")
-            response.table.ClearField("socket")
-        return response
-
     def close(self) -> None:
         """End all connections."""
         for call in self._calls:
@@ -212,10 +189,10 @@ class FrameStub:
     def described(self, name: str) -> replay_pb2.TableDescription | None:
         """The table, if it is there and offers the short way."""
         try:
-            table = self.DescribeTable(replay_pb2.DescribeTableRequest(table=name), timeout=_PATIENCE_S).table
+            table = self.wire.DescribeTable(replay_pb2.DescribeTableRequest(table=name), timeout=_PATIENCE_S).table
         except grpc.RpcError:
             return None
-        return table if table.socket or not self._same_host else None
+        return table if table.socket else None
 
 
 class _Unary:
@@ -254,7 +231,7 @@ class _Unary:
         self._idle.clear()
 
     def _call(self, link: FrameLink, table: replay_pb2.TableDescription, request: Any) -> Any:
-        if self._method != "Sample" or not table.directory:
+        if self._method != "Sample":
             return self._ask(link, request)
         files = TableFiles(table)
         answer = self._ask(link, with_nonce(request, files.nonce))
@@ -409,7 +386,7 @@ class _LearnCall:
         if table is None:
             over_grpc = self._stub.wire.Learn(itertools.chain([first], others), timeout=self._timeout)
         else:
-            self._name, self._files = table.config.name, TableFiles(table) if table.directory else None
+            self._name, self._files = table.config.name, TableFiles(table)
             link = greeted(table, "Learn")
         with self._changed:
             self._over_grpc, self._link = over_grpc, link

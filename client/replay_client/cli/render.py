@@ -200,7 +200,6 @@ def _key_figures(table: TableStats) -> Table:
         *([("syncs that failed", _failed_syncs(table))] if table.failed_syncs else []),
         ("staleness of batches", f"{table.staleness:.1f} updates"),
         ("copied on this host", f"{count_text(table.sampled_same_host)} rows"),
-        ("sent without gRPC", f"{count_text(table.sampled_in_frames)} rows"),
         ("evicted", count_text(table.evicted)),
         ("repeated inserts", count_text(table.repeated_inserts)),
         ("calls waiting", _waiting(table)),

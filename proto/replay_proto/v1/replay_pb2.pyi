@@ -502,7 +502,6 @@ class TableDescription(google.protobuf.message.Message):
     ROW_BYTES_FIELD_NUMBER: builtins.int
     DIRECTORY_FIELD_NUMBER: builtins.int
     SOCKET_FIELD_NUMBER: builtins.int
-    FRAME_PORT_FIELD_NUMBER: builtins.int
     uid: builtins.bytes
     """16 random bytes that tell this table from an earlier one of the same name."""
     size: builtins.int
@@ -521,10 +520,6 @@ class TableDescription(google.protobuf.message.Message):
     """Path of a unix-domain socket on the server's host, empty if the server does not offer it. A client
     there that can read the nonce may make calls over it, see FrameHello.
     """
-    frame_port: builtins.int
-    """TCP port, at the host that this server is called at, on which calls may be made in frames, see FrameHello;
-    0 if the server does not offer it.
-    """
     @property
     def config(self) -> global___TableConfig:
         """Its config, with every default filled in."""
@@ -540,10 +535,9 @@ class TableDescription(google.protobuf.message.Message):
         row_bytes: builtins.int = ...,
         directory: builtins.str = ...,
         socket: builtins.str = ...,
-        frame_port: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["config", b"config"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config", b"config", "directory", b"directory", "frame_port", b"frame_port", "inserted", b"inserted", "row_bytes", b"row_bytes", "size", b"size", "slots", b"slots", "socket", b"socket", "uid", b"uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["config", b"config", "directory", b"directory", "inserted", b"inserted", "row_bytes", b"row_bytes", "size", b"size", "slots", b"slots", "socket", b"socket", "uid", b"uid"]) -> None: ...
 
 global___TableDescription = TableDescription
 
@@ -582,19 +576,17 @@ global___SameHost = SameHost
 
 @typing.final
 class FrameHello(google.protobuf.message.Message):
-    """The calls Learn, Sample and UpdatePriorities may be made without HTTP/2: the same messages, in frames. A client
-    on the server's host may do so over the unix-domain socket that a table's description names, others over its
-    TCP port, if there is one.
+    """A client on the server's host may make the calls Learn, Sample and UpdatePriorities without HTTP/2: the same
+    messages, in frames, over the unix-domain socket that a table's description names.
 
     Both sides send frames: two little-endian uint32, the length of the content and its kind, then the
     content. Kind 0 is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a
     FrameHello of at most 1 MiB, which is answered by an empty message. From then on each request is answered by
     one frame, in order. The server closes the connection after it refused a hello, or a message of a Learn
     stream, or a frame longer than a request without rows may be. It closes a connection on which no hello comes for
-    2 seconds, and earlier if very many are silent. A client whose hello is refused makes its calls over gRPC: behind an address that stands for several servers, the
-    port may be another server's, which knows no table of this uid. A client that ends its side is gone: what it
-    asked for is dropped. A server that stops answers what it has received, then refuses with SHUTTING_DOWN, asked
-    or not, and closes the connection.
+    2 seconds, and earlier if very many are silent. A client whose hello is refused makes its calls over gRPC. A client
+    that ends its side is gone: what it asked for is dropped. A server that stops answers what it has received, then
+    refuses with SHUTTING_DOWN, asked or not, and closes the connection.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -611,7 +603,7 @@ class FrameHello(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid; required."""
     nonce: builtins.bytes
-    """On the unix-domain socket, what the file `nonce` in the table's directory holds. Over TCP nobody asks for it."""
+    """What the file `nonce` in the table's directory holds."""
     authorization: builtins.str
     """What a call over gRPC carries as its metadata `authorization`; empty: none."""
     def __init__(
@@ -1569,7 +1561,6 @@ class TableStats(google.protobuf.message.Message):
     LOST_FIELD_NUMBER: builtins.int
     UNSYNCED_FIELD_NUMBER: builtins.int
     FAILED_SYNCS_FIELD_NUMBER: builtins.int
-    SAMPLED_IN_FRAMES_FIELD_NUMBER: builtins.int
     bytes: builtins.int
     """Bytes reserved for the table's rows, priorities and records."""
     evicted: builtins.int
@@ -1610,8 +1601,6 @@ class TableStats(google.protobuf.message.Message):
     """Rows inserted since the last sync point, which a loss of power may take; 0 in a table without checksums."""
     failed_syncs: builtins.int
     """How often the disk refused to take the table's files, since the start: until it does, `unsynced` grows."""
-    sampled_in_frames: builtins.int
-    """Rows drawn that were sent in frames, see FrameHello, since the start."""
     @property
     def table(self) -> global___TableDescription:
         """The table: config with all parameters, uid, size, inserted."""
@@ -1666,10 +1655,9 @@ class TableStats(google.protobuf.message.Message):
         lost: builtins.int = ...,
         unsynced: builtins.int = ...,
         failed_syncs: builtins.int = ...,
-        sampled_in_frames: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rate_limiter", b"rate_limiter", "rates", b"rates", "table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "failed_syncs", b"failed_syncs", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_in_frames", b"sampled_in_frames", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "unsynced", b"unsynced", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "failed_syncs", b"failed_syncs", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "unsynced", b"unsynced", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts"]) -> None: ...
 
 global___TableStats = TableStats
 

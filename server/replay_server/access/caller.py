@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from replay_proto.access.tokens import Grant, Right, Tokens, bearer_token
 
@@ -132,10 +131,6 @@ class Anyone:
     def while_valid(self, _end: End) -> AbstractContextManager[None]:
         """Nothing is ended."""
         return nullcontext()
-
-
-CALLER_AT_WORK: Final[ContextVar[Caller]] = ContextVar("caller_at_work", default=Anyone())  # noqa: B039
-"""Whose call the task at work serves."""
 
 
 class TokenHolder:

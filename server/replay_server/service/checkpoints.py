@@ -8,8 +8,8 @@ from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
-from replay_server.access.caller import Caller
 from replay_server.checkpoint.store import Checkpoint, Checkpoints
+from replay_server.service.call import Call
 from replay_server.service.rights import check_series, series_of
 
 
@@ -40,22 +40,22 @@ class CheckpointHandlers:
         """Serve these; None: the server has no place for any."""
         self._given = checkpoints
 
-    async def create(self, request: Framed[replay_pb2.CheckpointRequest], caller: Caller) -> bytes:
+    async def create(self, request: Framed[replay_pb2.CheckpointRequest], call: Call) -> bytes:
         """Write one."""
-        head, series = request.head, series_of(request.head, caller)
+        head, series = request.head, series_of(request.head, call.caller)
 
         def check(tables: Iterable[str]) -> None:
-            check_series(caller, series, tables)
+            check_series(call.caller, series, tables)
 
         made = await self._checkpoints.create(list(head.tables), series, head.keep, check)
         return replay_pb2.CheckpointResponse(checkpoint=describe(made)).SerializeToString()
 
-    async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest]) -> bytes:
+    async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest], _call: Call) -> bytes:
         """Describe all."""
         found = await self._checkpoints.all()
         return replay_pb2.ListCheckpointsResponse(checkpoints=map(describe, found)).SerializeToString()
 
-    async def verify(self, request: Framed[replay_pb2.VerifyCheckpointRequest]) -> bytes:
+    async def verify(self, request: Framed[replay_pb2.VerifyCheckpointRequest], _call: Call) -> bytes:
         """Read one through."""
         found = await self._checkpoints.verify(request.head.name)
         return replay_pb2.VerifyCheckpointResponse(checkpoint=describe(found)).SerializeToString()

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from replay_proto.framing import blank_message, column_views
 
 from replay_server import errors
-from replay_server.access.caller import CALLER_AT_WORK
 from replay_server.bounds import ABOUT_A_BATCH_BYTES, ABOUT_A_ROW_BYTES
-from replay_server.budgets import QueuedBudget
-from replay_server.calls import call_at_work
+from replay_server.catalog import Catalog
+from replay_server.long_calls import LONG_ROWS
+from replay_server.service.call import Call
 from replay_server.table import Table
 
 INLINE_BYTES = 1 << 22
@@ -32,8 +32,14 @@ def reply_bytes(rows: int, row_bytes: int, batches: int = 1) -> int:
     return rows * (row_bytes + ABOUT_A_ROW_BYTES) + batches * ABOUT_A_BATCH_BYTES
 
 
-async def hold_reply(outgoing: QueuedBudget, size: int) -> bool:
-    """Have a reply of so many bytes counted until it was sent, and wait before it is built if too much is.
+async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool:
+    """Wait until a reply may be built on the event loop, and have its bytes counted until it was sent.
+
+    Args:
+        call: what is answered.
+        catalog: all tables; calls for them share what is waited for.
+        size: of the reply, in bytes.
+        rows: how many it is about.
 
     Returns:
         Whether it had to wait.
@@ -41,15 +47,15 @@ async def hold_reply(outgoing: QueuedBudget, size: int) -> bool:
     Raises:
         RequestError: TOO_LARGE, if too many calls wait; UNAUTHENTICATED, if the token was taken away meanwhile.
     """
-    call = call_at_work()
-    if call is None:  # nothing is sent
-        return False
-    waits = not outgoing.take_now(call.caller, size)
+    caller = call.caller.identity
+    waits = not catalog.outgoing.take_now(caller, size)
     if waits:
-        await outgoing.take_in_turn(call.caller, size)
-    call.when_sent(lambda: outgoing.give_back(call.caller, size))
+        await catalog.outgoing.take_in_turn(caller, size)
+    call.when_sent(lambda: catalog.outgoing.give_back(caller, size))
+    if rows > LONG_ROWS:
+        waits |= await catalog.long_calls.turn(caller)
     if waits:
-        CALLER_AT_WORK.get().check_valid()
+        call.caller.check_valid()
     return waits
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-
 from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server.catalog import Catalog
+from replay_server.long_calls import LONG_ROWS
 from replay_server.service import fields
-from replay_server.service.rpc import OpenStream
+from replay_server.service.call import Call
 from replay_server.service.writer_streams import WriterStreams
 from replay_server.table import NewRows, Table, WriterStamp
 
@@ -26,35 +24,28 @@ class InsertHandlers:
         self._catalog = catalog
         self._streams = WriterStreams()
 
-    async def insert(self, request: Framed[replay_pb2.InsertRequest]) -> bytes:
+    async def insert(self, request: Framed[replay_pb2.InsertRequest], call: Call) -> bytes:
         """Add rows."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
-        keys = await self._insert(table, request, request.head.writer_id)
+        keys = await self._insert(call, table, request, request.head.writer_id)
         return replay_pb2.InsertResponse(keys=[_key_range(keys)], table_uid=table.uid).SerializeToString()
 
-    @contextmanager
-    def write_stream(
-        self, opened: OpenStream
-    ) -> Iterator[Callable[[Framed[replay_pb2.WriteRequest]], Awaitable[bytes]]]:
-        """A writer's stream: each message adds rows."""
-        stream = _WriteStream()
-
-        async def write(request: Framed[replay_pb2.WriteRequest]) -> bytes:
-            name, uid, writer_id = stream.identify(request.head)
-            table = self._catalog.find(name, uid)
-            self._streams.claim(opened, table.uid, writer_id)
-            keys = await self._insert(table, request, writer_id)
-            return replay_pb2.WriteResponse(
-                keys=[_key_range(keys)], sequence=request.head.insertion.sequence, table_uid=table.uid
-            ).SerializeToString()
-
-        try:
-            yield write
-        finally:
-            self._streams.release(opened)
+    async def write(self, request: Framed[replay_pb2.WriteRequest], call: Call) -> bytes:
+        """Add rows, for a writer's stream."""
+        head, stream = request.head, call.stream
+        name = stream.constant("table", head.table)
+        uid = stream.constant("table_uid", fields.table_uid(head.table_uid))
+        writer_id = fields.writer_id(stream.constant("writer_id", head.writer_id))
+        table = self._catalog.find(name, uid)
+        self._streams.claim(stream, table.uid, writer_id)
+        keys = await self._insert(call, table, request, writer_id)
+        return replay_pb2.WriteResponse(
+            keys=[_key_range(keys)], sequence=head.insertion.sequence, table_uid=table.uid
+        ).SerializeToString()
 
     async def _insert(
         self,
+        call: Call,
         table: Table,
         request: Framed[replay_pb2.InsertRequest] | Framed[replay_pb2.WriteRequest],
         writer_id: bytes,
@@ -62,28 +53,12 @@ class InsertHandlers:
         insertion = request.head.insertion
         rows = _new_rows(table, insertion, request.rows)
         wait_s = fields.insert_wait_s(insertion)
-        return await self._catalog.waiters.insert(table, rows, _stamp(writer_id, insertion.sequence), wait_s)
-
-
-class _WriteStream:
-    """What a writer's stream has said in its first message."""
-
-    def __init__(self) -> None:
-        self._first: replay_pb2.WriteRequest | None = None
-
-    def identify(self, message: replay_pb2.WriteRequest) -> tuple[str, bytes, bytes]:
-        """Name of the table, its uid and the writer, of the first message or repeated from it."""
-        if self._first is None:
-            fields.table_uid(message.table_uid)
-            fields.writer_id(message.writer_id)
-            self._first = replay_pb2.WriteRequest(
-                table=message.table, table_uid=message.table_uid, writer_id=message.writer_id
-            )
-        for name in ("table", "table_uid", "writer_id"):
-            first, now = getattr(self._first, name), getattr(message, name)
-            if now and now != first:
-                raise FieldError(name, f"what the stream's first message says ({first!r}), or nothing", repr(now))
-        return self._first.table, self._first.table_uid, self._first.writer_id
+        if rows.count > LONG_ROWS and await self._catalog.long_calls.turn(call.caller.identity):
+            call.caller.check_valid()
+            table = self._catalog.find(table.name, table.uid)
+        return await self._catalog.waiters.insert(
+            call.caller, table, rows, _stamp(writer_id, insertion.sequence), wait_s
+        )
 
 
 def _new_rows(table: Table, insertion: replay_pb2.Insertion, rows: memoryview) -> NewRows:

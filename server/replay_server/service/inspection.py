@@ -12,6 +12,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server.catalog import Catalog
 from replay_server.inspection import Ranked, look, rank
 from replay_server.service import fields
+from replay_server.service.call import Call
 from replay_server.service.tables import describe
 from replay_server.table import Table
 
@@ -29,7 +30,7 @@ class InspectionHandler:
         # One worker thread at most is taken from those that gather rows.
         self._one_at_a_time = asyncio.Lock()
 
-    async def inspect(self, request: Framed[replay_pb2.InspectRequest]) -> bytes:
+    async def inspect(self, request: Framed[replay_pb2.InspectRequest], _call: Call) -> bytes:
         """What the rows of a table look like."""
         name, uid = request.head.table, fields.table_uid(request.head.table_uid)
         self._catalog.find(name, uid)

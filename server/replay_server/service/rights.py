@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,9 @@ from replay_proto.access.tokens import Right
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
-from replay_server.access.caller import Authenticator, Caller
-from replay_server.bounds import Bounds
+from replay_server.access.caller import Caller
 from replay_server.checkpoint.store import DEFAULT_SERIES, PERIODIC_SERIES
 from replay_server.service.names import only
-from replay_server.statistics.methods import MethodFigures
 
 _TABLE_NAME = only(replay_pb2.DescribeTableRequest, "table")
 """Every request that is about one table has its name in the same field."""
@@ -33,20 +31,6 @@ class Demand:
 
     Whether there is such a table does not matter: who may not touch a name does not learn what it stands for.
     """
-
-
-@dataclass(frozen=True)
-class Rpc:
-    """What every RPC has beside its handler."""
-
-    figures: MethodFigures
-    """Where to count."""
-    authenticator: Authenticator
-    """Finds out who calls."""
-    demand: Demand
-    """What the caller has to be allowed."""
-    bounds: Bounds
-    """How long a request may be."""
 
 
 def on_table(one_of: Right) -> Demand:
@@ -137,26 +121,3 @@ def to_administer_all() -> Demand:
         caller.check_on_all(Right.ADMIN)
 
     return Demand(None, check)
-
-
-def demands(bounds: Bounds) -> Mapping[str, Demand]:
-    """What each RPC of the service takes, by name of the method."""
-    read, write, admin = on_table(Right.READ), on_table(Right.WRITE), on_table(Right.ADMIN)
-    return {
-        "CreateTable": to_create(),
-        "DropTable": admin,
-        "ListTables": to_list(),
-        "DescribeTable": on_table(Right.any()),
-        "ResetTable": admin,
-        "Insert": write,
-        "Write": write,
-        "Sample": read,
-        "Read": read,
-        "UpdatePriorities": write,
-        "Learn": to_learn(),
-        "Stats": to_see_figures(),
-        "Checkpoint": to_copy(bounds.max_tables),
-        "ListCheckpoints": to_administer_all(),
-        "VerifyCheckpoint": to_administer_all(),
-        "Inspect": read,
-    }

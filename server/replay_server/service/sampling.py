@@ -3,65 +3,86 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from google.protobuf.message import Message
-from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.draws import Draw, DrawnBatch
+from replay_server.long_calls import LONG_ROWS
 from replay_server.service import fields
+from replay_server.service.call import Call
 from replay_server.service.gathering import Choice, check_reply_size, hold_reply, reply_bytes, reply_with_rows
-from replay_server.service.rpc import OpenStream
-from replay_server.service.transport import CAME_IN_FRAMES
 from replay_server.table import Table
 
-T = TypeVar("T", str, bytes)
+Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
+"""Makes a reply, without its rows, out of batches of a table."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a request asks to be drawn."""
+
+    table: str
+    uid: bytes
+    draw: Draw
+    batches: int
+    wait_s: float
+    same_host: replay_pb2.SameHost
+    ahead: int = 0
+    """Batches that are on their way before these; only of a learner's stream."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of all batches."""
+        return self.batches * self.draw.batch_size
 
 
 class SamplingHandlers:
     """How rows go out, and priorities come back."""
 
-    def __init__(self, catalog: Catalog, reply_limit_bytes: int, *, same_host: bool) -> None:
+    def __init__(self, catalog: Catalog, *, same_host: bool) -> None:
         """Serve these tables.
 
         Args:
             catalog: the tables.
-            reply_limit_bytes: how long a reply may be.
             same_host: whether clients on this host may copy rows themselves.
         """
         self._catalog = catalog
-        self._reply_limit_bytes = reply_limit_bytes
         self._same_host = same_host
 
-    async def sample(self, request: Framed[replay_pb2.SampleRequest]) -> bytes:
+    async def sample(self, request: Framed[replay_pb2.SampleRequest], call: Call) -> bytes:
         """Draw a batch."""
         message = request.head
-        uid = fields.table_uid(message.table_uid)
-        draw = fields.draw(message.draw)
-        wait_s = fields.wait_s(message.draw.wait_s)
-        check_reply_size(self._catalog.find(message.table, uid), draw.batch_size, self._reply_limit_bytes)
-        self._catalog.bounds.check_rows(draw.batch_size)
-        table = await self._admit_draw(message.table, uid, draw.batch_size, wait_s, message.same_host)
+        wanted = _Wanted(
+            table=message.table,
+            uid=fields.table_uid(message.table_uid),
+            draw=fields.draw(message.draw),
+            batches=1,
+            wait_s=fields.wait_s(message.draw.wait_s),
+            same_host=message.same_host,
+        )
+        self._check_size(wanted)
 
-        def reply(drawn: Sequence[DrawnBatch]) -> Message:
+        def reply(table: Table, drawn: Sequence[DrawnBatch]) -> Message:
             return replay_pb2.SampleResponse(batch=_to_proto(drawn[0]), table_uid=table.uid)
 
-        return await self._drawn(table, draw, 1, message.same_host, reply)
+        table = await self._admit(call, wanted)
+        return await self._drawn(call, table, wanted, reply)
 
-    async def read(self, request: Framed[replay_pb2.ReadRequest]) -> bytes:
+    async def read(self, request: Framed[replay_pb2.ReadRequest], call: Call) -> bytes:
         """Return rows by key."""
         message = request.head
         keys = fields.keys(message.keys)
         table = self._catalog.find(message.table, fields.table_uid(message.table_uid))
-        check_reply_size(table, len(keys), self._reply_limit_bytes)
+        row_bytes = table.config.schema.row_bytes
+        check_reply_size(table, len(keys), self._catalog.bounds.max_rows_bytes)
         self._catalog.bounds.check_rows(len(keys))
-        if await hold_reply(self._catalog.outgoing, reply_bytes(len(keys), table.config.schema.row_bytes)):
+        if await hold_reply(call, self._catalog, reply_bytes(len(keys), row_bytes), len(keys)):
             table = self._catalog.find(table.name, table.uid)
 
         def choose() -> Choice:
@@ -78,62 +99,58 @@ class SamplingHandlers:
 
         return await reply_with_rows(table, choose, len(keys))
 
-    async def update(self, request: Framed[replay_pb2.UpdatePrioritiesRequest]) -> bytes:
+    async def update(self, request: Framed[replay_pb2.UpdatePrioritiesRequest], call: Call) -> bytes:
         """Set priorities."""
         message = request.head
         table = self._catalog.find(message.table, fields.table_uid(message.table_uid, required=True))
-        result = self._update(table, message.update)
+        result = await self._update(call, table, message.update)
         return replay_pb2.UpdatePrioritiesResponse(result=result).SerializeToString()
 
-    @contextmanager
-    def learn_stream(
-        self, _stream: OpenStream
-    ) -> Iterator[Callable[[Framed[replay_pb2.LearnRequest]], Awaitable[bytes]]]:
-        """A learner's stream: each message may set priorities and draw batches."""
-        name, uid = "", b""
-
-        async def learn(request: Framed[replay_pb2.LearnRequest]) -> bytes:
-            nonlocal name, uid
-            message = request.head
-            name = _constant("table", name, message.table)
-            uid = _constant("table_uid", uid, fields.table_uid(message.table_uid))
-            return await self._learn(name, uid, message)
-
-        yield learn
-
-    async def _learn(self, name: str, uid: bytes, message: replay_pb2.LearnRequest) -> bytes:
-        draw = fields.draw(message.draw) if message.HasField("draw") else None
-        batches = fields.batch_count(message.batches)
-        wait_s, ahead = fields.wait_s(message.draw.wait_s), fields.ahead(message.ahead)
+    async def learn(self, request: Framed[replay_pb2.LearnRequest], call: Call) -> bytes:
+        """Set priorities and draw batches, for a learner's stream."""
+        message = request.head
+        name = call.stream.constant("table", message.table)
+        uid = call.stream.constant("table_uid", fields.table_uid(message.table_uid))
+        wanted = _wanted_on_a_stream(name, uid, message)
         table = self._catalog.find(name, uid)
-        if draw is not None:
-            check_reply_size(table, batches * draw.batch_size, self._reply_limit_bytes, batches)
-            self._catalog.bounds.check_rows(batches * draw.batch_size)
-            if not self._replaces_batch(table, message.same_host):
-                self._catalog.waiters.check_draw(table, batches * draw.batch_size, wait_s)
+        if wanted is not None:
+            self._check_size(wanted)
+            if not self._replaces_batch(table, wanted.same_host):
+                self._catalog.waiters.check_draw(table, wanted.rows, wanted.wait_s)
         response = replay_pb2.LearnResponse(table_uid=table.uid)
         if message.HasField("update"):
             fields.table_uid(uid, required=True)
-            response.update.CopyFrom(self._update(table, message.update))
-        if draw is None:
+            response.update.CopyFrom(await self._update(call, table, message.update))
+        if wanted is None:
             return response.SerializeToString()
-        table = await self._admit_draw(name, uid, batches * draw.batch_size, wait_s, message.same_host)
 
-        def reply(drawn: Sequence[DrawnBatch]) -> Message:
+        def reply(_: Table, drawn: Sequence[DrawnBatch]) -> Message:
             del response.batches[:]
             response.batches.extend(map(_to_proto, drawn))
             return response
 
-        answer = await self._drawn(table, draw, batches, message.same_host, reply)
-        table.batches_drawn += batches
-        # Each batch of the message comes after the ones before it.
-        table.batches_ahead += batches * ahead + batches * (batches - 1) // 2
+        table = await self._admit(call, wanted)
+        answer = await self._drawn(call, table, wanted, reply)
+        table.count_ahead(wanted.batches, wanted.ahead)
         return answer
 
-    def _update(self, table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
+    def _check_size(self, wanted: _Wanted) -> None:
+        """Refuse to draw more than one call may ask for.
+
+        Raises:
+            RequestError: TOO_LARGE, or TABLE_NOT_FOUND.
+        """
+        table, bounds = self._catalog.find(wanted.table, wanted.uid), self._catalog.bounds
+        check_reply_size(table, wanted.rows, bounds.max_rows_bytes, wanted.batches)
+        bounds.check_rows(wanted.rows)
+
+    async def _update(self, call: Call, table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
         keys = fields.keys(update.keys)
         self._catalog.bounds.check_rows(len(keys))
         priorities = fields.priorities(update.priorities, len(keys), table.priority_limit)
+        if len(keys) > LONG_ROWS and await self._catalog.long_calls.turn(call.caller.identity):
+            call.caller.check_valid()
+            table = self._catalog.find(table.name, table.uid)
         updated, stale = table.update(keys, priorities)
         return replay_pb2.UpdateResult(updated=updated, stale=stale)
 
@@ -145,75 +162,58 @@ class SamplingHandlers:
         """Whether a draw replaces a batch that the caller could not copy: it was admitted, and counted, with that."""
         return same_host.overtaken and table.size > 0 and self._may_copy(table, same_host)
 
-    async def _admit_draw(
-        self, name: str, uid: bytes, rows: int, wait_s: float, same_host: replay_pb2.SameHost
-    ) -> Table:
-        """The table, once so many rows may be drawn from it; without ``wait_s``, if they may be."""
-        table = self._catalog.find(name, uid)
-        if (table.gate is not None or not table.size) and not self._replaces_batch(table, same_host):
-            await self._catalog.waiters.draw(table, rows, wait_s)
-            table = self._catalog.find(name, uid or table.uid)
+    async def _admit(self, call: Call, wanted: _Wanted) -> Table:
+        """The table, once what is wanted may be drawn from it; without a wait, if it may be."""
+        table = self._catalog.find(wanted.table, wanted.uid)
+        if (table.gate is not None or not table.size) and not self._replaces_batch(table, wanted.same_host):
+            await self._catalog.waiters.draw(call.caller, table, wanted.rows, wanted.wait_s)
+            table = self._catalog.find(wanted.table, wanted.uid or table.uid)
         return table
 
-    async def _drawn(
-        self,
-        table: Table,
-        draw: Draw,
-        batches: int,
-        same_host: replay_pb2.SameHost,
-        reply: Callable[[Sequence[DrawnBatch]], Message],
-    ) -> bytes:
-        """Draw batches that were admitted and build their reply; what counts is what is handed out.
-
-        Args:
-            table: to draw from.
-            draw: what the caller asks for.
-            batches: how many times.
-            same_host: whether the caller copies the rows itself.
-            reply: makes the reply, without its rows, out of the batches.
-        """
-        await self._hold_batches(table, batches * draw.batch_size, batches, same_host)
-        points = table.choose_points(draw, batches)
+    async def _drawn(self, call: Call, table: Table, wanted: _Wanted, reply: Reply) -> bytes:
+        """Draw batches that were admitted and build their reply; what counts is what is handed out."""
+        may_copy = self._may_copy(table, wanted.same_host)
+        copies = may_copy and not wanted.same_host.overtaken
+        await self._hold_batches(call, table, wanted, 0 if copies else table.config.schema.row_bytes)
+        points = table.choose_points(wanted.draw, wanted.batches)
         drawn: list[DrawnBatch] = []
 
         def choose() -> Choice:
-            drawn[:] = table.draw_at(draw, points)
-            return reply(drawn), [batch.keys for batch in drawn]
+            drawn[:] = table.draw_at(wanted.draw, points)
+            return reply(table, drawn), [batch.keys for batch in drawn]
 
-        if self._replaces_batch(table, same_host):
-            table.overtaken_copies += 1
-        if self._may_copy(table, same_host) and not same_host.overtaken:
+        if copies:
             answer = choose()[0].SerializeToString()
             table.rows_copied_by_clients += len(points)
         else:
+            table.overtaken_copies += may_copy
             answer = await reply_with_rows(table, choose, len(points))
-            if CAME_IN_FRAMES.get():
-                table.rows_sent_in_frames += len(points)
         table.count_drawn(drawn)
         if table.is_queue:
             # There is room now.
             self._catalog.waiters.changed(table)
         return answer
 
-    async def _hold_batches(self, table: Table, rows: int, batches: int, same_host: replay_pb2.SameHost) -> None:
+    async def _hold_batches(self, call: Call, table: Table, wanted: _Wanted, row_bytes: int) -> None:
         """Wait until batches that were admitted may be sent; the table is as it was then, or the caller is refused."""
-        copies = self._may_copy(table, same_host) and not same_host.overtaken
-        size, resets = reply_bytes(rows, 0 if copies else table.config.schema.row_bytes, batches), table.resets
+        size, resets = reply_bytes(wanted.rows, row_bytes, wanted.batches), table.resets
         try:
-            if await hold_reply(self._catalog.outgoing, size):
+            if await hold_reply(call, self._catalog, size, wanted.rows):
                 self._catalog.find(table.name, table.uid)
                 if table.resets != resets:
                     raise errors.table_reset(table.name)
         except BaseException:
-            self._catalog.waiters.leave(table, rows, resets)
+            self._catalog.waiters.leave(table, wanted.rows, resets)
             raise
 
 
-def _constant(field: str, first: T, now: T) -> T:
-    """What a stream's first message says, unless a later one contradicts it."""
-    if first and now and first != now:
-        raise FieldError(field, f"what the stream said before ({first!r}), or nothing", repr(now))
-    return first or now
+def _wanted_on_a_stream(name: str, uid: bytes, message: replay_pb2.LearnRequest) -> _Wanted | None:
+    """What a learner's message asks for; None if it only sets priorities."""
+    batches, ahead = fields.batch_count(message.batches), fields.ahead(message.ahead)
+    wait_s = fields.wait_s(message.draw.wait_s)
+    if not message.HasField("draw"):
+        return None
+    return _Wanted(name, uid, fields.draw(message.draw), batches, wait_s, message.same_host, ahead)
 
 
 def _to_proto(batch: DrawnBatch) -> replay_pb2.Batch:

@@ -12,9 +12,10 @@ from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import __version__
-from replay_server.access.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.gates import LimiterGate
+from replay_server.service.call import Call
+from replay_server.service.endpoint import AnyEndpoint
 from replay_server.service.tables import describe
 from replay_server.statistics.methods import MethodFigures
 from replay_server.statistics.rates import WINDOW_S
@@ -29,21 +30,25 @@ _MS_PER_S = 1000.0
 class StatsHandler:
     """Answers questions about how things stand, without passing over all rows."""
 
-    def __init__(self, catalog: Catalog, methods: Mapping[str, MethodFigures]) -> None:
-        """Report on these tables and methods."""
+    def __init__(self, catalog: Catalog, endpoints: Mapping[str, AnyEndpoint]) -> None:
+        """Report on these tables and RPCs."""
         self._catalog = catalog
-        self._methods = methods
+        self._endpoints = endpoints
         self._began = time.monotonic()
         self._process = psutil.Process()
         self._random = np.random.default_rng()
 
-    async def stats(self, request: Framed[replay_pb2.StatsRequest], caller: Caller) -> bytes:
+    async def stats(self, request: Framed[replay_pb2.StatsRequest], call: Call) -> bytes:
         """Figures of the server, and of one table or all that the caller may read."""
         name = request.head.table
         tables = (
             [self._table(self._catalog.find(name))]
             if name
-            else [self._table(table) async for table in self._catalog.in_turns() if caller.may(Right.READ, table.name)]
+            else [
+                self._table(table)
+                async for table in self._catalog.in_turns()
+                if call.caller.may(Right.READ, table.name)
+            ]
         )
         return replay_pb2.StatsResponse(server=self._server(), tables=tables).SerializeToString()
 
@@ -57,9 +62,9 @@ class StatsHandler:
             resident_bytes=memory.rss,
             cpu_s=times.user + times.system,
             methods=[
-                _method(name, figures)
-                for name, figures in sorted(self._methods.items())
-                if figures.calls or figures.errors or figures.active
+                _method(name, endpoint.figures)
+                for name, endpoint in sorted(self._endpoints.items())
+                if endpoint.figures.is_used
             ],
         )
 
@@ -86,7 +91,6 @@ class StatsHandler:
             failed_syncs=table.failed_syncs,
             rate_limiter=_limiter(table),
             sampled_same_host=table.rows_copied_by_clients,
-            sampled_in_frames=table.rows_sent_in_frames,
             overtaken=table.overtaken_copies,
             batches=table.batches_drawn,
             batches_ahead=table.batches_ahead,

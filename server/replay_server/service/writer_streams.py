@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from replay_server import errors
-from replay_server.errors import RequestError
+from replay_server.service.call import Stream
 
 Place = tuple[bytes, bytes]
 """A table's uid and a writer's id."""
-
-
-class Stream(Protocol):
-    """A stream that another one of its writer may end."""
-
-    def end(self, refusal: RequestError) -> None:
-        """Let it end with this refusal instead of its next message."""
 
 
 class WriterStreams:
@@ -35,6 +26,8 @@ class WriterStreams:
         place = (table_uid, writer_id)
         if self._places.get(stream) == place:
             return
+        if stream not in self._places:
+            stream.when_closed(lambda: self.release(stream))
         self.release(stream)
         earlier = self._streams.get(place)
         if earlier is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,12 +44,10 @@ class MethodFigures:
         finally:
             self.active -= 1
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Count what happens inside as a call answered, unless it raises."""
-        began = time.perf_counter()
-        yield
-        self.answered(time.perf_counter() - began)
+    @property
+    def is_used(self) -> bool:
+        """Whether the method was ever called."""
+        return bool(self.calls or self.errors or self.active)
 
     @property
     def mean_s(self) -> float:

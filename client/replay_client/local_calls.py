@@ -1,4 +1,4 @@
-"""A learner's calls of one table without gRPC: the ways are in `local` (a unix-domain socket) and `direct` (TCP).
+"""A learner's calls of one table on the server's host: over a unix-domain socket, without gRPC.
 
     stream = calls.open_stream("Learn")                 # None while nobody answers there: use gRPC
     answer = calls.call("Sample", request, timeout_s=30.0)
@@ -9,55 +9,51 @@ tells what is the matter if that fails too.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import defaultdict
+from pathlib import Path
 from typing import Final, Literal
 
 from replay_proto.v1 import replay_pb2
 
-from replay_client.buffers import Buffers
+from replay_client.description import TableDescription
 from replay_client.errors import ReplayError, ServerUnavailableError
-from replay_client.frame_stream import Answer, FrameStream
+from replay_client.frame_stream import FrameStream
 
 FrameMethod = Literal["Learn", "Sample", "UpdatePriorities"]
 
 HELLO_TIMEOUT_S: Final = 2.0
 """How long a server may take to accept a connection and answer a hello."""
+_RETRY_S: Final = 1.0
+"""Where we were not answered, or not wanted, we do not ask again for so long."""
 
 
 class NobodyThereError(Exception):
     """Nobody listens where the server should; nothing was lost by trying."""
 
 
-class FrameCalls(ABC):
-    """The way to one table. Threads may share one."""
+class LocalCalls:
+    """The way to one table on the server's host. Threads may share one."""
 
-    def __init__(self, hello: replay_pb2.FrameHello, retry_s: float) -> None:
+    def __init__(self, table: TableDescription, nonce: bytes, authorization: str = "") -> None:
         """Nothing is opened yet.
 
         Args:
-            hello: what is said on each connection, but for its method.
-            retry_s: where we were not answered, or not wanted, we do not ask again for so long, in seconds.
+            table: the table.
+            nonce: what the file in its directory holds.
+            authorization: says who calls, where the server wants to know.
         """
-        self._hello = hello
-        self._retry_s = retry_s
-        self._buffers = Buffers()
+        self._hello = replay_pb2.FrameHello(
+            table=table.name, table_uid=table.uid, nonce=nonce, authorization=authorization
+        )
+        self._path = Path(table.socket)
         self._idle: defaultdict[FrameMethod, list[FrameStream]] = defaultdict(list)
         self._lock = threading.Lock()
         self._not_before_s = 0.0
         self._is_closed = False
-
-    @abstractmethod
-    def _connect(self, deadline: float) -> socket.socket:
-        """A connected socket.
-
-        Raises:
-            NobodyThereError: see there; it is tried again at once.
-            OSError: anything else.
-        """
 
     def open_stream(self, method: FrameMethod, timeout_s: float = HELLO_TIMEOUT_S) -> FrameStream | None:
         """Connect; None while nobody answers there within `timeout_s`, or we are not wanted."""
@@ -68,10 +64,10 @@ class FrameCalls(ABC):
         except NobodyThereError:
             return None
         except (OSError, ReplayError):
-            self._not_before_s = time.monotonic() + self._retry_s
+            self._not_before_s = time.monotonic() + _RETRY_S
             return None
 
-    def call(self, method: FrameMethod, request: bytes, timeout_s: float) -> Answer | None:
+    def call(self, method: FrameMethod, request: bytes, timeout_s: float) -> bytes | None:
         """Make one call.
 
         Args:
@@ -126,7 +122,7 @@ class FrameCalls(ABC):
         hello.MergeFrom(self._hello)
         link = self._connect(deadline)
         try:
-            stream = FrameStream(link, self._buffers)
+            stream = FrameStream(link)
             stream.send(hello.SerializeToString())
             stream.receive(max(0.0, deadline - time.monotonic()))
         except BaseException:
@@ -140,3 +136,27 @@ class FrameCalls(ABC):
                 self._idle[method].append(stream)
                 return
         stream.close()
+
+    def _connect(self, deadline: float) -> socket.socket:
+        """Connect to a socket whose path may be longer than a socket's address.
+
+        Raises:
+            NobodyThereError: see there; it is tried again at once.
+            OSError: anything else.
+        """
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            link.settimeout(max(0.0, deadline - time.monotonic()))
+            folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
+            try:
+                link.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+            finally:
+                os.close(folder)
+        except (FileNotFoundError, ConnectionRefusedError):
+            # It costs next to nothing to see that, and a server that came back is found at once.
+            link.close()
+            raise NobodyThereError from None
+        except BaseException:
+            link.close()
+            raise
+        return link

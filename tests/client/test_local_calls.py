@@ -27,9 +27,8 @@ from replay_client import (
     ServerUnavailableError,
     Table,
 )
-from replay_client.frame_calls import FrameCalls
 from replay_client.frame_stream import FrameStream
-from replay_client.local import LocalSocket
+from replay_client.local_calls import LocalCalls
 from replay_proto.frames import FrameKind, frame_head
 from replay_proto.v1 import replay_pb2
 
@@ -75,7 +74,7 @@ def pair() -> Iterator[tuple[FrameStream, socket.socket]]:
     theirs.close()
 
 
-def local_calls(client: ReplayClient, table: Table) -> FrameCalls:
+def local_calls(client: ReplayClient, table: Table) -> LocalCalls:
     """The way to this table."""
     found = table._data_path.calls
     assert found is not None
@@ -348,7 +347,7 @@ def nowhere(near: Table, tmp_path: Path) -> Callable[[Path], Table]:
 
     def at(path: Path) -> Table:
         description = replace(near.describe(), socket=str(path))
-        found = replace(near._data_path, calls=LocalSocket(description, near._data_path.rows.request.nonce))  # type: ignore[union-attr]
+        found = replace(near._data_path, calls=LocalCalls(description, near._data_path.rows.request.nonce))  # type: ignore[union-attr]
         return Table(near._link, description, data_path=found)
 
     return at
@@ -410,7 +409,7 @@ def test_who_answers_a_hello_with_something_else_is_left(
 
 
 def test_without_the_right_nonce_everything_goes_over_grpc(near: Table) -> None:
-    found = LocalSocket(near.describe(), b"x" * 16)
+    found = LocalCalls(near.describe(), b"x" * 16)
     assert found.open_stream("Learn") is None
     assert found.call("Sample", b"", 5.0) is None
 

@@ -1,4 +1,4 @@
-"""Calls in frames, over the unix-domain socket and the frame port: who is let in, what misbehaving costs, the end."""
+"""Calls over the unix-domain socket: who is let in, what misbehaving costs, the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from replay_server.defaults import DEFAULT_MAX_ROWS_PER_CALL
 
 from tests.service.test_hostile_messages import NO_MESSAGES
 from tests.support.caller import (
-    FRAMES,
     SAME_HOST,
     CalledTable,
     Caller,
@@ -31,7 +30,7 @@ from tests.support.caller import (
     wire_only,
 )
 from tests.support.deadlines import wait_until
-from tests.support.frame_stub import HEAD, STATUS, FrameLink, FrameRpcError, greeted, hello_for, place_of
+from tests.support.frame_stub import HEAD, STATUS, FrameLink, FrameRpcError, greeted, hello_for
 from tests.support.refusals import refused
 from tests.support.server_process import ServerProcess
 
@@ -39,15 +38,13 @@ NewTable = Callable[..., CalledTable]
 StartServer = Callable[..., ServerProcess]
 Call = Callable[[ServerProcess], Caller]
 METHODS = ("Learn", "Sample", "UpdatePriorities")
-socket_only = pytest.mark.parametrize("data_path", [SAME_HOST], indirect=True, scope="session")
-port_only = pytest.mark.parametrize("data_path", [FRAMES], indirect=True, scope="session")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run over the socket and over the port what is not about one of them."""
+    """Run over the socket what does not say otherwise."""
     given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "data_path" in metafunc.fixturenames and "data_path" not in given:
-        metafunc.parametrize("data_path", [SAME_HOST, FRAMES], indirect=True, scope="session")
+        metafunc.parametrize("data_path", [SAME_HOST], indirect=True, scope="session")
 
 
 @pytest.fixture
@@ -61,7 +58,7 @@ def filled(new_table: NewTable) -> CalledTable:
 @pytest.fixture
 def link(filled: CalledTable) -> Iterator[FrameLink]:
     """A connection on which nothing was said."""
-    opened = FrameLink(place_of(filled.describe()))
+    opened = FrameLink(filled.describe().socket)
     yield opened
     opened.close()
 
@@ -117,7 +114,6 @@ def test_a_hello_that_is_wrong_is_refused_and_the_connection_ends(
     assert filled.stats().sampled == 0
 
 
-@socket_only
 @pytest.mark.parametrize("nonce", [b"", b"x" * 16, b"x" * 100_000], ids=len)
 def test_who_cannot_read_the_directory_is_refused_at_the_socket(
     filled: CalledTable, link: FrameLink, nonce: bytes
@@ -128,32 +124,11 @@ def test_who_cannot_read_the_directory_is_refused_at_the_socket(
     assert_ended(link)
 
 
-@port_only
-def test_who_does_not_know_the_uid_is_refused_at_the_port(filled: CalledTable, link: FrameLink) -> None:
-    link.send(hello_for(filled.describe(), "Sample", table_uid=b"").SerializeToString())
-    with refused("INVALID_FIELD", field="table_uid"):
-        link.answer()
-    assert_ended(link)
-
-
-@port_only
-def test_rows_that_are_sent_in_frames_are_counted(filled: CalledTable) -> None:
-    before = filled.stats()
-    filled.sample(10)
-    stream = LearnStream(filled)
-    stream.ask(draw=make_draw(7))
-    stream.vanish()
-    after = filled.stats()
-    assert after.sampled_in_frames - before.sampled_in_frames == 17
-    assert after.sampled_same_host == before.sampled_same_host
-
-
-@port_only
-def test_one_address_may_have_so_many_connections(start_server: StartServer, call: Call) -> None:
-    table = call(start_server("--max-connections-per-client", "3")).create()
+def test_the_socket_takes_so_many_connections(start_server: StartServer, call: Call) -> None:
+    table = call(start_server("--max-local-connections", "3")).create()
     description = table.describe()
     links = [greeted(description, method) for method in METHODS]
-    with refused("TOO_LARGE", limit=3, got=4, setting="max_connections_per_client of the server"):
+    with refused("TOO_LARGE", limit=3, got=4, setting="max_local_connections of the server"):
         greeted(description, "Learn")
     links.pop().close()
     wait_until(lambda: _is_greeted(description), "there is room again")
@@ -276,7 +251,7 @@ def test_a_refusal_ends_a_learners_connection(filled: CalledTable) -> None:
 
 
 def test_requests_may_come_byte_by_byte(filled: CalledTable) -> None:
-    link = FrameLink(place_of(filled.describe()))
+    link = FrameLink(filled.describe().socket)
     hello, request = hello_for(filled.describe(), "Sample").SerializeToString(), draw_request(filled)
     for byte in HEAD.pack(len(hello), 0) + hello + HEAD.pack(len(request), 0) + request:
         link.socket.sendall(bytes([byte]))
@@ -419,12 +394,10 @@ def test_many_connections_are_served_and_leave_nothing(filled: CalledTable, serv
 # Its beginning and its end.
 
 
-@socket_only
 def test_the_socket_is_its_owners_alone(filled: CalledTable) -> None:
     assert os.stat(filled.describe().socket).st_mode & 0o777 == 0o600
 
 
-@socket_only
 def test_a_socket_that_a_killed_server_left_is_taken_over(
     start_server: StartServer, call: Call, tmp_path: Path
 ) -> None:
@@ -470,7 +443,7 @@ def test_idle_connections_are_told_and_do_not_hold_up_the_end(start_server: Star
     server = start_server("--drain-s", "30")
     table = call(server).create()
     table.insert(range(10))
-    silent, links = FrameLink(place_of(table.describe())), [greeted(table.describe(), method) for method in METHODS]
+    silent, links = FrameLink(table.describe().socket), [greeted(table.describe(), method) for method in METHODS]
     table.caller.close()
     began = time.monotonic()
     assert server.terminate() == 0
@@ -546,11 +519,11 @@ def test_the_ways_of_the_tests_are_really_different(new_table: NewTable, server:
     """The other path of the tests is really another one."""
     table = new_table()
     table.insert(range(5))
-    for path, copied, sent in (("wire", 0, 0), (SAME_HOST, 20, 0), (FRAMES, 20, 20)):
+    for path, copied in (("wire", 0), (SAME_HOST, 20)):
         with Caller(server.address, path) as caller:
             table.through(caller).sample(10)
             stream = LearnStream(table.through(caller))
             stream.ask(draw=make_draw(10))
             stream.vanish()
         stats = table.stats()
-        assert (stats.sampled_same_host, stats.sampled_in_frames) == (copied, sent)
+        assert stats.sampled_same_host == copied

@@ -1,0 +1,48 @@
+"""Coroutines that begin at once: most requests are answered without waiting, and need no task.
+
+Python 3.12 has this as `asyncio.eager_task_factory`; Python 3.11 does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def start(work: Coroutine[Any, Any, T]) -> T | asyncio.Task[T]:
+    """Run a coroutine until it waits for something.
+
+    Until then there is no current task, so the coroutine must not use `asyncio.timeout` or `asyncio.current_task`
+    before it waits.
+
+    Returns:
+        Its result, or a task that runs the rest.
+
+    Raises:
+        Exception: what the coroutine raised.
+    """
+    try:
+        awaited = work.send(None)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+    return asyncio.get_running_loop().create_task(_rest(work, awaited))
+
+
+@types.coroutine
+def _rest(work: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
+    """What is left of a coroutine that waits for something."""
+    try:
+        yield awaited
+    except BaseException as error:  # what was awaited has failed, or the task is cancelled
+        try:
+            awaited = work.throw(error)
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+        return (yield from _rest(work, awaited))
+    return (yield from work.__await__())
