@@ -12,17 +12,31 @@ MINUTES := 30
 MAY_END_WITH := $(if $(ARGS),5,0)
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: run test docs lint format proto torture torture-network fuzz attack soak bench clean help
+# How a test run begins: kernels are compiled once, not by every worker at the same time. The test of a first start
+# compiles all of them, and leaves them to the others.
+FIRST_START := tests/service/test_first_start.py
+BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
+COVER :=
+
+.PHONY: run test coverage test-deep docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
 
-# Kernels are compiled once beforehand, not by every worker at the same time. Tests wait more than they compute: there
-# are more workers than the two cores that the project is developed on. Tests that limit a time run after them, alone.
-test: $(VENV)/.installed  ## All tests, with coverage.
-	$(BIN)/python -m replay_server.warming
-	$(BIN)/pytest -m "not timed" --numprocesses 3 --dist worksteal --cov --cov-report= $(ARGS) || test $$? -eq $(MAY_END_WITH)
-	$(BIN)/pytest -m timed --cov --cov-append --cov-report term:skip-covered $(ARGS) || test $$? -eq $(MAY_END_WITH)
+# Tests wait more than they compute: there are more workers than the two cores that the project is developed on. Tests
+# that limit a time run after them, alone.
+test: $(VENV)/.imported  ## All tests.
+	$(BEGIN)
+	$(BIN)/pytest -m "not timed" --numprocesses 3 --dist worksteal $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
+	$(BIN)/pytest -m timed $(COVER) $(ARGS) || test $$? -eq $(MAY_END_WITH)
+
+coverage: $(VENV)/.imported  ## All tests, and which lines they run; takes a quarter longer.
+	$(BIN)/coverage erase
+	$(MAKE) test COVER="--cov --cov-append --cov-report="
+	$(BIN)/coverage report --skip-covered
+
+test-deep: $(VENV)/.imported  ## All tests, with 20 times as many examples of what is drawn at random.
+	EXAMPLES_TIMES=20 $(MAKE) test
 
 docs: $(VENV)/.installed  ## Run every command and program of the README and docs/.
 	$(BIN)/python scripts/run_docs.py $(ARGS)
@@ -68,6 +82,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --upgrade pip
 	$(BIN)/pip install --quiet --no-compile $(PINNED) --editable '.[server,cli,agent]' --group dev --group integrations
+	touch $@
+
+# What the tests import is compiled once, not by every worker at the same time. What is wrong with a test, its run says.
+$(VENV)/.imported: $(VENV)/.installed
+	$(BIN)/pytest --collect-only --quiet --quiet >/dev/null || true
 	touch $@
 
 $(PROTO_VENV)/.installed: scripts/proto-requirements.txt

@@ -13,6 +13,8 @@ from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_server.limiter import Counters, difference, insert_allowed, samples_allowed, samples_needed
 from replay_server.storage.table_state import MAX_KEY
 
+from tests.support.examples import examples
+
 COUNTS = st.integers(1, 40)
 
 
@@ -127,7 +129,7 @@ class Limiting(RuleBasedStateMachine):
 
 
 TestLimiting = Limiting.TestCase
-TestLimiting.settings = settings(max_examples=300, stateful_step_count=40)
+TestLimiting.settings = settings(max_examples=examples(100), stateful_step_count=40)
 
 
 COUNTERS = st.sampled_from([0, 1, 1000, MAX_KEY // 2, MAX_KEY]) | st.integers(0, MAX_KEY)
@@ -139,7 +141,7 @@ NUMBERS = (
 BUFFERS = NUMBERS | st.tuples(NUMBERS, NUMBERS)
 
 
-@settings(max_examples=2000)
+@settings(max_examples=examples(500))
 @example(8e307, 1, 1.7e308, 0, 0, 0, 1)
 @example(2.0**-100, 1, (-(2.0**200), 2.0**200), MAX_KEY, MAX_KEY, 0, MAX_KEY)
 @example(2.0**100, MAX_KEY, (-(2.0**200), 2.0**200), MAX_KEY, MAX_KEY, MAX_KEY, MAX_KEY)

@@ -16,6 +16,8 @@ from replay_server.storage.table_directory import TableDirectory
 from replay_server.table import NewRows, Table
 from replay_server.table_config import TableConfig
 
+from tests.support.examples import examples
+
 COUNTS = st.integers(1, 30)
 
 
@@ -110,4 +112,4 @@ class Queueing(RuleBasedStateMachine):
 
 
 TestQueueing = Queueing.TestCase
-TestQueueing.settings = settings(max_examples=60, stateful_step_count=40)
+TestQueueing.settings = settings(max_examples=examples(25), stateful_step_count=40)

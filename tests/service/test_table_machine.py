@@ -24,6 +24,7 @@ from replay_server.table import NewRows, Table, WriterStamp
 from replay_server.table_config import TableConfig
 
 from tests.support import formulas
+from tests.support.examples import examples
 from tests.support.frame_stub import TableFiles
 from tests.support.rows import WHOLE, columns_of, rows_of, values_in
 
@@ -236,5 +237,5 @@ def _test_of(backend: str) -> type[TableMachine]:
 @pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
 def test_a_table_does_what_its_model_does(backend: str) -> None:
     case = _test_of(backend).TestCase
-    case.settings = settings(max_examples=80, stateful_step_count=40)
+    case.settings = settings(max_examples=examples(30), stateful_step_count=40)
     case().runTest()
