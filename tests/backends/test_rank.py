@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from replay_server.backends import RankIndex, RankParameters, most_rows, ranking
+from replay_server.backends import RankIndex, RankParameters, most_rows, rank_tree
 from replay_server.backends.power_sums import PowerSums, find_ranks, power_sums
 from replay_server.table_config import TableConfig
 
@@ -157,4 +157,4 @@ def test_check_finds_a_row_that_is_ranked_by_another_priority() -> None:
 
 def test_the_largest_ring_has_no_more_rows_than_the_tree_can_count() -> None:
     config = TableConfig("largest", WHOLE, most_rows("rank"), "rank")
-    assert config.slots <= ranking.MOST_SLOTS
+    assert config.slots <= rank_tree.MOST_ROWS

@@ -118,16 +118,16 @@ def as_kernel_input(array: NDArray[Element]) -> NDArray[Element]:
     return array if array.flags.carray else np.array(array, order="C")
 
 
-def aligned_empty(length: int) -> NDArray[np.float64]:
-    """Return float64[length], not yet written to, that begins at the beginning of a cache line."""
-    spare = CACHE_LINE_BYTES // 8
-    memory = np.empty(length + spare, dtype=np.float64)
-    skip = (-memory.ctypes.data % CACHE_LINE_BYTES) // 8
-    return memory[skip : skip + length]
+def aligned_empty(shape: int | tuple[int, ...], dtype: type[Element]) -> NDArray[Element]:
+    """Return an array, not yet written to, that begins at the beginning of a cache line."""
+    length, item_bytes = int(np.prod(shape)), np.dtype(dtype).itemsize
+    memory = np.empty(length + CACHE_LINE_BYTES // item_bytes, dtype=dtype)
+    skip = (-memory.ctypes.data % CACHE_LINE_BYTES) // item_bytes
+    return memory[skip : skip + length].reshape(shape)
 
 
 def aligned_full(length: int, value: float) -> NDArray[np.float64]:
     """Return float64[length], filled with ``value``, that begins at the beginning of a cache line."""
-    aligned = aligned_empty(length)
+    aligned = aligned_empty(length, np.float64)
     aligned[:] = value
     return aligned

@@ -41,23 +41,18 @@ RANKS_PER_CELL = 64
 LEAST_CELLS = 1024
 """Cells of the guide to few ranks: of these, more per rank are wanted, as their masses differ more."""
 
-ROUNDING = 2.0**-48
-"""What rounding adds to the error of a guess is less than this part of cells * ranks per cell, which is what the total
-mass would be worth in ranks there. Sums, points and places of cells are each off by little more than 2 ** -53 of the
-total mass: this is 32 times that."""
-
 
 class PowerSums(NamedTuple):
     """Prefix sums, and a guide to them (after the method of Chen and Asau 1974).
 
     The guide cuts the mass of all ranks into cells of equal mass, and says at which rank, and how far into its mass,
-    each begins. Where in its cell a point lies tells its rank, but for an error that has a bound: see `find_ranks`.
+    each begins. Where in its cell a point lies tells about which rank it belongs to: a search starts there.
     """
 
     prefix: NDArray[np.float64]
     """float64[count + 1]: at n the sum of j ** -alpha for j from 1 to n."""
     guide: NDArray[np.float64]
-    """float64[cells + 3]: at c + 1 the rank, from 0 on, at which cell c begins; 0 before it, and inf at the end."""
+    """float64[cells + 1]: the rank, from 0 on, at which each cell begins; then that at which the last one ends."""
     cells_per_mass: float
     """A point p of the mass lies in the cell floor(p * cells_per_mass)."""
 
@@ -67,7 +62,7 @@ def power_sums(count: int, alpha: float) -> PowerSums:
     prefix = np.empty(count + 1, dtype=np.float64)
     _add_up(prefix, alpha)
     cells = LEAST_CELLS + count // RANKS_PER_CELL
-    guide = np.empty(cells + 3, dtype=np.float64)
+    guide = np.empty(cells + 1, dtype=np.float64)
     cells_per_mass = cells / float(prefix[-1])
     _make_guide(prefix, guide, cells_per_mass)
     return PowerSums(prefix, guide, cells_per_mass)
@@ -93,16 +88,14 @@ def _add_up(prefix: NDArray[np.float64], alpha: float) -> None:
 @kernel
 def _make_guide(prefix: NDArray[np.float64], guide: NDArray[np.float64], cells_per_mass: float) -> None:
     """Compute where each cell begins."""
-    cells, last = len(guide) - 3, len(prefix) - 1
-    guide[0] = 0.0
-    guide[cells + 2] = np.inf
+    last = len(prefix) - 1
     rank = 0
-    for cell in range(cells + 1):
+    for cell in range(len(guide)):
         mass = cell / cells_per_mass
         while rank < last and prefix[rank + 1] <= mass:
             rank += 1
         within = (mass - prefix[rank]) / (prefix[rank + 1] - prefix[rank]) if rank < last else 0.0
-        guide[cell + 1] = rank + within
+        guide[cell] = rank + within
 
 
 @part_of_kernel
@@ -132,12 +125,7 @@ def _last_within(prefix: NDArray[np.float64], size: int, point: float, guess: in
 def find_ranks(sums: PowerSums, size: int, fractions: NDArray[np.float64], ranks: NDArray[np.int64]) -> None:
     """Find the ranks that lie at fractions of the mass of the first ``size`` ranks.
 
-    It is the first rank whose prefix sum is beyond the point. A guess is on the straight line between where the point's
-    cell begins and where it ends. Ranks per mass only rise, as masses fall from rank to rank: within the cell they are
-    between those of the cell before and those of the cell after. So the guess is at most a quarter of what lies between
-    these two off, in ranks per cell, plus what was rounded (the largest distance of a chord from a curve whose slope
-    rises from one to the other). Mostly that leaves one rank; else prefix sums decide, from the guess on. With 10^7
-    ranks these lie in memory that no cache holds, and with alpha up to 0.7 one in a thousand points needs them.
+    That is the first rank whose prefix sum is beyond the point. The guide tells about where it is.
 
     Args:
         sums: by `power_sums`.
@@ -146,27 +134,14 @@ def find_ranks(sums: PowerSums, size: int, fractions: NDArray[np.float64], ranks
         ranks: int64[batch], receives ranks from 0 on (0 is the largest priority).
     """
     prefix, guide = sums.prefix, sums.guide
-    batch, cells = len(fractions), len(guide) - 3
     total = prefix[size]
     # A fraction may round up to the total: the last point within it still belongs to a rank that has a mass.
-    last_point = np.nextafter(total, 0.0)
-    points = np.minimum(fractions * total, last_point)
-    unsure = np.empty(batch, dtype=np.int64)
-    left = 0
-    for i in range(batch):
-        prefetch(guide, int(points[i] * sums.cells_per_mass))
-    for i in range(batch):
+    points = np.minimum(fractions * total, np.nextafter(total, 0.0))
+    for i in range(len(points)):
         place = points[i] * sums.cells_per_mass
-        cell = min(int(place), cells - 1)
-        begin, end = guide[cell + 1], guide[cell + 2]
-        guess = begin + (place - cell) * (end - begin)
-        before, after = begin - guide[cell], guide[cell + 3] - end
-        error = max(after - before, 0.0) / 4 + after * cells * ROUNDING
-        rank = int(guess)
-        ranks[i] = min(rank, size - 1)
-        if not rank < guess - error <= guess + error < rank + 1:
-            prefetch(prefix, ranks[i])
-            unsure[left] = i
-            left += 1
-    for i in unsure[:left]:
+        cell = min(int(place), len(guide) - 2)
+        guess = guide[cell] + (place - cell) * (guide[cell + 1] - guide[cell])
+        ranks[i] = min(int(guess), size - 1)
+        prefetch(prefix, ranks[i])
+    for i in range(len(points)):
         ranks[i] = _last_within(prefix, size, points[i], ranks[i])

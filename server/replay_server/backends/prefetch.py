@@ -5,13 +5,11 @@ take, and what it would load next waits behind it. Where the places are known be
 asks for all of them and only then begins to work on the first. There are two ways to ask:
 
 * `prefetch`: the processor's own instruction. Nothing waits for its result, so it costs next to nothing between other
-  work. But a processor that has too many such requests under way, or has to look up addresses of too many pages, drops
-  them without a word.
+  work. A processor with too many such requests under way drops further ones.
 * `touch`: a load whose result nobody uses. It is never dropped, and as nothing depends on it, hundreds overlap in a
-  loop that does nothing else. Between other work it holds that up.
+  loop that does nothing else. Between other work it delays that work.
 
-So what is prefetched is what the next rows need while others are worked on. What a whole batch wants before anything
-can be done, as the groups of nodes and the leaves of `ranking`, is touched in a loop of its own.
+So kernels prefetch what they need a few rows later, and touch what a whole batch needs before anything can start.
 """
 
 from __future__ import annotations
@@ -20,12 +18,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
+from numba.core import cgutils as numba_cgutils
+from numba.core import types as numba_types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from replay_server.backends.lines import address_of, is_dense
+types: Any = numba_types
+cgutils: Any = numba_cgutils
 
 _TO_READ = 0
 _KEEP_IN_ALL_CACHES = 3
@@ -33,13 +32,24 @@ _DATA = 1
 """Arguments of LLVM's ``llvm.prefetch``: what for, how long, and into which kind of cache."""
 
 
+def _is_dense(array: Any) -> bool:
+    """Whether numba knows the rows of an array to follow each other in memory."""
+    return isinstance(array, types.Array) and array.layout == "C"
+
+
+def _address_of(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
+    """Return the address of one entry of an array, counted through all dimensions."""
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.gep(data, [at])
+
+
 def _prefetch(typing_context: Any, array: Any, at: Any) -> Any:
     """Say to numba what `prefetch` takes, and how it is written in LLVM's language."""
-    if not is_dense(array):
+    if not _is_dense(array):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        entry = address_of(context, builder, signature.args[0], arguments[0], arguments[1])
+        entry = _address_of(context, builder, signature.args[0], arguments[0], arguments[1])
         address = builder.bitcast(entry, cgutils.voidptr_t)
         flag = ir.IntType(32)
         function = builder.module.declare_intrinsic(
@@ -62,11 +72,11 @@ prefetch = cast(Callable[[NDArray[Any], int], None], intrinsic(_prefetch))
 
 
 def _touch(typing_context: Any, array: Any, at: Any) -> Any:
-    if not is_dense(array):
+    if not _is_dense(array):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        entry = address_of(context, builder, signature.args[0], arguments[0], arguments[1])
+        entry = _address_of(context, builder, signature.args[0], arguments[0], arguments[1])
         address = builder.bitcast(entry, cgutils.voidptr_t)
         builder.load_atomic(address, "monotonic", 1)  # on x86-64 a load like any other, which LLVM must not leave out
         return context.get_dummy_value()

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends import ranking
+from replay_server.backends import rank_tree
 from replay_server.backends.check import require
 from replay_server.backends.compile import as_kernel_input, kernel
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
@@ -25,7 +25,7 @@ from replay_server.backends.probability import LEAST_PROBABILITY
 from replay_server.backends.ring import bury_all_but, live_slots
 
 MOST_RANKED = 2_000_000_000
-"""Most rows of a table with ranks: with its slack, a ring of them has no more slots than `ranking.MOST_SLOTS`."""
+"""Most rows of a table with ranks: with its slack, a ring of them has no more slots than `rank_tree.MOST_ROWS`."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def _write_piece(
     keys: NDArray[np.int64],
     new_priorities: NDArray[np.float64],
     priorities: NDArray[np.float64],
-    order: ranking.Ranking,
+    order: rank_tree.RankTree,
 ) -> int:
-    """Store at most `ranking.MOST_MOVED` priorities, move rows to their new ranks, and return how many rows came.
+    """Store at most `rank_tree.MOST_MOVED` priorities, move rows to their new ranks, and return how many rows came.
 
     Pieces are counted in Python: a kernel around this one would be as much again to compile.
     """
@@ -81,7 +81,7 @@ def _write_piece(
             added_keys[added] = keys[i]
             added_priorities[added] = new
             added += 1
-    ranking.move(order, old_priorities[:removed], old_keys[:removed], added_priorities[:added], added_keys[:added])
+    rank_tree.move(order, old_priorities[:removed], old_keys[:removed], added_priorities[:added], added_keys[:added])
     return added - removed
 
 
@@ -89,7 +89,7 @@ def _write_piece(
 def _draw(
     fractions: NDArray[np.float64],
     sums: PowerSums,
-    order: ranking.Ranking,
+    order: rank_tree.RankTree,
     size: int,
     alpha: float,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -101,28 +101,27 @@ def _draw(
     probabilities = np.empty(batch, dtype=np.float64)
     for i in range(batch):
         probabilities[i] = max(rank_mass(ranks[i] + 1, alpha) / total, LEAST_PROBABILITY)
-    return ranking.keys_of_ranks(order, ranks), probabilities
+    return rank_tree.keys_of_ranks(order, ranks), probabilities
 
 
 def warm_up_writing() -> None:
     """Compile or load what writes. It takes as long to compile as all other kernels together."""
-    _write_piece(np.zeros(1, dtype=np.int64), np.ones(1), np.full(1, DEAD_PRIORITY), ranking.make_ranking(1))
+    _write_piece(np.zeros(1, dtype=np.int64), np.ones(1), np.full(1, DEAD_PRIORITY), rank_tree.make_tree(1))
 
 
 def warm_up_drawing() -> None:
     """Compile or load what draws. No kernel is shared with `warm_up_writing`."""
-    _draw(np.empty(0), power_sums(1, 1.0), ranking.allocate(1), 1, 1.0)
+    _draw(np.empty(0), power_sums(1, 1.0), rank_tree.allocate(1), 1, 1.0)
 
 
 class RankIndex:
-    """Draws rows by their rank, by a counted B-tree. A `PriorityIndex`."""
+    """Draws rows by their rank, by a counted B+ tree. A `PriorityIndex`."""
 
     name: ClassVar[str] = "rank"
     most_rows: ClassVar[int] = MOST_RANKED
-    most_bytes_per_slot: ClassVar[float] = 56.0
-    """A prefix sum and its guide: 8 + 8 / 64. A leaf for every 10 rows, of 384 bytes and 5 beside them: 39. A node for
-    every 19 leaves, of 1728 bytes: 9. What of it has been written to takes memory: all, where leaves have been split
-    and merged often."""
+    most_bytes_per_slot: ClassVar[float] = 57.4
+    """A prefix sum and its guide: 8 + 8 / 64. A leaf of 520 bytes for every 12 rows: 43.3. An inner node of 776 bytes
+    for every 12 leaves, and so on upwards: 5.9. Only what has been written to takes memory."""
     Parameters: ClassVar[type[RankParameters]] = RankParameters
 
     def __init__(self, parameters: RankParameters, priorities: NDArray[np.float64], capacity: int) -> None:
@@ -139,7 +138,7 @@ class RankIndex:
         self._priorities = np.asarray(priorities)
         self._size = 0
         self._sums = power_sums(len(priorities), self._alpha)
-        self._order = ranking.make_ranking(len(priorities))
+        self._order = rank_tree.make_tree(len(priorities))
 
     @property
     def priority_limit(self) -> float:
@@ -154,23 +153,23 @@ class RankIndex:
     @property
     def largest_priority(self) -> float:
         """Largest priority of a live row; 0.0 when there is none."""
-        return ranking.priority_at_end(self._order, False) if self._size else 0.0
+        return rank_tree.largest_priority(self._order) if self._size else 0.0
 
     @property
     def smallest_priority(self) -> float:
         """Smallest priority of a live row; 0.0 when there is none."""
-        return ranking.priority_at_end(self._order, True) if self._size else 0.0
+        return rank_tree.smallest_priority(self._order) if self._size else 0.0
 
     @property
     def nbytes(self) -> int:
         """Memory this index reserves, in bytes, without the priority array: enough for the emptiest tree."""
-        return self._sums.prefix.nbytes + self._sums.guide.nbytes + ranking.nbytes(self._order)
+        return self._sums.prefix.nbytes + self._sums.guide.nbytes + rank_tree.nbytes(self._order)
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Set the priorities of rows, whether they are new or already there."""
         keys, priorities = as_kernel_input(keys), as_kernel_input(priorities)
-        for first in range(0, len(keys), ranking.MOST_MOVED):
-            piece = slice(first, first + ranking.MOST_MOVED)
+        for first in range(0, len(keys), rank_tree.MOST_MOVED):
+            piece = slice(first, first + rank_tree.MOST_MOVED)
             self._size += _write_piece(keys[piece], priorities[piece], self._priorities, self._order)
 
     def clear(self, keys: NDArray[np.int64]) -> None:
@@ -184,7 +183,7 @@ class RankIndex:
         newest_first = self._priorities[live_slots(live)[::-1]]
         order = np.argsort(-newest_first, kind="stable")
         keys = live.oldest + live.size - 1 - order
-        ranking.fill(self._order, newest_first[order], keys)
+        rank_tree.fill(self._order, newest_first[order], keys)
         self._size = live.size
 
     def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
@@ -206,7 +205,7 @@ class RankIndex:
         Raises:
             AssertionError: if an invariant is broken.
         """
-        priorities, keys = ranking.rows_in_order(self._order)
+        priorities, keys = rank_tree.rows_in_order(self._order)
         slots = keys % len(self._priorities)
         require(len(keys) == self._size, "the size is the number of rows ranked")
         require(self._size == np.count_nonzero(self._priorities >= 0.0), "every row that is not dead is ranked")

@@ -1,0 +1,74 @@
+"""Making a tree, empty or out of sorted rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import kernel
+from replay_server.backends.rank_tree.nodes import (
+    BEFORE_ALL,
+    HEIGHT,
+    ROOT,
+    WIDTH,
+    RankTree,
+    allocate,
+    free_all,
+    resize,
+    take_node,
+)
+
+FILLED_ENTRIES = WIDTH * 3 // 4
+"""Most entries of a node after `fill`: there is room for insertions, and for removals."""
+
+
+def make_tree(slots: int) -> RankTree:
+    """Return an empty tree for ``slots`` rows, whatever the order they come and go in."""
+    tree = allocate(slots)
+    fill(tree, np.empty(0, dtype=np.float64), np.empty(0, dtype=np.int64))
+    return tree
+
+
+@kernel
+def fill(tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
+    """Replace all rows by sorted ones.
+
+    Args:
+        tree: the tree.
+        priorities: float64[n] in order of rank.
+        keys: int64[n], their keys.
+    """
+    free_all(tree)
+    tree.state[HEIGHT] = 0
+    children = np.empty(0, dtype=np.int64)
+    nodes = _fill_level(tree, priorities, keys, children)
+    while len(nodes) > 1:
+        boundaries = np.empty(len(nodes), dtype=np.float64)
+        boundary_keys = np.empty(len(nodes), dtype=np.int64)
+        for i in range(len(nodes)):
+            boundaries[i] = tree.priorities[nodes[i], 0] if i > 0 else BEFORE_ALL
+            boundary_keys[i] = tree.keys[nodes[i], 0] if i > 0 else 0
+        nodes = _fill_level(tree, boundaries, boundary_keys, nodes)
+        tree.state[HEIGHT] += 1
+    tree.state[ROOT] = nodes[0]
+
+
+@kernel
+def _fill_level(
+    tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64], children: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Put sorted entries into nodes, evenly; return these. Without children the nodes are leaves."""
+    entries = len(keys)
+    count = max(1, -(-entries // FILLED_ENTRIES))
+    nodes = np.empty(count, dtype=np.int64)
+    for i in range(count):
+        first, stop = i * entries // count, (i + 1) * entries // count
+        node = take_node(tree, len(children) > 0)
+        for at in range(first, stop):
+            tree.priorities[node, at - first] = priorities[at]
+            tree.keys[node, at - first] = keys[at]
+            if len(children) > 0:
+                tree.children[node, at - first] = children[at]
+        resize(tree, node, stop - first)
+        nodes[i] = node
+    return nodes

@@ -1,0 +1,163 @@
+"""The arrays of the tree, the pools of unused nodes, and the entries of a node."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import aligned_empty, kernel, part_of_kernel
+
+WIDTH = 32
+"""Most entries of a node."""
+
+LEAST_ENTRIES = WIDTH * 3 // 8
+"""Fewest entries of a node other than the root."""
+
+MERGED_ENTRIES = WIDTH * 7 // 8
+"""Neighbours with at most this many entries in all are merged; others share them evenly."""
+
+MOST_ROWS = (1 << 31) - 1
+"""Most rows of a tree: counts are int32."""
+
+UNUSED = -np.inf
+"""Priority in the unused entries of a node: it outranks nothing."""
+
+BEFORE_ALL = np.inf
+"""Priority of the first boundary at each height: every row may follow it."""
+
+ROOT, HEIGHT, FREE_INNER, FREE_LEAF, STATE_WORDS = range(5)
+"""Places in `RankTree.state`, and how many there are."""
+
+
+class RankTree(NamedTuple):
+    """The arrays of a tree. Nodes are numbered: inner nodes come first, then leaves."""
+
+    priorities: NDArray[np.float64]
+    """float64[nodes, WIDTH]: priority of each row or boundary, in order of rank, then `UNUSED`."""
+    keys: NDArray[np.int64]
+    """int64[nodes, WIDTH]: key of each row or boundary."""
+    sizes: NDArray[np.int32]
+    """int32[nodes]: number of entries."""
+    children: NDArray[np.int32]
+    """int32[inner nodes, WIDTH]: the node that each entry stands for."""
+    rows_up_to: NDArray[np.int32]
+    """int32[inner nodes, WIDTH]: rows under this child and those before it; in unused entries, under all children."""
+    next_free: NDArray[np.int32]
+    """int32[nodes]: from each unused node to the next one."""
+    state: NDArray[np.int64]
+    """int64[STATE_WORDS]: the root, the number of levels above the leaves, the first unused inner node and leaf."""
+
+
+def allocate(slots: int) -> RankTree:
+    """Return the arrays of a tree for ``slots`` rows, whatever the order they come and go in; `fill` comes next."""
+    leaves = slots // LEAST_ENTRIES + 1
+    inner = 1
+    level = leaves
+    while level > 1:
+        level = level // LEAST_ENTRIES + 1
+        inner += level
+    nodes = inner + leaves
+    return RankTree(
+        priorities=aligned_empty((nodes, WIDTH), np.float64),
+        keys=aligned_empty((nodes, WIDTH), np.int64),
+        sizes=np.zeros(nodes, dtype=np.int32),
+        children=aligned_empty((inner, WIDTH), np.int32),
+        rows_up_to=aligned_empty((inner, WIDTH), np.int32),
+        next_free=np.empty(nodes, dtype=np.int32),
+        state=np.zeros(STATE_WORDS, dtype=np.int64),
+    )
+
+
+def nbytes(tree: RankTree) -> int:
+    """Return how much memory a tree reserves, in bytes."""
+    return sum(array.nbytes for array in tree)
+
+
+@kernel
+def free_all(tree: RankTree) -> None:
+    """Return every node to its pool, lowest numbers first: memory of nodes that were never taken stays untouched."""
+    for node in range(len(tree.next_free)):
+        tree.next_free[node] = node + 1
+    tree.state[FREE_INNER] = 0
+    tree.state[FREE_LEAF] = len(tree.children)
+
+
+@part_of_kernel
+def is_inner(tree: RankTree, node: int) -> bool:
+    """Return whether a node is an inner node, and not a leaf."""
+    return node < len(tree.children)
+
+
+@kernel
+def take_node(tree: RankTree, inner: bool) -> int:
+    """Take an unused node."""
+    pool = FREE_INNER if inner else FREE_LEAF
+    node = int(tree.state[pool])
+    tree.state[pool] = tree.next_free[node]
+    tree.sizes[node] = 0
+    return node
+
+
+@kernel
+def free_node(tree: RankTree, node: int) -> None:
+    """Return a node to its pool."""
+    pool = FREE_INNER if is_inner(tree, node) else FREE_LEAF
+    tree.next_free[node] = tree.state[pool]
+    tree.state[pool] = node
+
+
+@kernel
+def copy_entry(tree: RankTree, source: int, at: int, target: int, to: int) -> None:
+    """Copy an entry of a node over one of a node of the same height."""
+    tree.priorities[target, to] = tree.priorities[source, at]
+    tree.keys[target, to] = tree.keys[source, at]
+    if is_inner(tree, source):
+        tree.children[target, to] = tree.children[source, at]
+
+
+@kernel
+def resize(tree: RankTree, node: int, size: int) -> None:
+    """Set the number of entries, mark the others as unused, and count the rows under an inner node."""
+    tree.sizes[node] = size
+    for at in range(size, WIDTH):
+        tree.priorities[node, at] = UNUSED
+    if is_inner(tree, node):
+        rows = 0
+        for at in range(WIDTH):
+            if at < size:
+                rows += rows_under(tree, tree.children[node, at])
+            tree.rows_up_to[node, at] = rows
+
+
+@kernel
+def rows_under(tree: RankTree, node: int) -> int:
+    """Return the number of rows in or under a node."""
+    return int(tree.rows_up_to[node, WIDTH - 1] if is_inner(tree, node) else tree.sizes[node])
+
+
+@part_of_kernel
+def add_rows(tree: RankTree, node: int, at: int, change: int) -> None:
+    """Count rows that enter or leave a child of an inner node."""
+    rows_up_to = tree.rows_up_to[node]
+    for i in range(len(rows_up_to)):
+        rows_up_to[i] += change if i >= at else 0
+
+
+@part_of_kernel
+def place_of(tree: RankTree, node: int, priority: float, key: int) -> int:
+    """Return how many entries of a node outrank a row."""
+    priorities = tree.priorities[node]
+    place = 0
+    for at in range(len(priorities)):  # not WIDTH: LLVM would unroll a loop of known length before it vectorizes it
+        place += priorities[at] > priority
+    while place < WIDTH and tree.priorities[node, place] == priority and tree.keys[node, place] > key:
+        place += 1
+    return place
+
+
+@part_of_kernel
+def child_for(tree: RankTree, node: int, priority: float, key: int) -> int:
+    """Return which child of an inner node a row belongs to: the last whose boundary is the row or outranks it."""
+    return place_of(tree, node, priority, key - 1) - 1

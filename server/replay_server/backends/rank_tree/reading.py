@@ -1,0 +1,54 @@
+"""Finding rows by their ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import kernel
+from replay_server.backends.prefetch import touch
+from replay_server.backends.rank_tree.nodes import HEIGHT, ROOT, WIDTH, RankTree
+
+
+@kernel
+def keys_of_ranks(tree: RankTree, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Find rows by their ranks, level by level over the whole batch.
+
+    Args:
+        tree: the tree.
+        ranks: int64[batch] in [0, number of rows), 0 being the largest priority.
+
+    Returns:
+        int64[batch]: the keys.
+    """
+    left = ranks.astype(np.int32)
+    nodes = np.full(len(ranks), tree.state[ROOT])
+    for _ in range(tree.state[HEIGHT]):
+        for i in range(len(nodes)):
+            rows_up_to = tree.rows_up_to[nodes[i]]
+            at = 0
+            for entry in range(len(rows_up_to)):
+                at += rows_up_to[entry] <= left[i]
+            left[i] -= rows_up_to[at - 1] if at > 0 else 0
+            nodes[i] = tree.children[nodes[i], at]
+    for i in range(len(nodes)):
+        touch(tree.keys, nodes[i] * WIDTH + left[i])
+    for i in range(len(nodes)):
+        nodes[i] = tree.keys[nodes[i], left[i]]
+    return nodes
+
+
+def largest_priority(tree: RankTree) -> float:
+    """Return the priority of the first row; there is at least one row."""
+    node = tree.state[ROOT]
+    for _ in range(tree.state[HEIGHT]):
+        node = tree.children[node, 0]
+    return float(tree.priorities[node, 0])
+
+
+def smallest_priority(tree: RankTree) -> float:
+    """Return the priority of the last row; there is at least one row."""
+    node = tree.state[ROOT]
+    for _ in range(tree.state[HEIGHT]):
+        node = tree.children[node, tree.sizes[node] - 1]
+    return float(tree.priorities[node, tree.sizes[node] - 1])

@@ -1,0 +1,138 @@
+"""Moving rows from one rank to another, a batch at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.backends.compile import CACHE_LINE_BYTES, kernel, part_of_kernel
+from replay_server.backends.prefetch import prefetch
+from replay_server.backends.rank_tree.balancing import repair_way
+from replay_server.backends.rank_tree.nodes import (
+    HEIGHT,
+    LEAST_ENTRIES,
+    ROOT,
+    UNUSED,
+    WIDTH,
+    RankTree,
+    add_rows,
+    child_for,
+    place_of,
+)
+
+MOST_MOVED = 512
+"""Most rows moved at once: enough for their cache misses to overlap, and few enough for what is known of them to stay
+in the first-level cache."""
+
+_AHEAD = 8
+"""How many rows before its turn the leaf of a row is asked for."""
+
+_LINE = CACHE_LINE_BYTES // 8
+"""Numbers of eight bytes in a cache line."""
+
+
+@part_of_kernel
+def _prefetch_leaf(tree: RankTree, leaf: int) -> None:
+    """Ask for all cache lines of a leaf's entries."""
+    for at in range(leaf * WIDTH, (leaf + 1) * WIDTH, _LINE):
+        prefetch(tree.priorities, at)
+        prefetch(tree.keys, at)
+
+
+@kernel
+def _find_leaves(
+    tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64], change: int
+) -> NDArray[np.int64]:
+    """Return the leaf each row belongs to, and add ``change`` to the counts on the way to it."""
+    nodes = np.full(len(keys), tree.state[ROOT])
+    for _ in range(tree.state[HEIGHT]):
+        for i in range(len(keys)):
+            at = child_for(tree, nodes[i], priorities[i], keys[i])
+            add_rows(tree, nodes[i], at, change)
+            nodes[i] = tree.children[nodes[i], at]
+    return nodes
+
+
+@kernel
+def _take_out(
+    tree: RankTree,
+    leaves: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    keys: NDArray[np.int64],
+    emptied: NDArray[np.int64],
+) -> int:
+    """Remove rows from their leaves; say in ``emptied`` which left one with too few, and return how many did."""
+    count = 0
+    for i in range(len(keys)):
+        leaf = leaves[i]
+        _prefetch_leaf(tree, leaves[min(i + _AHEAD, len(keys) - 1)])
+        last = tree.sizes[leaf] - 1
+        for at in range(place_of(tree, leaf, priorities[i], keys[i]), last):
+            tree.priorities[leaf, at] = tree.priorities[leaf, at + 1]
+            tree.keys[leaf, at] = tree.keys[leaf, at + 1]
+        tree.priorities[leaf, last] = UNUSED
+        tree.sizes[leaf] = last
+        if last < LEAST_ENTRIES:
+            emptied[count] = i
+            count += 1
+    return count
+
+
+@kernel
+def _put_in(
+    tree: RankTree,
+    leaves: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    keys: NDArray[np.int64],
+    left_over: NDArray[np.int64],
+) -> int:
+    """Add rows to their leaves; say in ``left_over`` which found theirs full, and return how many did."""
+    count = 0
+    for i in range(len(keys)):
+        leaf = leaves[i]
+        _prefetch_leaf(tree, leaves[min(i + _AHEAD, len(keys) - 1)])
+        size = tree.sizes[leaf]
+        place = place_of(tree, leaf, priorities[i], keys[i])
+        if size == WIDTH:
+            left_over[count] = i
+            count += 1
+            continue
+        for at in range(size, place, -1):
+            tree.priorities[leaf, at] = tree.priorities[leaf, at - 1]
+            tree.keys[leaf, at] = tree.keys[leaf, at - 1]
+        tree.priorities[leaf, place] = priorities[i]
+        tree.keys[leaf, place] = keys[i]
+        tree.sizes[leaf] = size + 1
+    return count
+
+
+@kernel
+def move(
+    tree: RankTree,
+    old_priorities: NDArray[np.float64],
+    old_keys: NDArray[np.int64],
+    new_priorities: NDArray[np.float64],
+    new_keys: NDArray[np.int64],
+) -> None:
+    """Remove rows that are there, then add rows that are not; at most `MOST_MOVED` each.
+
+    Args:
+        tree: the tree.
+        old_priorities: float64[n] of the rows to remove.
+        old_keys: int64[n] of the rows to remove.
+        new_priorities: float64[m] of the rows to add.
+        new_keys: int64[m] of the rows to add; a row that changes its priority is in both.
+    """
+    old_leaves = _find_leaves(tree, old_priorities, old_keys, -1)
+    new_leaves = _find_leaves(tree, new_priorities, new_keys, 1)
+    emptied = np.empty(len(old_keys), dtype=np.int64)
+    left_over = np.empty(len(new_keys), dtype=np.int64)
+    emptied = emptied[: _take_out(tree, old_leaves, old_priorities, old_keys, emptied)]
+    left_over = left_over[: _put_in(tree, new_leaves, new_priorities, new_keys, left_over)]
+    _find_leaves(tree, new_priorities[left_over], new_keys[left_over], -1)
+    for i in emptied:
+        repair_way(tree, old_priorities[i], old_keys[i], 0)
+    for i in left_over:
+        new_leaves[i] = repair_way(tree, new_priorities[i], new_keys[i], 1)
+        row = slice(i, i + 1)
+        _put_in(tree, new_leaves[row], new_priorities[row], new_keys[row], left_over)
