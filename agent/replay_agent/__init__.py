@@ -1,5 +1,60 @@
-"""A Double DQN trainer that learns through the replay service."""
+"""Double DQN over prioritized replay, as parts for a training loop of your own.
 
+`docs/trainer.md` shows such a loop. The commands `replay-train` and `replay-actor` are built from the same parts.
+"""
+
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from replay_agent.acting.actor import EpsilonGreedyPolicy
+    from replay_agent.acting.environments import describe_environment, make_environment
+    from replay_agent.acting.evaluation import EvaluationResult, evaluate
+    from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig, TransitionBatch, UpdateResult
+    from replay_agent.dqn.n_step import NStep, Transition
+    from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
+    from replay_agent.dqn.schedules import LinearSchedule
+    from replay_agent.replay.rows import append_transition, transition_batch, transition_columns
 
 __version__ = version("replay-service")
+
+_MODULES = {
+    "acting.actor": ["EpsilonGreedyPolicy"],
+    "acting.environments": ["describe_environment", "make_environment"],
+    "acting.evaluation": ["EvaluationResult", "evaluate"],
+    "dqn.double_dqn": ["DoubleDQN", "DoubleDQNConfig", "TransitionBatch", "UpdateResult"],
+    "dqn.n_step": ["NStep", "Transition"],
+    "dqn.networks": ["NetworkSpec", "QNetwork", "build_network"],
+    "dqn.schedules": ["LinearSchedule"],
+    "replay.rows": ["append_transition", "transition_batch", "transition_columns"],
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "DoubleDQN",
+    "DoubleDQNConfig",
+    "EpsilonGreedyPolicy",
+    "EvaluationResult",
+    "LinearSchedule",
+    "NStep",
+    "NetworkSpec",
+    "QNetwork",
+    "Transition",
+    "TransitionBatch",
+    "UpdateResult",
+    "append_transition",
+    "build_network",
+    "describe_environment",
+    "evaluate",
+    "make_environment",
+    "transition_batch",
+    "transition_columns",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a part when it is first used: torch takes seconds to load, and `--help` needs none of it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

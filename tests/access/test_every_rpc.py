@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from google.protobuf.message import Message
-from replay_agent.learner_access import LearnerAccess
-from replay_agent.learner_server import LearnerServer
-from replay_agent.networks import NetworkSpec
-from replay_agent.seeds import RunSeeds
-from replay_agent.task import Task
-from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.acting.seeds import RunSeeds
+from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.learner_access import LearnerAccess
+from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.dqn.networks import NetworkSpec
 from replay_client import Tls
 from replay_client.security import open_channel, token_metadata
 from replay_proto.v1 import learner_pb2, replay_pb2, replay_pb2_grpc

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from replay_agent.embedded_server import READY_PREFIX
+from replay_agent.processes.embedded_server import READY_PREFIX
 from replay_server.warming import _Progress
 
 if __name__ == "__main__":

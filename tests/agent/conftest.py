@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from replay_agent.environments import inspect_environment
-from replay_agent.metrics import MetricsLog, NoLog
-from replay_agent.run_directory import open_run_directory
-from replay_agent.settings import TrainSettings
-from replay_agent.signals import StopRequest
-from replay_agent.trainer import Trainer
+from replay_agent.acting.environments import inspect_environment
+from replay_agent.processes.signals import StopRequest
+from replay_agent.reporting.tensorboard import MetricsLog, NoLog
+from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.training.run_directory import open_run_directory
+from replay_agent.training.trainer import Trainer
 from replay_client import ReplayClient
 
 from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN

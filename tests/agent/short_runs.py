@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from replay_agent.status import Status
+from replay_agent.reporting.status import Status
 
 RECONNECT_TIMEOUT_S = 30.0
 SHORT_RUN = {

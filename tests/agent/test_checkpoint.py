@@ -4,20 +4,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from replay_agent.checkpoint import CheckpointError, checkpoints, load_latest, save_checkpoint
-from replay_agent.divergence import DivergedError
-from replay_agent.learner import Learner, LearnerConfig, TransitionBatch
-from replay_agent.networks import NetworkSpec
-from replay_agent.selection import copy_weights
+from replay_agent.dqn.divergence import DivergedError
+from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig, TransitionBatch
+from replay_agent.dqn.networks import NetworkSpec
+from replay_agent.training.checkpoint import CheckpointError, checkpoints, load_latest, save_checkpoint
+from replay_agent.training.selection import copy_weights
 from safetensors.torch import load_file, save_file
 
 SPEC = NetworkSpec((3,), "float32", actions=2, hidden_sizes=(8,), dueling=True)
 STATE = {"env_steps": 40, "history": {"episode_returns": [1.5, 2.0]}, "rng": {"state": 2**100 + 1}}
 
 
-def make_learner(seed: int, spec: NetworkSpec = SPEC, learning_rate: float = 1e-2) -> Learner:
+def make_learner(seed: int, spec: NetworkSpec = SPEC, learning_rate: float = 1e-2) -> DoubleDQN:
     torch.manual_seed(seed)
-    return Learner(spec, LearnerConfig(learning_rate=learning_rate, target_interval=3), torch.device("cpu"))
+    return DoubleDQN(spec, DoubleDQNConfig(learning_rate=learning_rate, target_interval=3), torch.device("cpu"))
 
 
 def random_batch() -> TransitionBatch:
@@ -32,7 +32,7 @@ def random_batch() -> TransitionBatch:
     )
 
 
-def save(directory: Path, step: int, learner: Learner, keep: int = 2) -> None:
+def save(directory: Path, step: int, learner: DoubleDQN, keep: int = 2) -> None:
     save_checkpoint(directory, step, learner, STATE, copy_weights(learner.online), keep)
 
 
@@ -109,7 +109,7 @@ def test_another_network_is_refused_with_advice(tmp_path: Path) -> None:
         load_latest(tmp_path, make_learner(seed=1, spec=other))
 
 
-def spoil(learner: Learner, part: str) -> None:
+def spoil(learner: DoubleDQN, part: str) -> None:
     """Make one number of the learner infinite or NaN."""
     with torch.no_grad():
         if part == "the online network":

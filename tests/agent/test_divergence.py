@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from replay_agent.checkpoint import checkpoints
-from replay_agent.divergence import DivergedError, require_finite_figures
-from replay_agent.figures import DECAY, FOLDED_STEPS, FiguresMeter
-from replay_agent.learner import Learner, LearnerConfig
-from replay_agent.metrics import NoLog
-from replay_agent.networks import NetworkSpec
-from replay_agent.progress import NoProgress
-from replay_agent.settings import TrainSettings
-from replay_agent.signals import StopRequest
-from replay_agent.train import train
-from replay_agent.trainer import Ending, Trainer
+from replay_agent.dqn.divergence import DivergedError, require_finite_figures
+from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig
+from replay_agent.dqn.figures import DECAY, FOLDED_STEPS, FiguresMeter
+from replay_agent.dqn.networks import NetworkSpec
+from replay_agent.processes.signals import StopRequest
+from replay_agent.reporting.progress import NoProgress
+from replay_agent.reporting.tensorboard import NoLog
+from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.training.checkpoint import checkpoints
+from replay_agent.training.run import train
+from replay_agent.training.trainer import Ending, Trainer
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -94,7 +94,7 @@ def test_a_network_that_is_not_finite_is_not_judged_let_alone_chosen(make_traine
 
 
 def test_the_first_gradient_step_that_was_not_finite_is_named_however_late_it_is_noticed() -> None:
-    learner = Learner(NetworkSpec((2,), "float32", 2, (4,), dueling=False), LearnerConfig(1e-2), CPU)
+    learner = DoubleDQN(NetworkSpec((2,), "float32", 2, (4,), dueling=False), DoubleDQNConfig(1e-2), CPU)
     learner.updates = 100  # of an earlier start
     for _ in range(5):
         learner.update(make_batch())

@@ -6,12 +6,12 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from replay_agent import acting
-from replay_agent.acting import Actor
-from replay_agent.environments import UnsupportedEnvironmentError, inspect_environment, make_environment
-from replay_agent.evaluation import EvaluationStoppedError, evaluate
-from replay_agent.networks import NetworkSpec, QNetwork, build_network
-from replay_agent.seeds import ActorSeeds
+from replay_agent.acting import actor as acting
+from replay_agent.acting.actor import Actor
+from replay_agent.acting.environments import UnsupportedEnvironmentError, inspect_environment, make_environment
+from replay_agent.acting.evaluation import EvaluationStoppedError, evaluate
+from replay_agent.acting.seeds import ActorSeeds
+from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
 from torch import nn
 
 from tests.agent.corridor import (

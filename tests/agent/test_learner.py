@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from replay_agent.learner import Learner, LearnerConfig, TransitionBatch
-from replay_agent.networks import NetworkSpec
+from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig, TransitionBatch
+from replay_agent.dqn.networks import NetworkSpec
 
 SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
 CPU = torch.device("cpu")
 
 
-def make_learner(**config: float | bool) -> Learner:
+def make_learner(**config: float | bool) -> DoubleDQN:
     torch.manual_seed(3)
-    return Learner(SPEC, LearnerConfig(learning_rate=1e-2, **config), CPU)  # type: ignore[arg-type]
+    return DoubleDQN(SPEC, DoubleDQNConfig(learning_rate=1e-2, **config), CPU)  # type: ignore[arg-type]
 
 
 def make_batch(rows: int = 6, discount: float = 0.9) -> TransitionBatch:
@@ -26,14 +26,14 @@ def make_batch(rows: int = 6, discount: float = 0.9) -> TransitionBatch:
     )
 
 
-def shift_target(learner: Learner) -> None:
+def shift_target(learner: DoubleDQN) -> None:
     """Make the target network disagree with the online one about which action is best."""
     with torch.no_grad():
         for parameter in learner.target.parameters():
             parameter.neg_()
 
 
-def expected_td_errors(learner: Learner, batch: TransitionBatch, *, double: bool) -> list[float]:
+def expected_td_errors(learner: DoubleDQN, batch: TransitionBatch, *, double: bool) -> list[float]:
     """The definition, row by row."""
     found = []
     with torch.no_grad():

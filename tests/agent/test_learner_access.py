@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from replay_agent import train
-from replay_agent.learner_access import LearnerAccess
-from replay_agent.learner_client import LearnerClient, LearnerRefusesError, LearnerUnavailableError
-from replay_agent.learner_server import LearnerServer
-from replay_agent.networks import NetworkSpec
-from replay_agent.seeds import RunSeeds
-from replay_agent.settings import load_train_settings
-from replay_agent.task import Task
-from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.acting.seeds import RunSeeds
+from replay_agent.commands import replay_train
+from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.learner_access import LearnerAccess
+from replay_agent.distributed.learner_client import LearnerClient, LearnerRefusesError, LearnerUnavailableError
+from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.dqn.networks import NetworkSpec
+from replay_agent.settings.train_settings import load_train_settings
 from replay_client import Tls
 
 from tests.agent.short_runs import SHORT_RUN
@@ -88,7 +88,7 @@ def test_a_learner_with_tls_takes_those_who_trust_it_and_are_trusted(serve: Serv
 
 
 def test_a_learner_is_not_reached_from_elsewhere_unprotected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert train.main(["--learner-host", "0.0.0.0", "--runs-dir", str(tmp_path)]) == train.EXIT_FAILED
+    assert replay_train.main(["--learner-host", "0.0.0.0", "--runs-dir", str(tmp_path)]) == replay_train.EXIT_FAILED
     for part in ("--learner-host 0.0.0.0", "--learner-tls-cert", "--learner-tokens", "--learner-insecure"):
         assert part in caplog.text
     assert list(tmp_path.iterdir()) == []
@@ -100,7 +100,7 @@ def test_a_learner_with_tls_alone_is_not_reached_from_elsewhere(
     served = Authority(tmp_path / "authority").certify("learner")
     flags = ["--learner-tls-cert", str(served.cert), "--learner-tls-key", str(served.key)]
     runs = tmp_path / "runs"
-    assert train.main(["--learner-host", "0.0.0.0", "--runs-dir", str(runs), *flags]) == train.EXIT_FAILED
+    assert replay_train.main(["--learner-host", "0.0.0.0", "--runs-dir", str(runs), *flags]) == replay_train.EXIT_FAILED
     for part in ("TLS alone encrypts", "--learner-tokens", "--learner-tls-client-ca", "--learner-insecure"):
         assert part in caplog.text
     assert not runs.exists()
@@ -117,7 +117,7 @@ def trained(folder: Path, variables: dict[str, str], **settings: object) -> subp
     values = {**SHORT_RUN, "runs_dir": folder, "name": "run", "actors": 1, **settings}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("REPLAY_")}
     return subprocess.run(
-        [sys.executable, "-m", "replay_agent.train", *flags_of(values)],
+        [sys.executable, "-m", "replay_agent.commands.replay_train", *flags_of(values)],
         env={**inherited, **variables},
         capture_output=True,
         text=True,
@@ -159,4 +159,4 @@ def test_a_server_of_the_trainers_own_does_without_the_variables_of_tls(
     for name, value in {"REPLAY_TLS_CA": "/absent", "REPLAY_LEARNER_TLS_CA": "/absent", "REPLAY_TOKEN": ALL}.items():
         monkeypatch.setenv(name, value)
     values = {**SHORT_RUN, "runs_dir": tmp_path, "name": "run", "actors": 1}
-    assert train.main(flags_of(values)) == 0, caplog.text
+    assert replay_train.main(flags_of(values)) == 0, caplog.text

@@ -13,13 +13,13 @@ import grpc
 import psutil
 import pytest
 import torch
-from replay_agent.learner_access import LearnerAccess
-from replay_agent.learner_client import LearnerClient
-from replay_agent.learner_server import SERVICE, LearnerServer
-from replay_agent.networks import NetworkSpec
-from replay_agent.seeds import RunSeeds
-from replay_agent.task import Task
-from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.acting.seeds import RunSeeds
+from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.learner_access import LearnerAccess
+from replay_agent.distributed.learner_client import LearnerClient
+from replay_agent.distributed.learner_server import SERVICE, LearnerServer
+from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.dqn.networks import NetworkSpec
 from replay_client.security import token_metadata
 from replay_proto.access.serving import BODY_S
 

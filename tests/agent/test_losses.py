@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from replay_agent import losses
+from replay_agent.dqn import losses
 
 ONLINE = torch.tensor([[1.0, 5.0, 2.0], [4.0, 3.0, 0.0]])
 TARGET = torch.tensor([[7.0, 2.0, 9.0], [1.0, 6.0, 8.0]])

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_agent.n_step import NStepAccumulator, Transition, stack_transitions
+from replay_agent.dqn.n_step import NStep, Transition
+from replay_agent.replay.rows import stack_transitions
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def observation(episode: int, step: int) -> np.ndarray:
     return np.array([episode, step], dtype=np.float32)
 
 
-def played(accumulator: NStepAccumulator, number: int, episode: Episode) -> list[Transition]:
+def played(accumulator: NStep, number: int, episode: Episode) -> list[Transition]:
     rows = []
     last = len(episode.rewards) - 1
     for step, reward in enumerate(episode.rewards):
@@ -59,7 +60,7 @@ def expected_row(number: int, episode: Episode, step: int, n_step: int, gamma: f
 def test_every_step_yields_one_row_that_spans_what_it_should(
     played_episodes: list[Episode], n_step: int, gamma: float
 ) -> None:
-    accumulator = NStepAccumulator(n_step, gamma)
+    accumulator = NStep(n_step, gamma)
     for number, episode in enumerate(played_episodes):
         rows = played(accumulator, number, episode)
         assert len(rows) == len(episode.rewards)
@@ -73,23 +74,23 @@ def test_every_step_yields_one_row_that_spans_what_it_should(
 
 
 def test_truncation_bootstraps_from_the_last_observation_of_the_episode_with_the_steps_it_spans() -> None:
-    first, second = played(NStepAccumulator(n_step=3, gamma=0.5), 7, Episode([1.0, 2.0], terminated=False))
+    first, second = played(NStep(n_step=3, gamma=0.5), 7, Episode([1.0, 2.0], terminated=False))
     assert (first.reward, first.discount, first.next_obs.tolist()) == (2.0, 0.25, [7, 2])
     assert (second.reward, second.discount, second.next_obs.tolist()) == (2.0, 0.5, [7, 2])
 
 
 def test_termination_stops_bootstrapping_for_every_row_that_reaches_it() -> None:
-    rows = played(NStepAccumulator(n_step=3, gamma=0.5), 0, Episode([1.0] * 4, terminated=True))
+    rows = played(NStep(n_step=3, gamma=0.5), 0, Episode([1.0] * 4, terminated=True))
     assert [row.discount for row in rows] == [0.125, 0.0, 0.0, 0.0]
 
 
 def test_a_span_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="n_step must be 1 or more, got 0"):
-        NStepAccumulator(0, 0.99)
+        NStep(0, 0.99)
 
 
 def test_rows_become_columns_of_the_tables_dtypes() -> None:
-    columns = stack_transitions(played(NStepAccumulator(1, 0.9), 0, Episode([1.0, 2.0], terminated=True)))
+    columns = stack_transitions(played(NStep(1, 0.9), 0, Episode([1.0, 2.0], terminated=True)))
     assert {name: (column.dtype.name, column.shape) for name, column in columns.items()} == {
         "obs": ("float32", (2, 2)),
         "action": ("int64", (2,)),

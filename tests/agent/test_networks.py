@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from replay_agent.networks import (
+from replay_agent.dqn.networks import (
     Bounds,
     ImageLayout,
     NetworkKind,

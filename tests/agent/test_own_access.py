@@ -15,23 +15,24 @@ from typing import Any
 
 import psutil
 import pytest
-from replay_agent import embedded_server, own_actors
-from replay_agent.actor_pool import ActorsFailError
-from replay_agent.child_process import start_module
-from replay_agent.embedded_server import EmbeddedServer
-from replay_agent.experiments.server_access import replay_server
-from replay_agent.learner_access import LearnerAccess
-from replay_agent.learner_client import LearnerClient, LearnerRefusesError
-from replay_agent.learner_server import LearnerServer
-from replay_agent.networks import NetworkSpec, build_network
-from replay_agent.own_access import OwnAccess, own_access
-from replay_agent.own_actors import OwnActors, actor_environment, learner_access
-from replay_agent.seeds import RunSeeds
-from replay_agent.settings import TrainSettings
-from replay_agent.task import Task
-from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.acting.seeds import RunSeeds
+from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.learner_access import LearnerAccess
+from replay_agent.distributed.learner_client import LearnerClient, LearnerRefusesError
+from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.dqn.networks import NetworkSpec, build_network
+from replay_agent.processes import embedded_server
+from replay_agent.processes.actor_pool import ActorsFailError
+from replay_agent.processes.child_process import start_module
+from replay_agent.processes.embedded_server import EmbeddedServer
+from replay_agent.processes.own_access import OwnAccess, own_access
+from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.training import own_actors
+from replay_agent.training.own_actors import OwnActors, actor_environment, learner_access
 from replay_client import ReplayClient, UnauthenticatedError
 
+from experiments.common.server_access import replay_server
 from tests.agent.short_runs import SHORT_RUN
 from tests.agent.test_learner_access import trained
 from tests.agent.test_processes import PATIENCE_S, flags_of, lines_of
@@ -119,7 +120,7 @@ def test_server_and_learner_of_a_run_serve_nobody_but_its_owner(tmp_path: Path) 
     run = tmp_path / "run"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLAY_")}
     with subprocess.Popen(
-        [sys.executable, "-m", "replay_agent.train", *flags_of(values)],
+        [sys.executable, "-m", "replay_agent.commands.replay_train", *flags_of(values)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

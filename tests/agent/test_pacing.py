@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from replay_agent.pacing import Pacer
+from replay_agent.replay.pacing import Pacer
 
 
 def learn_all(pacer: Pacer) -> int:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from replay_agent.pacing import Pacer
-from replay_agent.settings import TrainSettings
+from replay_agent.replay.pacing import Pacer
+from replay_agent.settings.train_settings import TrainSettings
 
 MAX_STEPS = 60
 

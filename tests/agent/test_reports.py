@@ -11,18 +11,18 @@ from pathlib import Path
 import grpc
 import pytest
 import replay_agent
-from replay_agent.acting import FinishedEpisode
-from replay_agent.divergence import DivergedError
-from replay_agent.join_log import LINES_PER_S, MAX_NAME_LENGTH, JoinLog
-from replay_agent.learner_client import LearnerClient, LearnerRefusesError
-from replay_agent.learner_server import LearnerServer
-from replay_agent.networks import NetworkSpec, build_network
-from replay_agent.progress import NoProgress
-from replay_agent.reports import MAX_EPISODES, MAX_LENGTH, MAX_QUEUED, MAX_RETURN, Reports
-from replay_agent.seeds import RunSeeds
-from replay_agent.task import Assignment, Task
-from replay_agent.trainer import Ending, Trainer
-from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.acting.actor import FinishedEpisode
+from replay_agent.acting.seeds import RunSeeds
+from replay_agent.distributed.assignment import Assignment, Task
+from replay_agent.distributed.episode_reports import MAX_EPISODES, MAX_LENGTH, MAX_QUEUED, Reports
+from replay_agent.distributed.join_log import LINES_PER_S, MAX_NAME_LENGTH, JoinLog
+from replay_agent.distributed.learner_client import LearnerClient, LearnerRefusesError
+from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.dqn.divergence import MAX_RETURN, DivergedError
+from replay_agent.dqn.networks import NetworkSpec, build_network
+from replay_agent.reporting.progress import NoProgress
+from replay_agent.training.trainer import Ending, Trainer
 from replay_proto.v1 import learner_pb2
 
 from tests.agent.corridor import BROKEN_ID

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from replay_agent.evaluation import EvaluationResult
-from replay_agent.networks import NetworkSpec, QNetwork, build_network
-from replay_agent.selection import NetworkSelector
+from replay_agent.acting.evaluation import EvaluationResult
+from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
+from replay_agent.training.selection import NetworkSelector
 from torch import nn
 
 EPISODES, SCREENING = 10, 4

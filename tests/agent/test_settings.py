@@ -7,12 +7,12 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
-from replay_agent.actor_settings import load_actor_settings
-from replay_agent.command_line import explain
-from replay_agent.environments import inspect_environment
-from replay_agent.presets import PRESETS
-from replay_agent.settings import NOT_RESUMED, SETTINGS_FILE, TrainSettings, load_train_settings
-from replay_agent.trainer import network_spec
+from replay_agent.acting.environments import inspect_environment
+from replay_agent.settings.actor_settings import load_actor_settings
+from replay_agent.settings.command_line import explain
+from replay_agent.settings.presets import PRESETS
+from replay_agent.settings.train_settings import NOT_RESUMED, SETTINGS_FILE, TrainSettings, load_train_settings
+from replay_agent.training.trainer import network_spec
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_agent.curve import draw_curve, running_mean
-from replay_agent.history import RECENT_EPISODES, History
-from replay_agent.progress import ProgressLines, make_progress
-from replay_agent.report import EvaluationSummary, TrainingReport
-from replay_agent.status import RateMeter, Status
-from replay_agent.timing import Interval
+from replay_agent.reporting.curve import draw_curve, running_mean
+from replay_agent.reporting.history import RECENT_EPISODES, History
+from replay_agent.reporting.progress import ProgressLines, make_progress
+from replay_agent.reporting.status import RateMeter, Status
+from replay_agent.reporting.training_report import EvaluationSummary, TrainingReport
+from replay_agent.training.timing import Interval
 from rich.console import Console
 
 STATUS = Status(

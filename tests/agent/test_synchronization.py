@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any
 
 import pytest
-from replay_agent.learner import Learner, TransitionBatch, UpdateResult
-from replay_agent.signals import StopRequest
-from replay_agent.status import Status
-from replay_agent.trainer import Ending, Trainer
+from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch, UpdateResult
+from replay_agent.processes.signals import StopRequest
+from replay_agent.reporting.status import Status
+from replay_agent.training.trainer import Ending, Trainer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -95,14 +95,14 @@ class CountingView:
 def test_gradient_steps_wait_for_the_device_only_where_figures_are_shown(
     make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    update = Learner.update
+    update = DoubleDQN.update
 
-    def update_far_away(learner: Learner, batch: TransitionBatch) -> UpdateResult:
+    def update_far_away(learner: DoubleDQN, batch: TransitionBatch) -> UpdateResult:
         """TD errors are on another device than the CPU, as far as the client can see."""
         result = update(learner, batch)
         return UpdateResult(FarTensor.of(result.td_errors), result.loss, result.grad_norm, result.mean_value)
 
-    monkeypatch.setattr(Learner, "update", update_far_away)
+    monkeypatch.setattr(DoubleDQN, "update", update_far_away)
     stop = StopRequest()
     view = CountingView(stop)
     trainer = make_trainer(

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from replay_agent.evaluation import EvaluationStoppedError
-from replay_agent.learner_client import LearnerClient
-from replay_agent.learner_server import LearnerServer
-from replay_agent.progress import NoProgress
-from replay_agent.run_directory import RunDirectoryError
-from replay_agent.seeds import RunSeeds
-from replay_agent.settings import TrainSettings
-from replay_agent.signals import StopRequest
-from replay_agent.train import train
-from replay_agent.trainer import Ending, Trainer
+from replay_agent.acting.evaluation import EvaluationStoppedError
+from replay_agent.acting.seeds import RunSeeds
+from replay_agent.distributed.learner_client import LearnerClient
+from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.processes.signals import StopRequest
+from replay_agent.reporting.progress import NoProgress
+from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.training.run import train
+from replay_agent.training.run_directory import RunDirectoryError
+from replay_agent.training.trainer import Ending, Trainer
 from replay_client import Column, ReplayClient, TableExistsError, TableNotFoundError
 from rich.console import Console
 
@@ -211,7 +211,7 @@ def test_a_resumed_run_whose_table_is_gone_says_that_it_fills_a_new_one(
         client.drop_table("emptied")
     second = make_trainer(resume=tmp_path / "runs" / "emptied", steps=500)
     second.resume()
-    assert "table is gone: learning goes on once a new one has 100 rows" in caplog.text
+    assert "table is gone: learning resumes at 100 rows" in caplog.text
     assert not second.pacer.may_learn
     assert second.train(NoProgress(), None) is Ending.STEPS_DONE
 

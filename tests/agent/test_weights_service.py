@@ -12,15 +12,20 @@ import grpc
 import pytest
 import safetensors.torch
 import torch
-from replay_agent import weights_service
-from replay_agent.acting import FinishedEpisode
-from replay_agent.learner_access import RefusedError
-from replay_agent.learner_client import LearnerClient, LearnerUnavailableError, RunChangedError, ToldToStopError
-from replay_agent.learner_server import LearnerServer
-from replay_agent.networks import Bounds, NetworkSpec, build_network
-from replay_agent.seeds import RunSeeds
-from replay_agent.task import Assignment, Task
-from replay_agent.weights_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.acting.actor import FinishedEpisode
+from replay_agent.acting.seeds import RunSeeds
+from replay_agent.distributed import learner_service
+from replay_agent.distributed.assignment import Assignment, Task
+from replay_agent.distributed.learner_access import RefusedError
+from replay_agent.distributed.learner_client import (
+    LearnerClient,
+    LearnerUnavailableError,
+    RunChangedError,
+    ToldToStopError,
+)
+from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.dqn.networks import Bounds, NetworkSpec, build_network
 from replay_proto.v1 import learner_pb2
 
 from tests.support.refusals import code_of
@@ -195,7 +200,7 @@ def test_weights_are_serialized_once_however_many_actors_ask(
         serialized.append(len(tensors))
         return safetensors.torch.save(tensors)
 
-    monkeypatch.setattr(weights_service, "save", save)
+    monkeypatch.setattr(learner_service, "save", save)
     assignment = client.join("a")
     threads = [
         threading.Thread(target=lambda: [client.newer_weights(assignment, 0) for _ in range(10)]) for _ in range(4)
@@ -213,7 +218,7 @@ def test_weights_are_serialized_once_however_many_actors_ask(
 
 def test_weights_go_out_at_a_bounded_rate_and_to_everybody_in_the_end() -> None:
     now_s = 0.0
-    tensor = torch.zeros(weights_service.WEIGHT_BYTES_PER_S // 4 // 4)  # a quarter of what goes out in a second
+    tensor = torch.zeros(learner_service.WEIGHT_BYTES_PER_S // 4 // 4)  # a quarter of what goes out in a second
     weights = PublishedWeights({"weight": tensor}, clock=lambda: now_s)
     sent = 0
     for tenth in range(100):
@@ -222,7 +227,7 @@ def test_weights_go_out_at_a_bounded_rate_and_to_everybody_in_the_end() -> None:
             version, data = weights.newer_than(0)
             assert version == 1
             sent += len(data)
-    assert 9 <= sent / weights_service.WEIGHT_BYTES_PER_S <= 12
+    assert 9 <= sent / learner_service.WEIGHT_BYTES_PER_S <= 12
     now_s += 1.0
     assert weights.newer_than(0)[1]
 

@@ -73,7 +73,7 @@ class TrainerProcess:
         self._log = log
         with log.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "replay_agent.train", *_FLAGS, *flags],
+                [sys.executable, "-m", "replay_agent.commands.replay_train", *_FLAGS, *flags],
                 env=server_environment({}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

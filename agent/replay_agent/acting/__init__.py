@@ -1,0 +1,1 @@
+"""Acting in an environment: environments, seeds, the policy, greedy evaluation."""

@@ -1,0 +1,94 @@
+"""Environments that the agent can learn: made, checked and described."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from replay_agent.dqn.networks import IMAGE_RANK, Bounds
+
+Environment = gymnasium.Env[Any, Any]
+
+
+class UnsupportedEnvironmentError(ValueError):
+    """The environment cannot be made, or its spaces do not suit DQN."""
+
+
+@dataclass(frozen=True)
+class EnvironmentInfo:
+    """What the rest of the agent needs to know of an environment.
+
+    Attributes:
+        env_id: Gymnasium's name of it.
+        observation_shape: shape of one observation.
+        observation_dtype: NumPy name of its dtype.
+        bounds: of its elements.
+        actions: number of actions, numbered from 0.
+        first_action: the environment's own number of action 0.
+    """
+
+    env_id: str
+    observation_shape: tuple[int, ...]
+    observation_dtype: str
+    bounds: Bounds
+    actions: int
+    first_action: int
+
+
+def make_environment(env_id: str) -> Environment:
+    """Make one environment.
+
+    Raises:
+        UnsupportedEnvironmentError: Gymnasium does not know it or lacks what it needs.
+    """
+    try:
+        return gymnasium.make(env_id)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise UnsupportedEnvironmentError(
+            f"Gymnasium could not make the environment {env_id!r}: {error}. "
+            "Check --env, and install the package that registers it (name it as module:EnvId if need be)."
+        ) from error
+
+
+def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
+    """Check the spaces and describe them.
+
+    Raises:
+        UnsupportedEnvironmentError: the action space is not Discrete or the observation space no Box of up to 3 axes.
+    """
+    action_space, observation_space = env.action_space, env.observation_space
+    if not isinstance(action_space, spaces.Discrete):
+        raise UnsupportedEnvironmentError(
+            f"DQN needs a Discrete action space; {env_id} has {action_space}. Choose another --env."
+        )
+    if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) > IMAGE_RANK:
+        raise UnsupportedEnvironmentError(
+            f"the agent needs a Box observation space of at most {IMAGE_RANK} axes; {env_id} has {observation_space}. "
+            "Wrap the environment (flatten or stack its observations) or choose another --env."
+        )
+    return EnvironmentInfo(
+        env_id=env_id,
+        observation_shape=tuple(observation_space.shape),
+        observation_dtype=np.dtype(observation_space.dtype).name,
+        bounds=Bounds(_flat(observation_space.low), _flat(observation_space.high)),
+        actions=int(action_space.n),
+        first_action=int(action_space.start),
+    )
+
+
+def _flat(bound: NDArray[Any]) -> tuple[float, ...]:
+    return tuple(bound.astype(np.float64).ravel().tolist())
+
+
+def inspect_environment(env_id: str) -> EnvironmentInfo:
+    """Make an environment just to describe it."""
+    env = make_environment(env_id)
+    try:
+        return describe_environment(env, env_id)
+    finally:
+        env.close()

@@ -1,0 +1,1 @@
+"""The commands `replay-train` and `replay-actor`."""

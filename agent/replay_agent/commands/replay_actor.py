@@ -1,0 +1,72 @@
+"""The command `replay-actor`."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from replay_proto.extras import needs_extras
+
+with needs_extras("replay-actor", "agent"):
+    from pydantic import ValidationError
+    from pydantic_settings import SettingsError
+
+    from replay_agent.processes.child_process import when_parent_dies
+    from replay_agent.settings.actor_settings import load_actor_settings
+    from replay_agent.settings.command_line import explain
+
+log = logging.getLogger("replay_agent.actor")
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run an actor.
+
+    Returns:
+        0 when the run is over or the actor was told to stop; 1 when it failed; 2 for unusable settings.
+    """
+    try:
+        settings = load_actor_settings(sys.argv[1:] if arguments is None else arguments)
+    except (ValidationError, SettingsError) as error:
+        print(f"replay-actor: {explain(error)}", file=sys.stderr)
+        return EXIT_USAGE
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if settings.exit_with_parent:
+        when_parent_dies(lambda: _stop_for_good(stop))
+    # Imported here: torch takes seconds to load, and `--help` needs none of it.
+    with needs_extras("replay-actor", "agent"):
+        import torch
+
+        from replay_agent.distributed.acting_run import FAILURES, run_actor
+
+    gc.freeze()  # Torch's modules are never garbage, and scanning them takes long.
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s  %(message)s",
+    )
+    torch.set_num_threads(1)
+    try:
+        run_actor(settings, stop)
+    except FAILURES as error:
+        log.error("%s", error)
+        return EXIT_FAILED
+    return 0
+
+
+def _stop_for_good(stop: threading.Event) -> None:
+    """The trainer died: exit at once, since calls to the learner would only time out."""
+    stop.set()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

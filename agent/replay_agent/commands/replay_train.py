@@ -1,0 +1,69 @@
+"""The command `replay-train`."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Sequence
+
+from replay_proto.extras import needs_extras
+from replay_proto.quiet import quiet_grpc
+
+with needs_extras("replay-train", "server,agent"):  # it starts a server of its own where none is named
+    from pydantic import ValidationError
+    from pydantic_settings import SettingsError
+
+    from replay_agent.settings.command_line import explain
+    from replay_agent.settings.train_settings import load_train_settings
+
+log = logging.getLogger("replay_agent")
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+# By convention a program that a signal ended reports this plus the signal's number.
+EXIT_SIGNAL_BASE = 128
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train.
+
+    Returns:
+        0; 1 when training failed; 2 for unusable settings; 128 + n when signal n stopped it.
+    """
+    quiet_grpc()
+    try:
+        settings = load_train_settings(sys.argv[1:] if arguments is None else arguments)
+    except (ValidationError, SettingsError) as error:
+        print(f"replay-train: {explain(error)}", file=sys.stderr)
+        return EXIT_USAGE
+    # Imported here: torch takes seconds to load, and `--help` needs none of it.
+    with needs_extras("replay-train", "server,agent"):
+        from rich.console import Console
+
+        from replay_agent.processes.signals import StopRequest
+        from replay_agent.reporting.logs import set_up_logging
+        from replay_agent.training.run import FAILURES, train
+        from replay_agent.training.trainer import Ending
+
+    gc.freeze()  # Torch's modules are never garbage, and scanning them takes long.
+    console = Console(stderr=True)
+    set_up_logging(settings.log_level, console)
+    try:
+        with StopRequest() as stop:
+            report = train(settings, stop, console)
+    except KeyboardInterrupt:
+        log.error("interrupted")
+        return EXIT_FAILED
+    except FAILURES as error:
+        log.error("%s", "\n".join([str(error), *getattr(error, "__notes__", [])]))
+        log.debug("because of", exc_info=error)
+        return EXIT_FAILED
+    report.show(Console())
+    if report.ending != Ending.STOPPED:
+        return 0
+    Console().print(f"to resume: replay-train --resume {report.run_dir}", soft_wrap=True, highlight=False)
+    return EXIT_SIGNAL_BASE + stop.signal if stop.signal is not None else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

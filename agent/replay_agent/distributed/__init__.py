@@ -1,0 +1,1 @@
+"""Acting for a learner from other processes and machines."""

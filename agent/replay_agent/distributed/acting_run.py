@@ -1,0 +1,183 @@
+"""Acts for a learner: plays episodes with its weights, and inserts the transitions into its replay table."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+
+from replay_client import ReplayClient, ReplayError, Table, TableNotFoundError, Tls, Writer
+from replay_client.security import token_from_environment
+from replay_proto.v1 import learner_pb2
+
+from replay_agent.acting.actor import Actor, FinishedEpisode
+from replay_agent.acting.environments import UnsupportedEnvironmentError
+from replay_agent.acting.seeds import ActorSeeds
+from replay_agent.distributed.assignment import Assignment
+from replay_agent.distributed.learner_client import (
+    LEARNER_TLS_PREFIX,
+    LEARNER_TOKEN_VARIABLE,
+    LearnerClient,
+    LearnerRefusesError,
+    LearnerUnavailableError,
+    RunChangedError,
+    ToldToStopError,
+)
+from replay_agent.dqn.networks import QNetwork, build_network
+from replay_agent.replay.links import CLOSE_TIMEOUT_S, TABLE_LOST
+from replay_agent.replay.rows import append_transition
+from replay_agent.settings.actor_settings import ActorSettings
+
+log = logging.getLogger("replay_agent.actor")
+
+FAILURES = (LearnerRefusesError, LearnerUnavailableError, ReplayError, UnsupportedEnvironmentError)
+"""What `run_actor` raises."""
+# How long to wait before asking again for a table that the learner has yet to make anew.
+TABLE_RETRY_S = 0.2
+
+
+class ActingRun:
+    """Acts for one run of a learner, until it is over or somebody says stop."""
+
+    def __init__(self, assignment: Assignment, learner: LearnerClient, client: ReplayClient) -> None:
+        """Build the network and the environment of the task."""
+        task = assignment.task
+        self._assignment = assignment
+        self._learner = learner
+        self._client = client
+        self._network: QNetwork = build_network(task.network)
+        self._weights_version = 0
+        self._actor = Actor(
+            task.env_id,
+            ActorSeeds(assignment.seed),
+            self._network,
+            n_step=task.n_step,
+            gamma=task.gamma,
+            actor_id=assignment.actor_id,
+        )
+        self._episodes: list[FinishedEpisode] = []
+
+    def run(self, stop: threading.Event, reconnect_timeout_s: float) -> None:
+        """Act until the learner says that it is finished, or ``stop`` is set.
+
+        Raises:
+            RunChangedError: the learner was restarted; join again.
+            LearnerUnavailableError: the learner is gone.
+            ReplayError: the replay server is gone, or refuses.
+        """
+        finished = False
+        while not finished and not stop.is_set():
+            table = self._find_table(stop)
+            if table is None:
+                return
+            writer = table.writer(reconnect_timeout_s=reconnect_timeout_s)
+            try:
+                finished = self._act(writer, stop)
+            except TABLE_LOST as error:
+                log.warning("the table is gone, waiting for another: %s", error)
+            finally:
+                _close_quietly(writer)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._actor.close()
+
+    def _find_table(self, stop: threading.Event) -> Table | None:
+        """The learner's table, once it is there; None if told to stop before."""
+        while not stop.is_set():
+            try:
+                return self._client.table(self._assignment.task.table)
+            except TableNotFoundError:
+                # The learner makes it; a report tells whether there is still a learner.
+                if self._learner.report(self._assignment, ()).finished:
+                    return None
+                stop.wait(TABLE_RETRY_S)
+        return None
+
+    def _act(self, writer: Writer, stop: threading.Event) -> bool:
+        """Act and report in turns. True when the learner says that it is finished."""
+        while not stop.is_set():
+            guidance = self._report()
+            if guidance.finished:
+                return True
+            self._update_weights(guidance.weights_version)
+            if not guidance.granted_steps:
+                stop.wait(guidance.pause_ms / 1_000)
+            for _ in range(guidance.granted_steps):
+                if stop.is_set():  # One step may take long.
+                    break
+                self._step(writer, guidance.epsilon)
+        return False
+
+    def _report(self) -> learner_pb2.ReportResponse:
+        guidance = self._learner.report(self._assignment, self._episodes)
+        self._episodes.clear()
+        return guidance
+
+    def _update_weights(self, newest: int) -> None:
+        if newest == self._weights_version:
+            return
+        found = self._learner.newer_weights(self._assignment, self._weights_version)
+        if found is not None:
+            self._weights_version, weights = found
+            self._network.load_state_dict(weights)
+
+    def _step(self, writer: Writer, epsilon: float) -> None:
+        step = self._actor.step(epsilon)
+        for transition in step.transitions:
+            append_transition(writer, transition)
+        if step.episode is not None:
+            self._episodes.append(step.episode)
+            writer.end_episode()
+
+
+def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
+    """Act for whichever run the learner has, joining anew after each restart of it.
+
+    Raises:
+        LearnerRefusesError: the learner wants another token.
+        LearnerUnavailableError: the learner is gone.
+        ReplayError: the replay server is gone, or refuses.
+        UnsupportedEnvironmentError: the environment cannot be made here.
+    """
+    token, learner_tls = token_from_environment(), Tls.from_environment(LEARNER_TLS_PREFIX)
+    learner_token = token_from_environment(LEARNER_TOKEN_VARIABLE) or token
+    with (
+        LearnerClient(settings.learner, settings.learner_timeout_s, learner_token, learner_tls, stop) as learner,
+        ReplayClient(
+            settings.server,
+            token=token,
+            tls=Tls.from_environment(),
+            wait_for_server_s=settings.reconnect_timeout_s,
+        ) as client,
+    ):
+        try:
+            while not stop.is_set() and not _act_for_one_run(settings, learner, client, stop):
+                log.info("the learner was restarted, joining again")
+        except ToldToStopError as told:
+            log.info("%s", told)
+
+
+def _act_for_one_run(
+    settings: ActorSettings, learner: LearnerClient, client: ReplayClient, stop: threading.Event
+) -> bool:
+    """Join and act. True if that came to its end, False if the learner was restarted meanwhile."""
+    assignment = learner.join(f"{socket.gethostname()}:{os.getpid()}")
+    log.info("actor %d of run %s: %s", assignment.actor_id, assignment.run_id, assignment.task)
+    acting = ActingRun(assignment, learner, client)
+    try:
+        acting.run(stop, settings.reconnect_timeout_s)
+    except RunChangedError:
+        return False
+    finally:
+        acting.close()
+    return True
+
+
+def _close_quietly(writer: Writer) -> None:
+    """Send what the writer holds, as far as that is possible."""
+    try:
+        writer.close(timeout_s=CLOSE_TIMEOUT_S)
+    except ReplayError as error:
+        log.warning("some rows were not sent: %s", error)

@@ -1,0 +1,91 @@
+"""What actors told the learner: checked, then kept in a bounded queue until the trainer has time for it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from typing import Final
+
+from replay_proto.v1 import learner_pb2
+
+from replay_agent.acting.actor import FinishedEpisode
+from replay_agent.dqn.divergence import MAX_RETURN
+
+MAX_EPISODES: Final = 1_000
+"""Episodes of one report; an actor with more of them reports several times."""
+MAX_REPORT_BYTES: Final = 1 << 16
+"""Of a report on the wire: a whole one takes a third of it, and one of this size takes 4 ms to parse."""
+MAX_LENGTH: Final = 2**53
+"""Environment steps of an episode: up to here float64, and so every reader of JSON, has each whole number."""
+MAX_QUEUED: Final = 100_000
+"""Episodes that wait for the trainer, about 20 MB: a thousand actors fill them in a minute of validation."""
+
+
+class InvalidReportError(ValueError):
+    """A field of a report is out of its bounds; the message names the field, what was expected and what came."""
+
+
+class Reports:
+    """Episodes of actors, oldest first. Threads may share one."""
+
+    def __init__(self) -> None:
+        """Nothing was told yet."""
+        self.arrived = threading.Event()
+        """Set with each report; whoever waits for it clears it."""
+        self._lock = threading.Lock()
+        self._queue: deque[FinishedEpisode] = deque()
+        self._dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        """Episodes so far that gave way to newer ones, because the trainer had no time for them."""
+        return self._dropped
+
+    def add(self, request: learner_pb2.ReportRequest, actors_joined: int) -> None:
+        """Take in a report; where there are too many episodes, the oldest are dropped.
+
+        Args:
+            request: of an actor.
+            actors_joined: the largest number that an actor has.
+
+        Raises:
+            InvalidReportError: nothing of the report was taken in.
+        """
+        episodes = _checked(request, actors_joined)
+        with self._lock:
+            self._queue.extend(episodes)
+            while len(self._queue) > MAX_QUEUED:
+                self._queue.popleft()
+                self._dropped += 1
+        self.arrived.set()
+
+    def take_episodes(self, limit: int = MAX_QUEUED) -> list[FinishedEpisode]:
+        """The oldest episodes, at most ``limit``; after some of them, `arrived` stays set while there are more."""
+        with self._lock:
+            taken = [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+            if taken and self._queue:
+                self.arrived.set()
+        return taken
+
+
+def _checked(request: learner_pb2.ReportRequest, actors_joined: int) -> list[FinishedEpisode]:
+    """The episodes of a report that is as it should be."""
+    if not 1 <= request.actor_id <= actors_joined:
+        raise InvalidReportError(f"actor_id: expected the number that Join gave, got {request.actor_id}")
+    if len(request.episodes) > MAX_EPISODES:
+        raise InvalidReportError(
+            f"episodes: expected at most {MAX_EPISODES}, got {len(request.episodes)}; send them in several reports"
+        )
+    for index, episode in enumerate(request.episodes):
+        # Not a number is not below anything.
+        if not math.fabs(episode.episode_return) <= MAX_RETURN:
+            raise InvalidReportError(
+                f"episodes[{index}].episode_return: expected a finite number from {-MAX_RETURN:g} to {MAX_RETURN:g}, "
+                f"got {episode.episode_return}; scale the environment's rewards down"
+            )
+        if not 1 <= episode.length <= MAX_LENGTH:
+            raise InvalidReportError(
+                f"episodes[{index}].length: expected 1 to {MAX_LENGTH} environment steps, got {episode.length}"
+            )
+    return [FinishedEpisode(episode.episode_return, episode.length, request.actor_id) for episode in request.episodes]

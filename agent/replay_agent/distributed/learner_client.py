@@ -1,0 +1,198 @@
+"""An actor's end of the learner's service."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+from replay_client.security import Tls, open_channel, token_metadata
+from replay_proto.v1 import learner_pb2, learner_pb2_grpc
+from safetensors.torch import load
+from torch import Tensor
+
+from replay_agent.acting.actor import FinishedEpisode
+from replay_agent.distributed.assignment import Assignment
+from replay_agent.distributed.episode_reports import MAX_EPISODES
+
+# Networks may be of any size.
+UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+# A learner that is restarted is back within seconds: do not wait longer than that between attempts.
+MAX_RECONNECT_BACKOFF_MS = 1_000
+MIN_TIMEOUT_S = 0.01
+# What the variables begin with that say how to encrypt towards the learner; see `replay_client.security`.
+LEARNER_TLS_PREFIX = "REPLAY_LEARNER_TLS"
+# Holds the token for the learner, where that is another than the replay server's.
+LEARNER_TOKEN_VARIABLE = "REPLAY_LEARNER_TOKEN"
+_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+# A learner that is away, or that stopped while it answered: CANCELLED and INTERNAL are how gRPC reports a call cut off.
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
+# How long to leave such a learner alone.
+RETRY_PAUSE_S = 0.1
+# How long a call waits for its answer before it looks whether the actor was told to stop.
+STOP_LOOK_S = 0.2
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class LearnerUnavailableError(ConnectionError):
+    """The learner could not be reached for as long as we were willing to wait."""
+
+
+class LearnerRefusesError(PermissionError):
+    """The learner wants another token, or does not take what this actor reports."""
+
+
+class RunChangedError(Exception):
+    """The learner was restarted: join again."""
+
+
+class ToldToStopError(Exception):
+    """The actor was told to stop while it waited for the learner."""
+
+
+class LearnerClient:
+    """Joins a learner, reports to it and fetches its weights.
+
+    Calls wait for a learner that is away, for as long as nobody says stop: every method may raise `ToldToStopError`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        token: str | None = None,
+        tls: Tls | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Open a channel; the learner need not be there yet.
+
+        Args:
+            address: ``host:port``.
+            timeout_s: how long a call may take, in seconds, a wait for the learner included.
+            token: says who calls, where the learner wants to know.
+            tls: how to encrypt; None: not at all.
+            stop: once it is set, no call waits any longer.
+
+        Raises:
+            InvalidArgumentError: for a token that cannot be one, or a file of certificates that cannot be read.
+        """
+        self._address = address
+        self._timeout_s = timeout_s
+        self._stop = stop or threading.Event()
+        options = (*UNLIMITED_MESSAGES, ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS))
+        self._metadata = token_metadata(token)
+        self._channel = open_channel(address, tls, options)
+        self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
+
+    def join(self, name: str) -> Assignment:
+        """Take part.
+
+        Args:
+            name: who asks, for the learner's log.
+
+        Raises:
+            LearnerRefusesError: it wants another token.
+            LearnerUnavailableError: the learner is not there.
+        """
+        return Assignment.from_proto(self._call(self._stub.Join, learner_pb2.JoinRequest(name=name)))
+
+    def report(self, assignment: Assignment, episodes: Sequence[FinishedEpisode]) -> learner_pb2.ReportResponse:
+        """Tell which episodes ended since the last report, and learn how to go on.
+
+        More episodes than one report may have go in several; what the last one is answered holds.
+
+        Raises:
+            RunChangedError: join again.
+            LearnerRefusesError: it wants another token, or the episodes are not as it expects.
+            LearnerUnavailableError: the learner is gone.
+        """
+        *full, last = range(0, max(len(episodes), 1), MAX_EPISODES)
+        for start in full:
+            self._report(assignment, episodes[start : start + MAX_EPISODES])
+        return self._report(assignment, episodes[last:])
+
+    def newer_weights(self, assignment: Assignment, have_version: int) -> tuple[int, dict[str, Tensor]] | None:
+        """Fetch weights newer than ``have_version``; None if there are none.
+
+        Raises:
+            RunChangedError: join again.
+            LearnerRefusesError: it wants another token.
+            LearnerUnavailableError: the learner is gone.
+        """
+        request = learner_pb2.GetWeightsRequest(have_version=have_version, run_id=assignment.run_id)
+        response = self._call(self._stub.GetWeights, request)
+        return (response.version, load(response.safetensors)) if response.safetensors else None
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def _report(self, assignment: Assignment, episodes: Sequence[FinishedEpisode]) -> learner_pb2.ReportResponse:
+        request = learner_pb2.ReportRequest(
+            actor_id=assignment.actor_id,
+            run_id=assignment.run_id,
+            episodes=[
+                learner_pb2.FinishedEpisode(episode_return=episode.episode_return, length=episode.length)
+                for episode in episodes
+            ],
+        )
+        return self._call(self._stub.Report, request)
+
+    def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
+        """Call, again and again while the learner is away, until the time is over."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            left_s = max(deadline - time.monotonic(), MIN_TIMEOUT_S)
+            try:
+                call = method.future(request, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
+                return self._result(call)
+            except grpc.RpcError as error:
+                code = error.code()
+                if code is grpc.StatusCode.FAILED_PRECONDITION:
+                    raise RunChangedError(error.details()) from None
+                if code in _REFUSALS:
+                    raise LearnerRefusesError(
+                        f"the learner at {self._address} refuses: {error.details()}; check the variable REPLAY_TOKEN, "
+                        f"or {LEARNER_TOKEN_VARIABLE} where the learner has another token than the server"
+                    ) from None
+                if code is grpc.StatusCode.INVALID_ARGUMENT:
+                    raise LearnerRefusesError(
+                        f"the learner at {self._address} refuses what this actor sends: {error.details()}"
+                    ) from None
+                if code not in _AWAY or time.monotonic() >= deadline:
+                    raise LearnerUnavailableError(
+                        f"no learner answered at {self._address} for {self._timeout_s:.0f} s ({code.name}: "
+                        f"{error.details()}); check --learner, that replay-train runs, "
+                        "and that REPLAY_LEARNER_TLS... are as it wants them"
+                    ) from error
+                self._stop.wait(RETRY_PAUSE_S)
+                self._raise_if_told_to_stop()
+
+    def _result(self, call: grpc.Future[Response]) -> Response:
+        """Wait for an answer, with an eye on the request to stop."""
+        while True:
+            try:
+                return call.result(STOP_LOOK_S)
+            except grpc.FutureTimeoutError:
+                if self._stop.is_set():
+                    call.cancel()
+                self._raise_if_told_to_stop()
+
+    def _raise_if_told_to_stop(self) -> None:
+        if self._stop.is_set():
+            raise ToldToStopError(f"told to stop while waiting for the learner at {self._address}")
+
+    def __enter__(self) -> LearnerClient:
+        """Use it in a ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()

@@ -1,0 +1,149 @@
+"""Serves a learner to its actors: on an event loop in a thread of its own, which nothing holds up for long.
+
+What may take long, such as waiting for the device that has the weights, runs in further threads. A call is read only
+once its token was checked; see `replay_proto.access.serving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NoReturn, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from replay_proto.access.serving import defer_silent_connections, only_message, server_options
+from replay_proto.errors import FieldError
+from replay_proto.v1 import learner_pb2
+
+from replay_agent.distributed.episode_reports import MAX_REPORT_BYTES
+from replay_agent.distributed.learner_access import LearnerAccess, RefusedError
+from replay_agent.distributed.learner_service import LearnerService
+
+SERVICE: Final = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
+MAX_REQUEST_BYTES: Final = MAX_REPORT_BYTES
+"""A request of an actor: no other is longer than a report."""
+CALLS_PER_CONNECTION: Final = 16
+"""An actor makes one call at a time."""
+KEEPALIVE_S: Final = 30.0
+STOP_GRACE_S: Final = 1.0
+_THREADS: Final = 8
+_ANY_LENGTH: Final = -1
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Run = Callable[[Callable[[], bytes]], Coroutine[Any, Any, bytes]]
+"""Runs a function, on the loop or beside it."""
+
+
+class LearnerServer:
+    """Serves a `LearnerService` on a port."""
+
+    def __init__(self, service: LearnerService, host: str, port: int, access: LearnerAccess | None = None) -> None:
+        """Listen.
+
+        Args:
+            service: what to serve.
+            host: address to listen on.
+            port: 0 picks a free one.
+            access: who may join; None: whoever reaches it.
+
+        Raises:
+            OSError: the port cannot be had.
+            UnusableFileError: the tokens or certificates cannot be used.
+        """
+        access = access or LearnerAccess()
+        self._gate = access.gate(service.table)
+        credentials = access.credentials()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="learner-weights")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="learner-service", daemon=True)
+        self._thread.start()
+        self.host = host
+        try:
+            self.port = self._on_loop(self._start(service, port, credentials))
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT it listens on."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def local_address(self) -> str:
+        """HOST:PORT by which processes on this machine reach it."""
+        return f"127.0.0.1:{self.port}" if self.host in ("0.0.0.0", "[::]", "") else self.address
+
+    def close(self) -> None:
+        """Answer what has begun, and stop. May be called again."""
+        if not self._loop.is_closed():
+            self._on_loop(self._server.stop(STOP_GRACE_S))
+            self._end()
+
+    async def _start(self, service: LearnerService, port: int, credentials: grpc.ServerCredentials | None) -> int:
+        self._server = grpc.aio.server(
+            options=server_options(
+                receive_bytes=MAX_REQUEST_BYTES,
+                send_bytes=_ANY_LENGTH,
+                calls_per_connection=CALLS_PER_CONNECTION,
+                keepalive_s=KEEPALIVE_S,
+            )
+        )
+        methods = {
+            "Join": self._unary(learner_pb2.JoinRequest, service.join, _at_once),
+            "Report": self._unary(learner_pb2.ReportRequest, service.report, _at_once),
+            "GetWeights": self._unary(learner_pb2.GetWeightsRequest, service.get_weights, self._beside),
+        }
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
+        address = f"{self.host}:{port}"
+        try:
+            if credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address} for actors: {error}; choose another --learner-port") from None
+        defer_silent_connections(bound)
+        await self._server.start()
+        return bound
+
+    def _unary(
+        self, message_type: type[M], answer: Callable[[M], Message], run: Run
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        async def call(_requests: object, context: Context) -> bytes:
+            try:
+                self._gate.check(context.invocation_metadata() or ())
+                request = message_type.FromString(await only_message(context))
+                return await run(lambda: answer(request).SerializeToString())
+            except RefusedError as error:
+                await _refuse(context, error.code, str(error))
+            except (FieldError, DecodeError) as error:
+                await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+        return grpc.stream_unary_rpc_method_handler(call)
+
+    async def _beside(self, make: Callable[[], bytes]) -> bytes:
+        return await self._loop.run_in_executor(self._threads, make)
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._threads.shutdown()
+
+
+async def _at_once(make: Callable[[], bytes]) -> bytes:
+    return make()
+
+
+async def _refuse(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
+    await context.abort(code, message)
+    raise AssertionError("abort raises")

@@ -1,0 +1,182 @@
+"""The learner's service: actors join, report what they did, and fetch weights when there are newer ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import grpc
+from replay_proto.v1 import learner_pb2
+from safetensors.torch import save
+from torch import Tensor
+
+from replay_agent.acting.seeds import RunSeeds
+from replay_agent.distributed.assignment import Assignment, Task
+from replay_agent.distributed.episode_reports import InvalidReportError, Reports
+from replay_agent.distributed.join_log import MAX_NAME_LENGTH, JoinLog
+from replay_agent.distributed.learner_access import RefusedError
+
+# How long actors that are ahead wait before they ask again.
+PAUSE_MS = 20
+WEIGHT_BYTES_PER_S = 128 << 20
+"""Of weights, to all actors: whoever fetches them again and again takes a third of the trainer's time at most."""
+BURST_S = 1.0
+"""Actors that ask at the same time are served at once, for up to so many seconds of that rate."""
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """How actors go on.
+
+    Attributes:
+        granted_steps: environment steps until the next report; 0 holds the actor for a while.
+        epsilon: probability of a random action.
+    """
+
+    granted_steps: int
+    epsilon: float
+
+
+class PublishedWeights:
+    """The newest weights. Threads may share one.
+
+    Weights leave the device and are serialized when an actor first asks for them, in the thread that answers it:
+    publishing never waits for the device, and costs nothing more where nobody asks. Sending costs the trainer about
+    2 ms per MB, so weights go out at a bounded rate.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], clock: Callable[[], float] = time.monotonic) -> None:
+        """Publish version 1.
+
+        Args:
+            weights: of this version.
+            clock: seconds that only go forward.
+        """
+        self._newest = _Version(1, weights)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._paid_until = clock()
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self._newest.number
+
+    def publish(self, weights: Mapping[str, Tensor]) -> None:
+        """Make these the newest; they are copied on their device. For one thread."""
+        self._newest = _Version(self.version + 1, weights)
+
+    def newer_than(self, version: int) -> tuple[int, bytes]:
+        """The newest version and its data, which is empty if the caller has that version, or is to ask again later."""
+        newest = self._newest
+        if version == newest.number:
+            return newest.number, b""
+        data = newest.data()
+        return newest.number, data if self._may_send(len(data)) else b""
+
+    def _may_send(self, size: int) -> bool:
+        """Whether so many bytes may go out now; if so, they count."""
+        with self._lock:
+            now = self._clock()
+            if self._paid_until > now + BURST_S:
+                return False
+            self._paid_until = max(now, self._paid_until) + size / WEIGHT_BYTES_PER_S
+            return True
+
+
+class _Version:
+    """Weights as they were when they were published."""
+
+    def __init__(self, number: int, weights: Mapping[str, Tensor]) -> None:
+        self.number = number
+        self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        self._lock = threading.Lock()
+        self._data: bytes | None = None
+
+    def data(self) -> bytes:
+        """The weights in safetensors format; waits for the device the first time."""
+        with self._lock:
+            if self._data is None:
+                self._data = save({name: tensor.cpu().contiguous() for name, tensor in self._weights.items()})
+            return self._data
+
+
+class LearnerService:
+    """Answers the calls of the contract. Threads may share one.
+
+    Every method may raise `RefusedError`.
+    """
+
+    def __init__(self, task: Task, seeds: RunSeeds, weights: PublishedWeights, guide: Callable[[], Guidance]) -> None:
+        """Serve one run.
+
+        Args:
+            task: what actors have to know.
+            seeds: of the run; every actor gets one of its own.
+            weights: the weights to serve.
+            guide: tells actors how to go on; called from several threads.
+        """
+        self.reports = Reports()
+        self.run_id = str(uuid.uuid4())
+        self._task = task
+        self._seeds = seeds
+        self._weights = weights
+        self._guide = guide
+        self._lock = threading.Lock()
+        self._joins = JoinLog()
+        self._actors = 0
+        self._is_finished = threading.Event()
+
+    @property
+    def table(self) -> str:
+        """Name of the table that actors write to."""
+        return self._task.table
+
+    @property
+    def actors_joined(self) -> int:
+        """How many actors ever joined."""
+        return self._actors
+
+    def finish(self) -> None:
+        """Tell actors from now on that the run is over."""
+        self._is_finished.set()
+
+    def join(self, request: learner_pb2.JoinRequest) -> learner_pb2.JoinResponse:
+        """Give the actor a number and the task."""
+        with self._lock:
+            self._actors += 1
+            actor_id = self._actors
+        self._joins.note(actor_id, request.name)
+        return Assignment(self._task, self.run_id, actor_id, self._seeds.actor(actor_id)).to_proto()
+
+    def report(self, request: learner_pb2.ReportRequest) -> learner_pb2.ReportResponse:
+        """Take note, and say how to go on."""
+        self._check_run(request.run_id)
+        try:
+            self.reports.add(request, self._actors)
+        except InvalidReportError as error:
+            raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        guidance = self._guide()
+        return learner_pb2.ReportResponse(
+            granted_steps=guidance.granted_steps,
+            pause_ms=PAUSE_MS,
+            epsilon=guidance.epsilon,
+            weights_version=self._weights.version,
+            finished=self._is_finished.is_set(),
+        )
+
+    def get_weights(self, request: learner_pb2.GetWeightsRequest) -> learner_pb2.GetWeightsResponse:
+        """Return the newest weights, if the caller has older ones; may wait for the device."""
+        self._check_run(request.run_id)
+        version, data = self._weights.newer_than(request.have_version)
+        return learner_pb2.GetWeightsResponse(version=version, safetensors=data)
+
+    def _check_run(self, run_id: str) -> None:
+        if run_id != self.run_id:
+            raise RefusedError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this is run {self.run_id}, not {run_id[:MAX_NAME_LENGTH]!r}: join again",
+            )

@@ -1,0 +1,81 @@
+"""Detects that training diverged, before a network is saved or selected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from replay_agent.dqn.double_dqn import DoubleDQN
+from replay_agent.dqn.figures import Figures
+
+MAX_RETURN: Final = 1e30
+"""Largest magnitude of a return. TensorBoard keeps float32: a sum of 10^8 such returns is still finite there."""
+
+
+class DivergedError(RuntimeError):
+    """Numbers of the learner, or returns, are not finite; the message says which, since when, and what to change."""
+
+
+def require_finite(learner: DoubleDQN) -> None:
+    """Look through everything that a checkpoint holds, and at the action values that come of it; waits for the device.
+
+    Parameters can be finite and yet so large that no value is: whoever resumed from them could not go on.
+
+    Raises:
+        DivergedError: a network or the optimizer holds a number that is not finite, or a network's values are not.
+    """
+    parts: dict[str, Iterable[Tensor]] = {
+        "the online network": learner.online.parameters(),
+        "the target network": learner.target.parameters(),
+        "the optimizer's state": (
+            value for values in learner.optimizer.state.values() for value in values.values() if torch.is_tensor(value)
+        ),
+        "action values": learner.latest_values(),
+    }
+    wrong = [name for name, tensors in parts.items() if not all_finite(tensors)]
+    if wrong:
+        raise _error(wrong, _first_wrong_step(learner, learner.figures.fetch()))
+
+
+def require_finite_figures(learner: DoubleDQN, figures: Figures | None) -> None:
+    """Look at figures that were fetched anyway.
+
+    Raises:
+        DivergedError: those of a gradient step were not finite.
+    """
+    if figures is None or figures.finite_steps == figures.steps:
+        return
+    values = {"the loss": figures.loss, "the gradient": figures.grad_norm, "the mean action value": figures.mean_value}
+    wrong = [name for name, value in values.items() if not math.isfinite(value)]
+    raise _error(wrong, _first_wrong_step(learner, figures))
+
+
+def require_return(value: float, of: str) -> None:
+    """Look at a return before it gets into the learning curve.
+
+    Raises:
+        DivergedError: it is not finite, or too large to add up.
+    """
+    if not math.fabs(value) <= MAX_RETURN:
+        raise DivergedError(f"expected a return from {-MAX_RETURN:g} to {MAX_RETURN:g} of {of}, got {value}")
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no element is infinite or NaN; waits for the device."""
+    found = [tensor.detach().isfinite().all() for tensor in tensors]
+    return not found or bool(torch.stack([finite.to(found[0].device) for finite in found]).all())
+
+
+def _first_wrong_step(learner: DoubleDQN, figures: Figures | None) -> int:
+    """The first gradient step, from 1, whose figures are not finite; if all are, the latest step is to blame."""
+    if figures is None or figures.finite_steps == figures.steps:
+        return learner.updates
+    return learner.updates - figures.steps + figures.finite_steps + 1
+
+
+def _error(wrong: list[str], step: int) -> DivergedError:
+    return DivergedError(f"training diverged: from gradient step {step} on, not finite: {', '.join(wrong)}")

@@ -1,0 +1,75 @@
+"""n-step transitions, correct at the end of an episode and at truncation."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+Observation = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One row of the replay table.
+
+    Attributes:
+        obs: where the action was taken.
+        action: the action.
+        reward: discounted sum of the k rewards that follow, ``sum of gamma**i * r_i for i < k``.
+        discount: ``gamma**k * (1 - terminated)``, what the value of ``next_obs`` counts.
+        next_obs: the observation k steps later; at an episode's end its true last one.
+    """
+
+    obs: Observation
+    action: int
+    reward: float
+    discount: float
+    next_obs: Observation
+
+
+class NStep:
+    """Turns the steps of one environment into n-step transitions.
+
+    Every step yields exactly one transition. The last ones of an episode span fewer than n steps: they reach up to
+    its end and no further, whether it terminated (no bootstrap) or was truncated (bootstrap from its last observation).
+    """
+
+    def __init__(self, n_step: int, gamma: float) -> None:
+        """Span ``n_step`` steps (1 or more), discounted by ``gamma``."""
+        if n_step < 1:
+            raise ValueError(f"n_step must be 1 or more, got {n_step}")
+        self._n_step = n_step
+        self._gamma = gamma
+        self._pending: deque[tuple[Observation, int, float]] = deque()
+
+    def push(
+        self, obs: Observation, action: int, reward: float, next_obs: Observation, *, terminated: bool, truncated: bool
+    ) -> list[Transition]:
+        """Take one environment step and return the transitions that it completes, oldest first.
+
+        Args:
+            obs: the observation before the step.
+            action: the action taken.
+            reward: the reward it brought.
+            next_obs: the observation after the step, never that of a reset.
+            terminated: the episode reached a terminal state.
+            truncated: the episode was cut off.
+        """
+        self._pending.append((obs, action, float(reward)))
+        if terminated or truncated:
+            return [self._pop(next_obs, terminated=terminated) for _ in range(len(self._pending))]
+        if len(self._pending) == self._n_step:
+            return [self._pop(next_obs, terminated=False)]
+        return []
+
+    def _pop(self, next_obs: Observation, *, terminated: bool) -> Transition:
+        """Complete the oldest pending step, spanning all that are pending."""
+        total = 0.0
+        for _, _, reward in reversed(self._pending):
+            total = reward + self._gamma * total
+        discount = 0.0 if terminated else self._gamma ** len(self._pending)
+        obs, action, _ = self._pending.popleft()
+        return Transition(obs, action, total, discount, next_obs)

@@ -1,0 +1,1 @@
+"""Processes that a run starts on this machine, and signals that stop it."""

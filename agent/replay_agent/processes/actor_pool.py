@@ -1,0 +1,131 @@
+"""Actor processes on this machine: started, watched, and started again when they die."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from replay_agent.processes.child_process import log_tail, start_module, stop
+
+log = logging.getLogger(__name__)
+
+# An actor that gave up sooner than this did not get to work.
+SHORT_LIFE_S = 10.0
+# After so many of them in a row something is wrong that another start does not mend.
+MAX_FAILED_STARTS = 3
+FIRST_BACKOFF_S = 0.25
+STOP_TIMEOUT_S = 10.0
+
+
+class ActorsFailError(RuntimeError):
+    """Actors give up as soon as they are started."""
+
+
+@dataclass
+class _Slot:
+    """One place in the pool and who is in it."""
+
+    number: int
+    process: subprocess.Popen[str] | None = None
+    started_at: float = 0.0
+    failed_starts: int = 0
+    start_at: float = 0.0
+
+
+class ActorPool:
+    """Keeps ``count`` actor processes running for as long as this process lives."""
+
+    def __init__(
+        self,
+        count: int,
+        server: str,
+        learner: str,
+        log_dir: Path,
+        reconnect_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the actors.
+
+        Args:
+            count: how many.
+            server: HOST:PORT of the replay server.
+            learner: HOST:PORT of the learner's service.
+            log_dir: directory for their logs.
+            reconnect_timeout_s: seconds that they wait for a replay server that went away.
+            clock: seconds that only go forward.
+            environment: their variables, a token among them; None: those of this process.
+        """
+        self._arguments = [
+            *("--server", server),
+            *("--learner", learner),
+            *("--reconnect-timeout-s", str(reconnect_timeout_s)),
+            "--exit-with-parent",
+        ]
+        self._log_dir = log_dir
+        self._clock = clock
+        self._environment = environment
+        self._slots = [_Slot(number) for number in range(count)]
+        self.restarts = 0
+        """How often a dead actor was started again."""
+        for slot in self._slots:
+            self._start(slot)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of those that run."""
+        return [slot.process.pid for slot in self._slots if slot.process is not None and slot.process.poll() is None]
+
+    def supervise(self) -> None:
+        """Start again whoever died; cheap, to be called now and then.
+
+        Raises:
+            ActorsFailError: an actor gave up at once again and again; the message ends with its log.
+        """
+        for slot in self._slots:
+            if slot.process is not None and slot.process.poll() is not None:
+                self._note_death(slot, slot.process)
+            if slot.process is None and self._clock() >= slot.start_at:
+                self.restarts += 1
+                self._start(slot)
+
+    def close(self) -> None:
+        """Stop all of them."""
+        running = [slot.process for slot in self._slots if slot.process is not None]
+        for process in running:
+            if process.poll() is None:
+                process.terminate()
+        for process in running:
+            stop(process, STOP_TIMEOUT_S)
+
+    def _start(self, slot: _Slot) -> None:
+        slot.started_at = self._clock()
+        slot.process = start_module(
+            "replay_agent.commands.replay_actor",
+            self._arguments,
+            self._log_path(slot),
+            pipe_output=False,
+            environment=self._environment,
+        )
+
+    def _note_death(self, slot: _Slot, process: subprocess.Popen[str]) -> None:
+        lived_s = self._clock() - slot.started_at
+        # Whoever was killed, by a signal, has nothing to do with whether a start is of use.
+        failed_to_start = process.returncode > 0 and lived_s < SHORT_LIFE_S
+        slot.failed_starts = slot.failed_starts + 1 if failed_to_start else 0
+        log.warning("actor process %d ended with status %s after %.0f s", process.pid, process.returncode, lived_s)
+        stop(process, STOP_TIMEOUT_S)
+        slot.process = None
+        if slot.failed_starts >= MAX_FAILED_STARTS:
+            raise ActorsFailError(
+                f"an actor gave up {slot.failed_starts} times within {SHORT_LIFE_S:.0f} s of its start; "
+                f"the end of {self._log_path(slot)}:\n{log_tail(self._log_path(slot))}"
+            )
+        slot.start_at = self._clock() + (FIRST_BACKOFF_S * 2**slot.failed_starts if failed_to_start else 0.0)
+
+    def _log_path(self, slot: _Slot) -> Path:
+        return self._log_dir / f"actor-{slot.number}.log"

@@ -1,0 +1,138 @@
+"""A replay server of the trainer's own, in a second process."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from replay_agent.processes.child_process import log_tail, start_module, stop
+from replay_agent.processes.own_access import OwnAccess
+
+log = logging.getLogger(__name__)
+
+READY_PREFIX = "replay-server listening on "
+# A first start compiles the server's kernels; later ones load them from a cache.
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 15.0
+# How often the server's log is looked at while it starts, for lines that say how far it is.
+LOOK_S = 0.5
+_PROGRESS = re.compile(r"(?:compiling|kernels compiled).*")
+
+
+class EmbeddedServerError(RuntimeError):
+    """The server did not start, or it is gone."""
+
+
+class EmbeddedServer:
+    """Runs ``replay-server`` on a free port of the loopback interface for as long as this process lives.
+
+    Other users of the machine reach the port, too: whoever calls needs the token that it is started with.
+    """
+
+    def __init__(
+        self,
+        log_path: Path,
+        access: OwnAccess,
+        *,
+        data_dir: Path | None = None,
+        keep_open: Sequence[int] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        """Start the server and wait until it is ready to serve.
+
+        Args:
+            log_path: file for its log.
+            access: the token that callers need.
+            data_dir: directory that its tables are kept in; None: in memory, for as long as it lives.
+            keep_open: file descriptors that it holds until it ends.
+            start_timeout_s: how long to wait, in seconds.
+
+        Raises:
+            EmbeddedServerError: it did not get ready; the message ends with its log.
+        """
+        self._log_path = log_path
+        tables = [] if data_dir is None else ["--data-dir", str(data_dir)]
+        already_logged = log_path.stat().st_size if log_path.exists() else 0
+        self._process = start_module(
+            "replay_server",
+            [
+                *("--host", "127.0.0.1", "--port", "0"),
+                *("--tokens", str(access.tokens_file), "--exit-with-parent", *tables),
+            ],
+            log_path,
+            pipe_output=True,
+            keep_open=keep_open,
+        )
+        try:
+            self.address = self._wait_for_address(start_timeout_s, already_logged)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def describe_end(self) -> str:
+        """What is known of a server that is gone."""
+        return (
+            f"the embedded replay server ended with status {self._process.poll()}; "
+            f"the end of {self._log_path}:\n{log_tail(self._log_path)}"
+        )
+
+    def close(self) -> None:
+        """Stop it."""
+        stop(self._process, STOP_TIMEOUT_S)
+
+    def _wait_for_address(self, timeout_s: float, already_logged: int) -> str:
+        lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=_read_first_line, args=(self._process, lines), daemon=True).start()
+        deadline = time.monotonic() + timeout_s
+        with self._log_path.open(errors="replace") as server_log:
+            server_log.seek(already_logged)
+            while True:
+                line = _next_within(LOOK_S, lines)
+                _pass_progress_on(server_log.readlines())
+                if line is not None:
+                    break
+                if time.monotonic() > deadline:
+                    raise EmbeddedServerError(
+                        f"the embedded replay server was not ready after {timeout_s:.0f} s; see {self._log_path}"
+                    )
+        if not line.startswith(READY_PREFIX):
+            stop(self._process, STOP_TIMEOUT_S)
+            raise EmbeddedServerError(
+                f"expected {READY_PREFIX!r} from the embedded replay server, got {line!r}; {self.describe_end()}"
+            )
+        return line.removeprefix(READY_PREFIX)
+
+
+def _next_within(seconds: float, lines: queue.Queue[str]) -> str | None:
+    try:
+        return lines.get(timeout=seconds).strip()
+    except queue.Empty:
+        return None
+
+
+def _pass_progress_on(lines: Sequence[str]) -> None:
+    """Say what of a server's log tells how far its start is: the first one compiles for some seconds."""
+    for line in lines:
+        if found := _PROGRESS.search(line):
+            log.info("replay server: %s", found[0])
+
+
+def _read_first_line(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
+    assert process.stdout is not None
+    lines.put(process.stdout.readline())

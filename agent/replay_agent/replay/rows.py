@@ -1,0 +1,61 @@
+"""Rows of the replay table: its columns, transitions as rows, and batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_client import Column, Writer
+from replay_client.torch import TensorBatch
+
+from replay_agent.acting.environments import EnvironmentInfo
+from replay_agent.dqn.double_dqn import TransitionBatch
+from replay_agent.dqn.n_step import Transition
+
+
+def transition_columns(env: EnvironmentInfo) -> dict[str, Column]:
+    """Columns of a table of n-step transitions."""
+    observation = Column(env.observation_dtype, env.observation_shape)
+    return {
+        "obs": observation,
+        "action": Column("int64"),
+        "reward": Column("float32"),
+        "discount": Column("float32"),
+        "next_obs": observation,
+    }
+
+
+def append_transition(writer: Writer, transition: Transition) -> None:
+    """Append a transition as a row."""
+    writer.append(
+        obs=transition.obs,
+        action=transition.action,
+        reward=transition.reward,
+        discount=transition.discount,
+        next_obs=transition.next_obs,
+    )
+
+
+def stack_transitions(transitions: Sequence[Transition]) -> dict[str, NDArray[Any]]:
+    """Turn transitions into the table's columns, rows first."""
+    return {
+        "obs": np.stack([row.obs for row in transitions]),
+        "action": np.array([row.action for row in transitions], dtype=np.int64),
+        "reward": np.array([row.reward for row in transitions], dtype=np.float32),
+        "discount": np.array([row.discount for row in transitions], dtype=np.float32),
+        "next_obs": np.stack([row.next_obs for row in transitions]),
+    }
+
+
+def transition_batch(batch: TensorBatch) -> TransitionBatch:
+    """A batch of the table as the learner takes it."""
+    return TransitionBatch(
+        obs=batch["obs"],
+        action=batch["action"],
+        reward=batch["reward"],
+        discount=batch["discount"],
+        next_obs=batch["next_obs"],
+        weights=batch.weights,
+    )

@@ -1,0 +1,189 @@
+"""The table of a run: made when it is first needed, and made anew when somebody took it away."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from replay_client import ReplayClient, ReplayError, Table, TableExistsError
+
+from replay_agent.acting.environments import EnvironmentInfo
+from replay_agent.replay.links import DrawSettings, ReplayLink, link_factory
+from replay_agent.replay.pacing import Pacer, TableCount
+from replay_agent.replay.rows import transition_columns
+
+log = logging.getLogger(__name__)
+
+# How long to wait before another table is made when the last one did not even live to be used.
+RETRY_S = 0.2
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """The table to make.
+
+    Attributes:
+        name: unique in the server.
+        capacity: rows kept.
+        backend: ``sum_tree``, ``rank`` or ``uniform``.
+        alpha: priority exponent; the uniform backend has none.
+        seed: of the table's draws.
+    """
+
+    name: str
+    capacity: int
+    backend: str
+    alpha: float
+    seed: int
+
+    def make(self, client: ReplayClient, env: EnvironmentInfo) -> Table:
+        """Make the table, or find it, if one of the same config is there.
+
+        Raises:
+            TableExistsError: a table of this name has another config; the message says what to do.
+            ReplayError: another failure.
+        """
+        parameters = {} if self.backend == "uniform" else {"alpha": self.alpha}
+        try:
+            return client.create_table(
+                self.name,
+                columns=transition_columns(env),
+                capacity=self.capacity,
+                backend=self.backend,
+                seed=self.seed,
+                if_exists="open",
+                **parameters,
+            )
+        except TableExistsError as error:
+            error.add_note(
+                "Resume with the settings that it was made with, choose another --table, or remove this one: "
+                f"replay drop {self.name}"
+            )
+            raise
+
+
+class RunTable:
+    """Keeps a link to the table that has the run's name now."""
+
+    def __init__(
+        self,
+        client: ReplayClient,
+        env: EnvironmentInfo,
+        spec: TableSpec,
+        draws: DrawSettings,
+        pacer: Pacer,
+        *,
+        lockstep: bool,
+    ) -> None:
+        """Nothing is made yet.
+
+        Args:
+            client: of the replay server.
+            env: whose transitions the table holds.
+            spec: of the table.
+            draws: how batches are drawn.
+            pacer: told how far each table stands.
+            lockstep: whether to wait for every answer.
+        """
+        self.spec = spec
+        self._client = client
+        self._env = env
+        self._draws = draws
+        self._pacer = pacer
+        self._lockstep = lockstep
+        self._link: ReplayLink | None = None
+
+    def link(self) -> ReplayLink:
+        """A link to the table, which is made or found first if need be.
+
+        Raises:
+            TableExistsError: a table of this name has another config.
+            ReplayError: one of `TABLE_LOST` or another failure.
+        """
+        if self._link is None:
+            table = self.spec.make(self._client, self._env)
+            description = table.describe()
+            if description.size:
+                log.info("table %s has %d rows already", table.name, description.size)
+            self._pacer.attach(description.inserted, description.size)
+            self._link = link_factory(lockstep=self._lockstep)(table, self._draws)
+        return self._link
+
+    def to_json(self) -> dict[str, Any]:
+        """Which table it is and how many rows are counted, as JSON values."""
+        return {"uid": self._uid, **asdict(self._pacer.table_count)}
+
+    def find_again(self, saved: Mapping[str, Any], *, is_shared: bool) -> bool:
+        """Resume with the table of an earlier start, if it still exists.
+
+        Args:
+            saved: what `to_json` gave then.
+            is_shared: whether others may have inserted rows meanwhile, which are then not counted as steps of the run.
+
+        Returns:
+            False if that table is gone.
+
+        Raises:
+            ReplayError: one of `TABLE_LOST` or another failure.
+        """
+        link = self.link()
+        if saved["uid"] != self._uid:
+            return False
+        if not is_shared:
+            description = link.table.describe()
+            counted = TableCount(saved["inserted"], saved["size"])
+            self._pacer.catch_up(counted, description.inserted, description.size)
+        return True
+
+    def flush(self) -> None:
+        """Wait for some seconds until the table has every row appended so far; give up quietly."""
+        if self._link is not None:
+            self._link.flush()
+
+    def lose(self, error: Exception) -> None:
+        """The table is gone: the next `link` is to another one."""
+        log.warning("the table is gone, making it anew: %s", error)
+        if self._link is None:
+            time.sleep(RETRY_S)
+        self.close()
+
+    def checkpoint(self, keep: int, timeout_s: float) -> str | None:
+        """Have the server write a checkpoint of the table, of a series that has the table's name.
+
+        Args:
+            keep: how many of the series stay.
+            timeout_s: how long it may take, in seconds.
+
+        Returns:
+            The checkpoint's name; None if there is none, which is logged.
+        """
+        try:
+            made = self._client.checkpoint([self.spec.name], series=self.spec.name, keep=keep, timeout_s=timeout_s)
+        except ReplayError as error:
+            log.warning("the server wrote no checkpoint of the table: %s", error)
+            return None
+        return made.name
+
+    def drop(self) -> None:
+        """Remove the table from the server.
+
+        Raises:
+            ReplayError: one of `TABLE_LOST` if it is gone already, or another failure.
+        """
+        if self._link is not None:
+            table = self._link.table
+            self.close()
+            table.drop()
+
+    def close(self) -> None:
+        """Send what is left, as far as the table is still there."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    @property
+    def _uid(self) -> str | None:
+        return None if self._link is None else self._link.table.uid.hex()

@@ -1,0 +1,1 @@
+"""What people see of a run: progress, TensorBoard, the learning curve, the result."""

@@ -1,0 +1,157 @@
+"""Shows how training goes: a bar in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from replay_agent.reporting.status import Status
+
+log = logging.getLogger(__name__)
+
+LINE_INTERVAL_S = 10.0
+REFRESH_INTERVAL_S = 0.2
+UNKNOWN = "-"
+FIGURES = (
+    "  return [green]{recent}[/]  best [green]{best}[/]  loss {loss}  ε {epsilon}  β {beta}  "
+    "[cyan]{speed}[/] steps/s  [yellow]{note}[/]"
+)
+
+
+class ProgressView(Protocol):
+    """Something that shows a run."""
+
+    def show(self, status: Status) -> None:
+        """Show how the run stands; called several times per second."""
+        ...
+
+    def __enter__(self) -> ProgressView: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class _BarAboveFigures(Progress):
+    """A bar, and the figures of a run below it: on one line they are wider than 80 characters."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            yield Text.from_markup(FIGURES.format(**task.fields), overflow="fold")
+
+
+class ProgressBar:
+    """A bar in a terminal."""
+
+    def __init__(self, console: Console, title: str, total_steps: int) -> None:
+        """Show ``title`` and count up to ``total_steps``."""
+        self._progress = _BarAboveFigures(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        fields: dict[str, Any] = dict.fromkeys(("recent", "best", "loss", "epsilon", "beta", "speed"), UNKNOWN)
+        self._task = self._progress.add_task(title, total=total_steps, note="", **fields)
+
+    def show(self, status: Status) -> None:
+        """Move the bar."""
+        fields: dict[str, Any] = {**_fields(status)}
+        self._progress.update(self._task, completed=status.env_steps, **fields)
+
+    def __enter__(self) -> ProgressBar:
+        """Begin to show."""
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave the last state on the screen."""
+        self._progress.stop()
+
+
+class ProgressLines:
+    """A log line now and then."""
+
+    def __init__(
+        self, title: str, total_steps: int, interval_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Log every ``interval_s`` seconds."""
+        self._title = title
+        self._total_steps = total_steps
+        self._interval_s = interval_s
+        self._clock = clock
+        self._next = 0.0
+
+    def show(self, status: Status) -> None:
+        """Log a line if it is time."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + self._interval_s
+        log.info(
+            "%s %d/%d return %s best %s loss %s epsilon %s beta %s, %s steps/s %s",
+            self._title,
+            status.env_steps,
+            self._total_steps,
+            *_fields(status).values(),
+        )
+
+    def __enter__(self) -> ProgressLines:
+        """Nothing to begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing to end."""
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    def show(self, status: Status) -> None:
+        """Ignored."""
+
+    def __enter__(self) -> NoProgress:
+        """Nothing to begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing to end."""
+
+
+def make_progress(console: Console, title: str, total_steps: int, *, shown: bool) -> ProgressView:
+    """The view that suits where the program runs."""
+    if not shown:
+        return NoProgress()
+    if console.is_terminal:
+        return ProgressBar(console, title, total_steps)
+    return ProgressLines(title, total_steps, LINE_INTERVAL_S)
+
+
+def _fields(status: Status) -> dict[str, str]:
+    return {
+        "recent": _number(status.recent_return, ".1f"),
+        "best": _number(status.best_mean, ".1f"),
+        "loss": _number(status.loss, ".3g"),
+        "epsilon": f"{status.epsilon:.2f}",
+        "beta": f"{status.beta:.2f}",
+        "speed": f"{status.steps_per_s:.0f}",
+        "note": status.note,
+    }
+
+
+def _number(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else format(value, form)

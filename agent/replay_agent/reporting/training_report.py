@@ -1,0 +1,102 @@
+"""What a run came to: a table for people and a file for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from replay_agent.acting.evaluation import EvaluationResult
+
+
+@dataclass(frozen=True)
+class EvaluationSummary:
+    """Returns of the greedy episodes at the end.
+
+    Attributes:
+        episodes: how many were played.
+        mean: mean return.
+        std: standard deviation of the return.
+        lowest: the worst episode.
+        highest: the best episode.
+    """
+
+    episodes: int
+    mean: float
+    std: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, result: EvaluationResult) -> EvaluationSummary:
+        """Sum up a result."""
+        returns = result.returns
+        return cls(len(returns), result.mean, float(returns.std()), float(returns.min()), float(returns.max()))
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What a run came to.
+
+    Attributes:
+        env: Gymnasium's name of the environment.
+        backend: of the replay table.
+        seed: of the run.
+        ending: why training ended.
+        env_steps: environment steps over all actors.
+        updates: gradient steps.
+        training_s: seconds of training, validation included.
+        best_validation: mean return of the chosen network over all its validation episodes.
+        evaluation: its last, greedy evaluation on seeds of its own; None if it was not played.
+        run_dir: the directory of the run.
+        curve: the picture of the learning curve.
+        history: its points, as JSON.
+    """
+
+    env: str
+    backend: str
+    seed: int
+    ending: str
+    env_steps: int
+    updates: int
+    training_s: float
+    best_validation: float | None
+    evaluation: EvaluationSummary | None
+    run_dir: str
+    curve: str
+    history: str
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n")
+
+    def show(self, console: Console) -> None:
+        """Print it as a table."""
+        table = Table(title=f"{self.env}, {self.backend}, seed {self.seed}", show_header=False, title_justify="left")
+        for name, value in self._rows():
+            table.add_row(name, value)
+        console.print(table)
+        # Paths stay whole, to be copied.
+        console.print(f"learning curve: {self.curve}", soft_wrap=True, highlight=False)
+        console.print(f"logs: tensorboard --logdir {self.run_dir}", soft_wrap=True, highlight=False)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [
+            ("training ended", self.ending),
+            ("environment steps", f"{self.env_steps:,}"),
+            ("gradient steps", f"{self.updates:,}"),
+            ("training time", f"{self.training_s:.1f} s"),
+        ]
+        if self.best_validation is not None:
+            rows.append(("best validation", f"{self.best_validation:.1f}"))
+        found = self.evaluation
+        if found is None:
+            return [*rows, ("evaluation", "not played")]
+        return [
+            *rows,
+            (f"evaluation, {found.episodes} episodes", f"[bold green]{found.mean:.1f}[/] ± {found.std:.1f}"),
+            ("lowest, highest return", f"{found.lowest:.1f}, {found.highest:.1f}"),
+        ]

@@ -1,0 +1,1 @@
+"""Settings of the commands, from flags, environment variables and TOML files."""

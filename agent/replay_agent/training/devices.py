@@ -1,0 +1,37 @@
+"""Where networks live, and how many CPU threads torch takes."""
+
+from __future__ import annotations
+
+import torch
+
+from replay_agent.dqn.networks import NetworkKind
+
+
+def choose_device(wanted: str, kind: NetworkKind) -> torch.device:
+    """Choose the device of the trainer's networks.
+
+    Small dense networks are faster on the CPU, where a step is not a dozen launches of tiny kernels.
+
+    Args:
+        wanted: ``auto``, ``cpu`` or ``cuda``.
+        kind: of the network.
+
+    Raises:
+        ValueError: ``cuda`` is wanted where there is none.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no CUDA device here; use --device cpu, or a torch with CUDA")
+    if wanted == "auto":
+        wanted = "cuda" if kind is NetworkKind.CONV and torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def limit_threads(wanted: int | None, kind: NetworkKind) -> None:
+    """Set the number of CPU threads that torch computes with.
+
+    Small dense networks lose more by waking threads than they gain, and the replay server needs its core.
+    """
+    if wanted is None and kind is NetworkKind.MLP:
+        wanted = 1
+    if wanted is not None:
+        torch.set_num_threads(wanted)

@@ -1,0 +1,237 @@
+"""A whole run: puts server, table, learner and actors together, trains, and writes the result."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from replay_client import ReplayClient, ReplayError, Tls
+from replay_client.security import token_from_environment
+from replay_proto.access.exposure import ExposedError, check_exposure
+from replay_proto.access.watched import UnusableFileError
+from rich.console import Console
+from safetensors.torch import save_file
+
+from replay_agent.acting.environments import UnsupportedEnvironmentError, inspect_environment
+from replay_agent.acting.evaluation import EvaluationStoppedError
+from replay_agent.distributed.learner_server import LearnerServer
+from replay_agent.dqn.divergence import DivergedError
+from replay_agent.dqn.networks import network_kind
+from replay_agent.processes.actor_pool import ActorPool, ActorsFailError
+from replay_agent.processes.embedded_server import EmbeddedServer, EmbeddedServerError
+from replay_agent.processes.own_access import OwnAccess, own_access
+from replay_agent.processes.signals import StopRequest
+from replay_agent.replay.links import TABLE_LOST
+from replay_agent.reporting.curve import draw_curve
+from replay_agent.reporting.progress import ProgressView, make_progress
+from replay_agent.reporting.tensorboard import MetricsLog, NoLog, TensorBoardLog
+from replay_agent.reporting.training_report import EvaluationSummary, TrainingReport
+from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.training.checkpoint import CheckpointError
+from replay_agent.training.devices import choose_device, limit_threads
+from replay_agent.training.own_actors import (
+    OwnActors,
+    actor_environment,
+    declared_access,
+    learner_access,
+    needs_own_access,
+)
+from replay_agent.training.run_directory import RunDirectory, RunDirectoryError, open_run_directory
+from replay_agent.training.trainer import Ending, Trainer
+
+log = logging.getLogger("replay_agent")
+
+# An embedded server that does not answer for this long is not restarting: it is gone.
+EMBEDDED_TIMEOUT_S = 15.0
+# How many times smaller the step size should be after a run diverged.
+SMALLER_STEP = 10
+FAILURES = (
+    ActorsFailError,
+    CheckpointError,
+    DivergedError,
+    EmbeddedServerError,
+    ExposedError,
+    OSError,
+    ReplayError,
+    RunDirectoryError,
+    UnsupportedEnvironmentError,
+    UnusableFileError,
+    ValueError,
+)
+"""What `train` raises for a cause that the user can mend; the message says which."""
+
+
+def train(settings: TrainSettings, stop: StopRequest, console: Console) -> TrainingReport:
+    """Run the whole of a training, from an empty or resumed run to its report.
+
+    Args:
+        settings: of the run.
+        stop: asks to stop.
+        console: shows progress.
+
+    Raises:
+        ExposedError: actors on other machines could join without protection.
+        UnusableFileError: the learner's tokens or certificates cannot be used.
+        UnsupportedEnvironmentError: the environment does not suit.
+        RunDirectoryError: the run's directory cannot be used.
+        EmbeddedServerError: no server of its own could be started, or it is gone.
+        CheckpointError: there is nothing to resume.
+        DivergedError: numbers of the learner are not finite; the checkpoints from before are kept.
+        ActorsFailError: actors cannot be kept alive, or cannot connect to the learner.
+        ReplayError: the server refuses or is gone.
+    """
+    check_exposure(
+        settings.learner_host,
+        declared_access(settings).protection,
+        insecure=settings.learner_insecure,
+        flag_prefix="--learner-",
+    )
+    env = inspect_environment(settings.env)
+    kind = network_kind(env.observation_shape, env.observation_dtype)
+    device = choose_device(settings.device, kind)
+    limit_threads(settings.threads, kind)
+    run = open_run_directory(settings)
+    with ExitStack() as stack:
+        lock = stack.enter_context(run.locked())
+        run.begin(settings)
+        own = stack.enter_context(own_access(run.access)) if needs_own_access(settings) else None
+        embedded = _embedded_server(run, own, lock, stack) if own and not settings.server else None
+        address = settings.server or (embedded.address if embedded else "")
+        client = stack.enter_context(
+            ReplayClient(
+                address,
+                token=own.token if own and embedded else token_from_environment(),
+                # A server of our own is reached from this machine only, without TLS.
+                tls=None if embedded else Tls.from_environment(),
+                wait_for_server_s=settings.reconnect_timeout_s,
+            )
+        )
+        metrics: MetricsLog = TensorBoardLog(run.tensorboard) if settings.tensorboard else NoLog()
+        stack.callback(metrics.close)
+        timeout_s = EMBEDDED_TIMEOUT_S if embedded else settings.reconnect_timeout_s
+        with _explained_by(embedded):
+            trainer = Trainer(settings, run, env, client, stop, metrics, device, timeout_s)
+            stack.callback(trainer.close)
+            if settings.resume is not None:
+                trainer.resume()
+            learner_server = LearnerServer(
+                trainer.service, settings.learner_host, settings.learner_port, learner_access(settings, own)
+            )
+            stack.callback(learner_server.close)
+            log.info("replay server at %s, learner at %s, run in %s", address, learner_server.address, run.path)
+            if own and embedded:
+                log.info("to look into the replay server: %s", own.command(address))
+            actors = OwnActors(address, learner_server.local_address, actor_environment(settings, own, os.environ))
+            ending = _train(settings, trainer, run, actors, console)
+            return _conclude(settings, trainer, run, ending)
+
+
+def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, actors: OwnActors, console: Console) -> Ending:
+    """Train with actors and progress bar; what was learned is saved whatever happens, unless it is not finite."""
+    with ExitStack() as stack:
+        pool = None
+        if settings.actors:
+            actors.check_learner()
+            pool = ActorPool(
+                settings.actors,
+                actors.server,
+                actors.learner,
+                run.logs,
+                settings.reconnect_timeout_s,
+                environment=actors.environment,
+            )
+            stack.callback(pool.close)
+        progress = stack.enter_context(make_progress(console, settings.env, settings.steps, shown=settings.progress))
+        try:
+            return _train_and_save(trainer, run, progress, pool)
+        except DivergedError as error:
+            error.add_note(_advice(settings, trainer, run))
+            raise
+        finally:
+            trainer.service.finish()
+
+
+def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView, pool: ActorPool | None) -> Ending:
+    try:
+        ending = trainer.train(progress, pool)
+    except DivergedError:
+        raise
+    except BaseException:
+        trainer.save()
+        log.info("what was learned so far is kept; go on: replay-train --resume %s", run.path)
+        raise
+    trainer.save()
+    return ending
+
+
+def _advice(settings: TrainSettings, trainer: Trainer, run: RunDirectory) -> str:
+    """What to do about a run that diverged."""
+    return (
+        f"It was noticed at environment step {trainer.pacer.env_steps}, and nothing of it is saved. Lower "
+        f"--learning-rate (now {settings.learning_rate:g}) or --max-grad-norm (now {settings.max_grad_norm:g}), or "
+        "have the environment scale its rewards down. If that does not help, look for observations or rewards that "
+        "are not finite.\n"
+        f"Go on from the last finite checkpoint: replay-train --resume {run.path} "
+        f"--learning-rate {settings.learning_rate / SMALLER_STEP:g}"
+    )
+
+
+def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, ending: Ending) -> TrainingReport:
+    """Evaluate, draw the curve, write the result, and tidy up."""
+    if trainer.selector.best_weights is not None:
+        save_file(trainer.selector.best_weights, run.best)
+    title = f"{settings.env}, {settings.backend}, seed {settings.seed}"
+    draw_curve(trainer.history, run.curve, title, settings.solved_return)
+    run.history.write_text(json.dumps(trainer.history.to_json(), allow_nan=False) + "\n")
+    report = TrainingReport(
+        env=settings.env,
+        backend=settings.backend,
+        seed=settings.seed,
+        ending=ending.value,
+        env_steps=trainer.pacer.env_steps,
+        updates=trainer.learner.updates,
+        training_s=trainer.training_s,
+        best_validation=trainer.selector.best_mean,
+        evaluation=None if ending is Ending.STOPPED else _evaluation(settings, trainer),
+        run_dir=str(run.path),
+        curve=str(run.curve),
+        history=str(run.history),
+    )
+    report.save(run.result)
+    if settings.drops_table and ending is not Ending.STOPPED:
+        try:
+            trainer.table.drop()
+        except TABLE_LOST:
+            log.info("somebody else has dropped the table")
+    return report
+
+
+def _evaluation(settings: TrainSettings, trainer: Trainer) -> EvaluationSummary | None:
+    if not settings.evaluation_episodes:
+        return None
+    try:
+        return EvaluationSummary.of(trainer.evaluate_best())
+    except EvaluationStoppedError:
+        return None
+
+
+def _embedded_server(run: RunDirectory, own: OwnAccess, lock: int, stack: ExitStack) -> EmbeddedServer:
+    """A server whose tables lie in the run's directory, where a resumed run finds them."""
+    log.info("starting a replay server")
+    server = EmbeddedServer(run.logs / "server.log", own, data_dir=run.replay, keep_open=[lock])
+    stack.callback(server.close)
+    return server
+
+
+@contextmanager
+def _explained_by(embedded: EmbeddedServer | None) -> Iterator[None]:
+    """When calls fail because the server of our own is gone, say what became of it."""
+    try:
+        yield
+    except ReplayError as error:
+        if embedded is None or embedded.is_running:
+            raise
+        raise EmbeddedServerError(embedded.describe_end()) from error

@@ -1,0 +1,134 @@
+"""The directory of a run: where its checkpoints, tables, logs, picture and result lie.
+
+It may be moved between two starts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from replay_agent.settings.train_settings import SETTINGS_FILE, TrainSettings
+
+RANDOM_SUFFIX_BYTES = 2
+# A trainer that was killed leaves a server behind that takes a moment to see it.
+IN_USE_TIMEOUT_S = 20.0
+LOCK_LOOK_S = 0.05
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+class RunDirectoryError(RuntimeError):
+    """The directory cannot be used."""
+
+
+class RunDirectory:
+    """Names of everything in it."""
+
+    def __init__(self, path: Path) -> None:
+        """Use a directory that exists."""
+        self.path = path
+        self.settings = path / SETTINGS_FILE
+        self.checkpoints = path / "checkpoints"
+        self.replay = path / "replay"
+        self.access = path / "access"
+        self.tensorboard = path / "tensorboard"
+        self.logs = path / "logs"
+        self.curve = path / "curve.png"
+        self.history = path / "history.json"
+        self.result = path / "result.json"
+        self.best = path / "best.safetensors"
+        self._starts = path / "starts"
+        self.logs.mkdir(exist_ok=True)
+
+    @property
+    def name(self) -> str:
+        """The run's name: what the directory was called when it was made."""
+        return str(self._stored_settings().get("name") or self.path.resolve().name)
+
+    @property
+    def earlier_starts(self) -> int:
+        """How often the run was started before this time."""
+        return max(0, self._count_starts() - 1)
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """Lock the run against other processes.
+
+        Yields:
+            A file descriptor. Processes that inherit it hold the lock, too, until they end.
+
+        Raises:
+            RunDirectoryError: somebody else holds it, and does not let go within some seconds.
+        """
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._wait_for_lock(descriptor)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def begin(self, settings: TrainSettings) -> None:
+        """Note the settings for later starts, and that there was one more."""
+        settings.model_copy(update={"name": self.name}).save(self.settings)
+        written = self._starts.with_suffix(".new")
+        written.write_text(f"{self._count_starts() + 1}\n")
+        written.replace(self._starts)
+
+    def _stored_settings(self) -> dict[str, Any]:
+        if not self.settings.is_file():
+            return {}
+        values: dict[str, Any] = json.loads(self.settings.read_text())
+        return values
+
+    def _count_starts(self) -> int:
+        return int(self._starts.read_text()) if self._starts.is_file() else 0
+
+    def _wait_for_lock(self, descriptor: int) -> None:
+        deadline = time.monotonic() + IN_USE_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunDirectoryError(
+                        f"{self.path} is in use by another replay-train, or by the server that one started; stop it"
+                    ) from None
+                time.sleep(LOCK_LOOK_S)
+            else:
+                return
+
+
+def open_run_directory(settings: TrainSettings) -> RunDirectory:
+    """Make the directory of a new run, or open that of the one to resume.
+
+    Raises:
+        RunDirectoryError: a run of this name exists already, or the resumed one has another name.
+    """
+    if settings.resume is not None:
+        run = RunDirectory(settings.resume)
+        if settings.name not in (None, run.name):
+            raise RunDirectoryError(
+                f"the run in {run.path} is called {run.name}, not {settings.name}: leave --name out"
+            )
+        return run
+    path = settings.runs_dir / (settings.name or _unique_name(settings))
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise RunDirectoryError(f"{path} exists: go on with it by --resume {path}, or choose another --name") from None
+    return RunDirectory(path)
+
+
+def _unique_name(settings: TrainSettings) -> str:
+    """Also unique among runs on other machines that share a server, for the table is named after the run."""
+    env = NOT_IN_NAMES.sub("-", settings.env).strip("-.")
+    moment = time.strftime("%Y%m%d-%H%M%S")
+    return f"{env}-{settings.backend}-seed{settings.seed}-{moment}-{secrets.token_hex(RANDOM_SUFFIX_BYTES)}"

@@ -1,0 +1,471 @@
+"""The training loop: acts if it is to act, learns as the replay ratio allows, and does now and then what is due."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+
+import torch
+from replay_client import InvalidArgumentError, ReplayClient
+from replay_client.torch import TensorBatch
+
+from replay_agent.acting.actor import Actor, FinishedEpisode
+from replay_agent.acting.environments import EnvironmentInfo, make_environment
+from replay_agent.acting.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
+from replay_agent.acting.seeds import ActorSeeds, RunSeeds
+from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.episode_reports import MAX_QUEUED
+from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
+from replay_agent.dqn.divergence import require_finite, require_finite_figures, require_return
+from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig
+from replay_agent.dqn.networks import NetworkKind, NetworkSpec, QNetwork, default_hidden_sizes, network_kind
+from replay_agent.dqn.schedules import LinearSchedule
+from replay_agent.processes.actor_pool import ActorPool
+from replay_agent.processes.signals import StopRequest
+from replay_agent.replay.links import TABLE_LOST, DrawSettings, ReplayLink
+from replay_agent.replay.pacing import Pacer
+from replay_agent.replay.rows import transition_batch
+from replay_agent.replay.run_table import RunTable, TableSpec
+from replay_agent.reporting.history import History
+from replay_agent.reporting.progress import ProgressView
+from replay_agent.reporting.status import RateMeter, Status
+from replay_agent.reporting.tensorboard import MetricsLog
+from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.training.checkpoint import checkpoints, load_latest, save_checkpoint
+from replay_agent.training.run_directory import RunDirectory
+from replay_agent.training.selection import NetworkSelector
+from replay_agent.training.timing import Interval
+
+log = logging.getLogger(__name__)
+
+# How long the learner sleeps at most before it looks at the table again; a report of an actor wakes it.
+ROWS_WAIT_S = 0.05
+SUPERVISE_INTERVAL_S = 0.25
+SHOW_INTERVAL_S = 0.2
+# Silence of all actors that is worth a word.
+SILENCE_S = 30.0
+# Noting an episode takes up to 0.1 ms, most of it TensorBoard's: actors that report many do not hold learning up.
+EPISODES_PER_TURN = 16
+DROPPED_INTERVAL_S = 10.0
+
+
+class Ending(StrEnum):
+    """Why training ended."""
+
+    SOLVED = "solved"
+    STEPS_DONE = "all steps taken"
+    STOPPED = "stopped"
+
+
+def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
+    """The network that the settings and the environment ask for."""
+    shape, dtype = env.observation_shape, env.observation_dtype
+    # Images are scaled by their dtype; two bounds for each of their pixels would be too much for a message.
+    is_scaled = settings.scale_observations and network_kind(shape, dtype) is NetworkKind.MLP
+    return NetworkSpec(
+        observation_shape=shape,
+        observation_dtype=dtype,
+        actions=env.actions,
+        hidden_sizes=settings.hidden_sizes or default_hidden_sizes(shape, dtype),
+        dueling=settings.dueling,
+        bounds=env.bounds if is_scaled else None,
+    )
+
+
+class Trainer:
+    """One run, from its first step or its last checkpoint to its end."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        run: RunDirectory,
+        env: EnvironmentInfo,
+        client: ReplayClient,
+        stop: StopRequest,
+        metrics: MetricsLog,
+        device: torch.device,
+        reconnect_timeout_s: float,
+    ) -> None:
+        """Build the networks and make the table.
+
+        Args:
+            settings: of the run.
+            run: its directory.
+            env: the environment.
+            client: of the replay server.
+            stop: asks to stop.
+            metrics: takes in what happens.
+            device: where the networks live.
+            reconnect_timeout_s: seconds to wait for a server that went away.
+
+        Raises:
+            TableExistsError: a table of this name has another config.
+            ReplayError: the server refuses or cannot be reached.
+        """
+        self._settings = settings
+        self._run = run
+        self._env = env
+        self._stop = stop
+        self._metrics = metrics
+        self._device = device
+        self._seeds = RunSeeds(settings.seed, run.earlier_starts)
+        torch.manual_seed(self._seeds.network)
+        spec = network_spec(settings, env)
+        self.learner = DoubleDQN(spec, _learner_config(settings), device)
+        self.pacer = Pacer(settings.replay_ratio, settings.learning_starts, settings.lead_steps)
+        self.history = History()
+        self.selector = self._make_selector()
+        self.training_s = 0.0
+        self._epsilon = LinearSchedule(settings.epsilon_start, settings.epsilon_end, settings.epsilon_steps)
+        beta_steps = settings.steps if settings.beta_steps is None else settings.beta_steps
+        self._beta = LinearSchedule(settings.beta_start, 1.0, beta_steps)
+        self._next_validation = settings.validate_interval
+        self._is_solved = False
+        self._actor = self._make_actor() if settings.acts else None
+        self.table = RunTable(
+            client,
+            env,
+            _table_spec(settings, run, self._seeds),
+            _draw_settings(settings, reconnect_timeout_s, device),
+            self.pacer,
+            lockstep=settings.lockstep,
+        )
+        self.table.link()
+        self._weights = PublishedWeights(self.learner.weights())
+        task = Task(env.env_id, self.table.spec.name, settings.n_step, settings.gamma, spec)
+        self.service = LearnerService(task, self._seeds, self._weights, self._guide)
+        self._shown = _Shown()
+        self._due = _Due(settings)
+
+    def resume(self) -> None:
+        """Go on where the newest checkpoint of the run stands.
+
+        Raises:
+            CheckpointError: there is none that fits.
+        """
+        checkpoint = load_latest(self._run.checkpoints, self.learner)
+        state = checkpoint.state
+        self.pacer.restart(state["env_steps"], state["credit"])
+        # A table named by --table may have received rows from others.
+        if not self.table.find_again(state["table"], is_shared=self._settings.table is not None):
+            log.warning("the run's table is gone: learning resumes at %d rows", self._settings.learning_starts)
+        self.history = History.from_json(state["history"])
+        self.selector.restore(state["selection"], checkpoint.best_weights)
+        self.training_s = state["training_s"]
+        self._next_validation = state["next_validation"]
+        self._weights.publish(self.learner.weights())
+        log.info("resumed at environment step %d", self.pacer.env_steps)
+        if state.get("replay_checkpoint") is not None:
+            log.info("the table as it was then: replay-server --restore .../%s", state["replay_checkpoint"])
+
+    def train(self, progress: ProgressView, pool: ActorPool | None) -> Ending:
+        """Train until the environment is solved, the steps are used up, or somebody asks to stop.
+
+        Args:
+            progress: shows how it goes.
+            pool: actor processes to watch.
+
+        Raises:
+            DivergedError: a number of the learner, or a return, is not finite.
+            ReplayError: the server is gone, or refuses.
+            ActorsFailError: actors cannot be kept alive.
+        """
+        if not checkpoints(self._run.checkpoints):
+            self.save()  # There is always one to go back to.
+        start, before_s = time.monotonic(), self.training_s
+        try:
+            while (ending := self._ending()) is None:
+                self._turn(progress, pool)
+                self.training_s = before_s + time.monotonic() - start
+            self._take_reports(MAX_QUEUED)
+            if ending is Ending.STEPS_DONE:
+                self._validate_last()
+        except EvaluationStoppedError:
+            ending = Ending.STOPPED
+        self.training_s = before_s + time.monotonic() - start
+        progress.show(self.status())
+        return ending
+
+    def save(self) -> None:
+        """Write a checkpoint; it names the replay checkpoint that belongs to it, if there is one.
+
+        Raises:
+            DivergedError: a number of the learner is not finite; the checkpoints there are stay as they are.
+        """
+        require_finite(self.learner)
+        self.table.flush()  # Steps that the checkpoint counts are in the table, even if this process is killed next.
+        keep = self._settings.keep_checkpoints
+        replay_checkpoint = None
+        if self._settings.replay_checkpoints and self.pacer.env_steps:
+            # One more than the trainer keeps: should it end before its own is written, the last one has its table.
+            replay_checkpoint = self.table.checkpoint(keep + 1, self._settings.reconnect_timeout_s)
+        state = {
+            "replay_checkpoint": replay_checkpoint,
+            "env_steps": self.pacer.env_steps,
+            "credit": self.pacer.credit,
+            "table": self.table.to_json(),
+            "selection": self.selector.to_json(),
+            "history": self.history.to_json(),
+            "training_s": self.training_s,
+            "next_validation": self._next_validation,
+        }
+        save_checkpoint(
+            self._run.checkpoints,
+            self.pacer.env_steps,
+            self.learner,
+            state,
+            self.selector.best_weights,
+            keep,
+        )
+
+    def evaluate_best(self) -> EvaluationResult:
+        """Play greedily with the best network, or with the present one if none was validated, on new seeds.
+
+        Raises:
+            EvaluationStoppedError: somebody asked to stop.
+            DivergedError: a return is not finite.
+        """
+        network = self.learner.online
+        if self.selector.best_weights is not None:
+            network.load_state_dict(self.selector.best_weights)
+        count = self._settings.evaluation_episodes
+        return self._evaluate(network, self._seeds.evaluation(count))
+
+    def close(self) -> None:
+        """Tell actors that it is over, send what is left, and close the environment."""
+        self.service.finish()
+        self.table.close()
+        if self._actor is not None:
+            self._actor.close()
+
+    def status(self) -> Status:
+        """How the run stands; waits for the device.
+
+        Raises:
+            DivergedError: figures of a gradient step are not finite.
+        """
+        step, shown, figures = self.pacer.env_steps, self._shown, self.learner.figures.fetch()
+        require_finite_figures(self.learner, figures)
+        return Status(
+            env_steps=step,
+            updates=self.learner.updates,
+            recent_return=self.history.recent_return,
+            best_mean=self.selector.best_mean,
+            loss=figures.loss if figures else None,
+            grad_norm=figures.grad_norm if figures else None,
+            mean_value=figures.mean_value if figures else None,
+            epsilon=self._epsilon(step),
+            beta=self._beta(step),
+            steps_per_s=shown.step_rate.per_second(step),
+            updates_per_s=shown.update_rate.per_second(self.learner.updates),
+            note=shown.note,
+        )
+
+    def _ending(self) -> Ending | None:
+        if self._stop.is_set():
+            return Ending.STOPPED
+        if self._is_solved:
+            return Ending.SOLVED
+        return Ending.STEPS_DONE if self.pacer.env_steps >= self._settings.steps else None
+
+    def _turn(self, progress: ProgressView, pool: ActorPool | None) -> None:
+        """Take one step, of whatever kind is due."""
+        try:
+            link = self.table.link()
+            if self._actor is not None and not self.pacer.owes_update:
+                self._act(self._actor, link)
+            if self.pacer.owes_update:
+                self._learn(link)
+            elif self._actor is None:
+                self._wait_for_rows(link)
+        except TABLE_LOST as error:
+            self.table.lose(error)
+        except InvalidArgumentError:
+            # Priorities that are not finite are refused before anybody has looked at the figures.
+            require_finite(self.learner)
+            raise
+        self._take_reports(EPISODES_PER_TURN)
+        self._do_what_is_due(progress, pool)
+
+    def _act(self, actor: Actor, link: ReplayLink) -> None:
+        """Take one environment step and insert what it completes."""
+        step = actor.step(self._epsilon(self.pacer.env_steps))
+        self.pacer.count_own_step()
+        for transition in step.transitions:
+            link.append(transition)
+        if step.episode is not None:
+            link.end_episode()
+            self._note_episode(step.episode)
+
+    def _learn(self, link: ReplayLink) -> None:
+        """Take one gradient step and write the new priorities back; nothing here waits for the device."""
+        batch = link.next_batch(self._beta(self.pacer.env_steps))
+        self.pacer.observe_inserted(batch.inserted)
+        result = self.learner.update(transition_batch(batch))
+        self.pacer.count_update()
+        link.write_back(batch, result.td_errors)
+        if self.learner.updates % self._settings.publish_interval == 0:
+            self._weights.publish(self.learner.weights())
+        self._shown.batch = batch
+
+    def _wait_for_rows(self, link: ReplayLink) -> None:
+        """Learn from the table how far the actors are; sleep for a moment if there is nothing to do."""
+        before = self.pacer.env_steps
+        self.pacer.observe_inserted(link.table.describe().inserted)
+        if self.pacer.env_steps > before:
+            self._shown.note = ""
+            self._due.silence.restart()
+        if not self.pacer.owes_update:
+            self.service.reports.arrived.wait(ROWS_WAIT_S)
+            self.service.reports.arrived.clear()
+        if self._due.silence.is_due():
+            self._shown.note = "waiting for actors"
+            log.warning("no new rows for %.0f s: waiting for actors to join, or to come back", SILENCE_S)
+
+    def _take_reports(self, limit: int) -> None:
+        """Note episodes that actors told of; those of steps that the table has not received yet have to wait."""
+        # Each takes a step: so what actors make up is no more than what they could have played.
+        possible = self.pacer.env_steps - len(self.history.episode_steps)
+        reports = self.service.reports
+        for episode in reports.take_episodes(max(0, min(limit, possible))):
+            self._note_episode(episode)
+        if reports.dropped > self._shown.dropped and self._due.dropped.is_due():
+            log.warning(
+                "%d finished episodes of actors are missing in the learning curve: too many came at once "
+                "(now %d in all)",
+                reports.dropped - self._shown.dropped,
+                reports.dropped,
+            )
+            self._shown.dropped = reports.dropped
+
+    def _note_episode(self, episode: FinishedEpisode) -> None:
+        require_return(episode.episode_return, "a training episode")
+        self.history.add_episode(self.pacer.env_steps, episode.episode_return)
+        self._metrics.episode(self.pacer.env_steps, episode)
+
+    def _do_what_is_due(self, progress: ProgressView, pool: ActorPool | None) -> None:
+        if self.pacer.env_steps >= self._next_validation and self.learner.updates:
+            self._validate()
+        shows, logs = self._due.show.is_due(), self._due.log.is_due()
+        if shows or logs:
+            status = self.status()
+        if shows:
+            progress.show(status)
+        if logs:
+            self._metrics.status(status, self._shown.batch)
+        if self._due.checkpoint.is_due():
+            self.save()
+        if pool is not None and self._due.supervision.is_due():
+            pool.supervise()
+
+    def _validate(self) -> None:
+        """Judge the network as it is now."""
+        require_finite(self.learner)
+        step = self.pacer.env_steps
+        found = self.selector.validate(self.learner.online)
+        self.history.add_validation(step, found.mean)
+        self._metrics.validation(step, found.mean)
+        self._is_solved = found.is_solved
+        self._next_validation = step + self._settings.validate_interval
+
+    def _validate_last(self) -> None:
+        """Judge the last network, unless that has just been done."""
+        judged = self.history.validation_steps
+        if self.learner.updates and (not judged or judged[-1] < self.pacer.env_steps):
+            self._validate()
+
+    def _evaluate(self, network: QNetwork, seeds: Sequence[int]) -> EvaluationResult:
+        result = evaluate(
+            network,
+            lambda: make_environment(self._env.env_id),
+            seeds,
+            first_action=self._env.first_action,
+            device=self._device,
+            should_stop=self._stop.is_set,
+        )
+        for value in result.returns:
+            require_return(float(value), "a greedy episode")
+        return result
+
+    def _guide(self) -> Guidance:
+        """What an actor is told; called from the service's threads."""
+        granted = self.pacer.grant(self._settings.grant_steps)
+        return Guidance(granted, self._epsilon(self.pacer.env_steps))
+
+    def _make_selector(self) -> NetworkSelector:
+        settings = self._settings
+        episodes = max(settings.confirm_episodes, settings.validation_episodes)
+        return NetworkSelector(
+            self._evaluate,
+            lambda number: self._seeds.validation(number, episodes),
+            settings.validation_episodes,
+            settings.solved_return,
+        )
+
+    def _make_actor(self) -> Actor:
+        settings = self._settings
+        return Actor(
+            self._env.env_id,
+            ActorSeeds(self._seeds.actor(0)),
+            self.learner.online,
+            n_step=settings.n_step,
+            gamma=settings.gamma,
+            device=self._device,
+        )
+
+
+class _Due:
+    """What is done every so many seconds."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.show = Interval(SHOW_INTERVAL_S)
+        self.log = Interval(settings.log_interval_s)
+        self.checkpoint = Interval(settings.checkpoint_interval_s)
+        self.supervision = Interval(SUPERVISE_INTERVAL_S)
+        self.silence = Interval(SILENCE_S)
+        self.dropped = Interval(DROPPED_INTERVAL_S)
+
+
+class _Shown:
+    """What is only shown."""
+
+    def __init__(self) -> None:
+        self.step_rate, self.update_rate = RateMeter(), RateMeter()
+        self.batch: TensorBatch | None = None
+        self.note = ""
+        self.dropped = 0
+
+
+def _learner_config(settings: TrainSettings) -> DoubleDQNConfig:
+    return DoubleDQNConfig(
+        learning_rate=settings.learning_rate,
+        adam_epsilon=settings.adam_epsilon,
+        max_grad_norm=settings.max_grad_norm,
+        huber_delta=settings.huber_delta,
+        double=settings.double,
+        target_interval=settings.target_interval,
+        target_tau=settings.target_tau,
+    )
+
+
+def _table_spec(settings: TrainSettings, run: RunDirectory, seeds: RunSeeds) -> TableSpec:
+    return TableSpec(
+        name=settings.table or run.name,
+        capacity=settings.capacity,
+        backend=settings.backend,
+        alpha=settings.alpha,
+        seed=seeds.draws,
+    )
+
+
+def _draw_settings(settings: TrainSettings, timeout_s: float, device: torch.device) -> DrawSettings:
+    return DrawSettings(
+        batch_size=settings.batch_size,
+        weight_norm=settings.weight_norm,
+        draw_mode=settings.draw_mode,
+        prefetch=settings.prefetch,
+        timeout_s=timeout_s,
+        device=device,
+    )

@@ -1,0 +1,111 @@
+"""Q-learning of the Blind Cliffwalk, one transition at a time (Schaul et al. 2016, appendix B.1, equations 2 and 3).
+
+Q(s, a) is an entry of a table, or linear in features of the state: which one it is, and a constant. Each action has
+weights of its own. There are only a few dozens of values, so plain floats are faster than arrays, and the squared
+error to the true values is carried along instead of being summed anew.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from experiments.cliffwalk.walk import ACTIONS, Cliffwalk, Transition
+
+STEP_SIZE: Final = 0.25
+"""Eta of equation 3."""
+INITIAL_STD: Final = 0.1
+"""Standard deviation of the initial parameters, normal with mean 0. The paper writes N(0, 0.1)."""
+LEARNED_ERROR: Final = 1e-3
+"""Mean squared error to the true values below which they count as learned."""
+
+
+class Representation(StrEnum):
+    """What Q(s, a) is computed from."""
+
+    TABULAR = "tabular"
+    LINEAR = "linear"
+
+
+class QLearner:
+    """Learns the values of one walk."""
+
+    def __init__(
+        self,
+        walk: Cliffwalk,
+        representation: Representation,
+        rng: np.random.Generator,
+        step_size: float = STEP_SIZE,
+        initial_std: float = INITIAL_STD,
+    ) -> None:
+        """Draw initial parameters.
+
+        Args:
+            walk: what to learn.
+            representation: of the values.
+            rng: draws the parameters.
+            step_size: of an update.
+            initial_std: standard deviation of the parameters.
+        """
+        self.walk = walk
+        self._step_size = step_size
+        self._gamma = walk.gamma
+        self._rows = walk.states
+        # A tabular learner is a linear one whose constant feature is 0.
+        self._constant = float(representation is Representation.LINEAR)
+        self._weights: list[list[float]] = rng.normal(0.0, initial_std, (ACTIONS, walk.states)).tolist()
+        self._biases: list[float] = rng.normal(0.0, initial_std, ACTIONS).tolist()
+        self._true = [[walk.true_value(state, action) for state in range(walk.states)] for action in range(ACTIONS)]
+        errors = [self._errors(action) for action in range(ACTIONS)]
+        self._error_sums = [math.fsum(values) for values in errors]
+        self._squares = math.fsum(error * error for values in errors for error in values)
+        self._learned_squares = LEARNED_ERROR * ACTIONS * walk.states
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the mean squared error to the true values is below `LEARNED_ERROR`."""
+        # What is carried along has rounding errors: the last word is with the sum itself.
+        return self._squares < self._learned_squares and self.mean_squared_error() < LEARNED_ERROR
+
+    def mean_squared_error(self) -> float:
+        """Over all states and actions, summed anew."""
+        errors = (error for action in range(ACTIONS) for error in self._errors(action))
+        return math.fsum(error * error for error in errors) / (ACTIONS * self._rows)
+
+    def value(self, state: int, action: int) -> float:
+        """Q(s, a)."""
+        return self._weights[action][state] + self._constant * self._biases[action]
+
+    def td_error(self, transition: Transition) -> float:
+        """Equation 2."""
+        target = transition.reward
+        if not transition.terminated:
+            target += self._gamma * max(self.value(transition.next_state, action) for action in range(ACTIONS))
+        return target - self.value(transition.state, transition.action)
+
+    def update(self, transition: Transition) -> float:
+        """Equation 3; returns the TD error before it."""
+        td_error = self.td_error(transition)
+        state, action = transition.state, transition.action
+        step = self._step_size * td_error
+        self._squares += self._growth(state, action, step)
+        self._error_sums[action] += step + self._rows * self._constant * step
+        self._weights[action][state] += step
+        self._biases[action] += self._constant * step
+        return td_error
+
+    def loss_growth(self, transition: Transition) -> float:
+        """By how much an update with this transition would raise the summed squared error to the true values."""
+        return self._growth(transition.state, transition.action, self._step_size * self.td_error(transition))
+
+    def _growth(self, state: int, action: int, step: float) -> float:
+        """Growth of the sum of squares when all values of an action move by the bias, and one by its weight, too."""
+        shift = self._constant * step
+        error = self.value(state, action) - self._true[action][state] + shift
+        return shift * (2.0 * self._error_sums[action] + self._rows * shift) + step * (2.0 * error + step)
+
+    def _errors(self, action: int) -> list[float]:
+        return [self.value(state, action) - true for state, true in enumerate(self._true[action])]

@@ -1,0 +1,194 @@
+"""Ways to choose what to learn from next, all over tables of the replay service.
+
+    with open_replay(Method.PROPORTIONAL, client, walk, table_name, rng) as replay:
+        transition = replay.next(learner)
+        replay.write_back(learner.update(transition))
+
+Wherever a choice depends on priorities, each draw knows of the update before it, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_client import ReplayClient, Sampler, Table
+
+from experiments.cliffwalk.q_learning import QLearner
+from experiments.cliffwalk.walk import ACTIONS, COLUMNS, Cliffwalk, Transition
+
+PROPORTIONAL_ALPHA: Final = 0.6
+RANK_ALPHA: Final = 0.7
+PROPORTIONAL_EPSILON: Final = 1e-6
+GREEDY_ALPHA: Final = 2000.0
+"""A rank exponent so large that 2 ** -alpha is 0 in a float64: the first rank has all the mass."""
+ORACLE_GAIN: Final = 1e-4
+"""Of the summed squared error: what lowers it by less is no gain to the oracle."""
+UNIFORM_BATCH: Final = 4096
+"""Uniform draws know nothing of priorities: so many at once are the same as one by one."""
+UNIFORM_PREFETCH: Final = 2
+
+
+class Method(StrEnum):
+    """How the next transition is chosen."""
+
+    UNIFORM = "uniform"
+    ORACLE = "oracle"
+    GREEDY = "greedy"
+    PROPORTIONAL = "proportional"
+    RANK = "rank"
+
+
+BACKENDS: Final[Mapping[Method, tuple[str, Mapping[str, float]]]] = {
+    Method.UNIFORM: ("uniform", {}),
+    Method.ORACLE: ("uniform", {}),
+    Method.GREEDY: ("rank", {"alpha": GREEDY_ALPHA}),
+    Method.PROPORTIONAL: ("sum_tree", {"alpha": PROPORTIONAL_ALPHA, "epsilon": PROPORTIONAL_EPSILON}),
+    Method.RANK: ("rank", {"alpha": RANK_ALPHA}),
+}
+"""Backend and parameters of the table of each method."""
+
+
+class Replay(Protocol):
+    """Chooses transitions out of a table."""
+
+    def next(self, learner: QLearner) -> Transition:
+        """The transition to learn from now."""
+        ...
+
+    def write_back(self, td_error: float) -> None:
+        """Say what the TD error of that transition was."""
+        ...
+
+
+@contextmanager
+def open_replay(
+    method: Method, client: ReplayClient, walk: Cliffwalk, name: str, rng: np.random.Generator
+) -> Iterator[Replay]:
+    """Make a table, fill it with all transitions of a walk, and drop it in the end.
+
+    Args:
+        method: how to choose.
+        client: of the server.
+        walk: whose transitions.
+        name: of the table; an earlier one of this name, left behind by a run that was broken off, goes.
+        rng: orders the memory, and seeds the table.
+
+    Raises:
+        ReplayError: the server refuses or is gone.
+    """
+    backend, parameters = BACKENDS[method]
+    if name in {table.name for table in client.tables()}:
+        client.drop_table(name)
+    seed = int(rng.integers(2**31))
+    table = client.create_table(
+        name,
+        columns=COLUMNS,
+        capacity=walk.memory_size,
+        backend=backend,
+        seed=seed,
+        if_exists="open",
+        **parameters,
+    )
+    try:
+        # Without priorities, so that all have the largest one: each will be seen once (section 3.2).
+        columns = walk.memory(rng)
+        keys = table.insert(columns)
+        if method is Method.ORACLE:
+            yield OracleReplay(table, walk, columns, keys)
+        elif method is Method.UNIFORM:
+            with table.sampler(UNIFORM_BATCH, beta=0.0, draw_mode="independent", prefetch=UNIFORM_PREFETCH) as sampler:
+                yield UniformReplay(sampler)
+        else:
+            with table.sampler(1, beta=0.0, prefetch=1) as sampler:
+                yield PrioritizedReplay(sampler)
+    finally:
+        table.drop()
+
+
+class UniformReplay:
+    """Draws all transitions alike, many at once."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        """Draw with a sampler."""
+        self._sampler = sampler
+        self._drawn: deque[Transition] = deque()
+
+    def next(self, learner: QLearner) -> Transition:
+        """A transition drawn at random."""
+        if not self._drawn:
+            batch = next(self._sampler)
+            columns = (batch[name].tolist() for name in Transition._fields)
+            self._drawn.extend(map(Transition._make, zip(*columns, strict=True)))
+        return self._drawn.popleft()
+
+    def write_back(self, td_error: float) -> None:
+        """Nothing depends on priorities."""
+
+
+class PrioritizedReplay:
+    """Draws one transition by the priorities as the last update left them."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        """Draw with a sampler of batches of 1, which asks for nothing ahead."""
+        self._sampler = sampler
+        self.keys: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        """int64[1]: key of the last transition."""
+        self.probability = 0.0
+        """With which the last transition was drawn."""
+
+    def next(self, learner: QLearner) -> Transition:
+        """A transition drawn by priority."""
+        batch = next(self._sampler)
+        self.keys = batch.row_keys
+        self.probability = float(batch.probabilities[0])
+        return _first_row(batch)
+
+    def write_back(self, td_error: float) -> None:
+        """Set the priority of the transition: the update travels with the next draw, and is applied before it."""
+        self._sampler.update_priorities(self.keys, [abs(td_error)])
+
+
+class OracleReplay:
+    """Picks the transition that lowers the global loss most, in hindsight (section 3.1), and reads it by its key.
+
+    The global loss is the squared error to the true values. Where values share a parameter there are states of the
+    learner in which every update raises it, or all but ones that hardly change anything: a greedy choice would stand
+    still there for ever. The oracle then takes the largest TD error, until updates lower the loss again.
+    """
+
+    def __init__(
+        self, table: Table, walk: Cliffwalk, columns: Mapping[str, NDArray[np.generic]], keys: NDArray[np.int64]
+    ) -> None:
+        """Note the key of one row of each kind.
+
+        Args:
+            table: that was filled.
+            walk: whose transitions they are.
+            columns: what was inserted.
+            keys: int64[n]: the keys of the rows.
+        """
+        self._table = table
+        self._kinds = walk.distinct_transitions()
+        codes = columns["state"].astype(np.int64) * ACTIONS + columns["action"].astype(np.int64)
+        self._keys = keys[np.unique(codes, return_index=True)[1]]
+
+    def next(self, learner: QLearner) -> Transition:
+        """The best transition, as the table has it."""
+        growths = [learner.loss_growth(kind) for kind in self._kinds]
+        best = int(np.argmin(growths))
+        if growths[best] > -ORACLE_GAIN:
+            best = int(np.argmax([abs(learner.td_error(kind)) for kind in self._kinds]))
+        return _first_row(self._table.read(self._keys[best : best + 1]))
+
+    def write_back(self, td_error: float) -> None:
+        """It looks at the learner itself."""
+
+
+def _first_row(rows: Any) -> Transition:
+    return Transition(*(rows[name][0].item() for name in Transition._fields))

@@ -1,0 +1,1 @@
+"""What the experiments share: command lines, progress, raw results and the server."""

@@ -1,0 +1,83 @@
+"""What the command line of an experiment does: reads settings, runs until done or told to stop, reports failures."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from replay_agent.acting.environments import UnsupportedEnvironmentError
+from replay_agent.processes.embedded_server import EmbeddedServerError
+from replay_agent.processes.signals import StopRequest
+from replay_agent.reporting.logs import set_up_logging
+from replay_agent.settings.command_line import CommandSettings, explain, load
+from replay_client import ReplayError
+from replay_proto.access.watched import UnusableFileError
+from replay_proto.quiet import quiet_grpc
+from rich.console import Console
+
+from experiments.common.results import ResultsError
+
+log = logging.getLogger("experiments")
+
+EXIT_FAILED, EXIT_USAGE, EXIT_SIGNAL_BASE = 1, 2, 128
+
+S = TypeVar("S", bound=CommandSettings)
+
+
+class RunFailedError(RuntimeError):
+    """A run of an experiment failed."""
+
+
+FAILURES = (
+    BrokenProcessPool,
+    EmbeddedServerError,
+    OSError,
+    ReplayError,
+    ResultsError,
+    RunFailedError,
+    UnsupportedEnvironmentError,
+    UnusableFileError,
+)
+
+
+def run_command(
+    settings_class: type[S],
+    experiment: Callable[[S, StopRequest, Console], None],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Run an experiment.
+
+    Args:
+        settings_class: its settings.
+        experiment: runs what is missing and shows all results.
+        arguments: the command line; None: that of this process.
+
+    Returns:
+        0; 1 when the experiment failed; 2 for unusable settings; 128 + n when signal n stopped it.
+    """
+    quiet_grpc()
+    try:
+        settings = load(settings_class, sys.argv[1:] if arguments is None else arguments)
+    except (ValidationError, SettingsError) as error:
+        print(f"{settings_class.model_config.get('cli_prog_name')}: {explain(error)}", file=sys.stderr)
+        return EXIT_USAGE
+    console = Console(stderr=True)
+    set_up_logging("info", console)
+    try:
+        with StopRequest() as stop:
+            experiment(settings, stop, console)
+    except KeyboardInterrupt:
+        log.error("interrupted")
+        return EXIT_FAILED
+    except FAILURES as error:
+        log.error("%s", "\n".join([str(error), *getattr(error, "__notes__", [])]))
+        return EXIT_FAILED
+    if not stop.is_set():
+        return 0
+    print("to resume, run the same command again", file=sys.stderr)
+    return EXIT_SIGNAL_BASE + stop.signal if stop.signal is not None else 0

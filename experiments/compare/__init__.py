@@ -1,0 +1,1 @@
+"""Learning curves with and without prioritization: `python -m experiments.compare`."""

@@ -1,0 +1,118 @@
+"""What `python -m experiments.compare` does where nothing is said: methods, sweep, and settings of each environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from replay_agent.settings.presets import PRESETS
+
+
+class ReplayMethod(StrEnum):
+    """How batches are drawn."""
+
+    UNIFORM = "uniform"
+    PROPORTIONAL = "proportional"
+    RANK = "rank"
+
+
+METHODS: Final[Mapping[ReplayMethod, Mapping[str, Any]]] = MappingProxyType(
+    {
+        ReplayMethod.UNIFORM: {"backend": "uniform"},
+        ReplayMethod.PROPORTIONAL: {"backend": "sum_tree", "alpha": 0.6, "beta_start": 0.4},
+        ReplayMethod.RANK: {"backend": "rank", "alpha": 0.7, "beta_start": 0.5},
+    }
+)
+"""Settings of the trainer (Schaul et al. 2016, table 3, Double DQN); beta goes to 1 at the end of training."""
+
+PAPER_FACTORS: Final[Mapping[ReplayMethod, float]] = MappingProxyType(
+    {ReplayMethod.UNIFORM: 1.0, ReplayMethod.PROPORTIONAL: 0.25, ReplayMethod.RANK: 0.25}
+)
+"""Step size of each method over that of uniform replay (table 3)."""
+
+SWEEP_FACTORS: Final = (1.0, 0.5, 0.25, 0.125)
+"""Step sizes of the sweep over that of uniform replay (table 2)."""
+SWEEP_SEED: Final = 1000
+"""First seed of the sweep: other seeds than those that are compared, so that a step size is not chosen by them."""
+
+COMMON: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "solved_return": None,  # every run takes all its steps
+        "evaluation_episodes": 0,
+        "validation_episodes": 20,
+        "confirm_episodes": 20,
+        "checkpoint_interval_s": 3600.0,
+        "threads": 1,  # runs go side by side, a core each
+        "tensorboard": False,
+        "progress": False,
+    }
+)
+"""Settings of the trainer in every run."""
+
+
+@dataclass(frozen=True)
+class EnvironmentDefaults:
+    """How an environment is compared on."""
+
+    seeds: int
+    """Runs of each method."""
+    sweep_seeds: int
+    """Runs of each step size in the sweep; 0: no sweep."""
+    train: Mapping[str, Any]
+    """Settings of the trainer."""
+
+
+_ACROBOT: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        **PRESETS["Acrobot-v1"],
+        # Every method learns it within half of these steps; more of them compare nothing but how steady they are.
+        "steps": 20_000,
+        "validate_interval": 1_000,
+    }
+)
+_MOUNTAIN_CAR: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        **PRESETS["MountainCar-v0"],
+        "steps": 40_000,
+        # Of uniform replay; a quarter of it, which prioritized replay takes, is the preset's.
+        "learning_rate": 4e-3,
+    }
+)
+_MINATAR: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "steps": 200_000,
+        "capacity": 100_000,
+        "hidden_sizes": (128,),
+        "learning_rate": 2.5e-4,
+        "batch_size": 32,
+        "n_step": 1,
+        "gamma": 0.99,
+        "target_interval": 1_000,
+        "target_tau": 1.0,
+        "replay_ratio": 0.25,
+        "learning_starts": 5_000,
+        "epsilon_steps": 100_000,
+        "epsilon_end": 0.1,
+        "validate_interval": 25_000,
+    }
+)
+MINATAR_PREFIX: Final = "experiments.compare.minatar_games:MinAtar/"
+
+ENVIRONMENTS: Final[Mapping[str, EnvironmentDefaults]] = MappingProxyType(
+    {
+        "CartPole-v1": EnvironmentDefaults(10, 3, PRESETS["CartPole-v1"]),
+        "Acrobot-v1": EnvironmentDefaults(10, 3, _ACROBOT),
+        "MountainCar-v0": EnvironmentDefaults(5, 2, _MOUNTAIN_CAR),
+        f"{MINATAR_PREFIX}Breakout-v1": EnvironmentDefaults(3, 1, _MINATAR),
+    }
+)
+OTHERS: Final = EnvironmentDefaults(5, 2, MappingProxyType({}))
+OTHER_MINATAR: Final = EnvironmentDefaults(3, 1, _MINATAR)
+
+
+def defaults_of(env: str) -> EnvironmentDefaults:
+    """The defaults of an environment, known here or not."""
+    return ENVIRONMENTS.get(env, OTHER_MINATAR if env.startswith(MINATAR_PREFIX) else OTHERS)

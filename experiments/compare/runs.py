@@ -1,0 +1,123 @@
+"""Runs of the comparison: which there are, and the learning curves that came of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from experiments.common.results import ResultFile
+from experiments.compare.defaults import PAPER_FACTORS, SWEEP_FACTORS, SWEEP_SEED, ReplayMethod
+from experiments.compare.settings import CompareSettings
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method with a step size."""
+
+    method: ReplayMethod
+    factor: float
+    """Its step size over that of uniform replay."""
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.method}, step size x {self.factor:g}"
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """One run."""
+
+    contestant: Contestant
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its directory and table."""
+        return f"{self.contestant.method}-{self.contestant.factor:g}-seed{self.seed}"
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.contestant}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One validation of a run."""
+
+    key: RunKey
+    step: int
+    """Environment steps by then."""
+    mean_return: float
+    """Of greedy episodes, on seeds of their own."""
+
+
+Curve = Sequence[CurvePoint]
+PAPER: Final[Sequence[Contestant]] = [Contestant(method, factor) for method, factor in PAPER_FACTORS.items()]
+
+
+def paper_runs(settings: CompareSettings) -> list[RunKey]:
+    """The paper's step sizes, seed by seed, so that what is there at any time can be compared."""
+    contestants = [contestant for contestant in PAPER if contestant.method in settings.methods]
+    return [RunKey(contestant, seed) for seed in range(settings.seed_count) for contestant in contestants]
+
+
+def sweep_runs(settings: CompareSettings) -> list[RunKey]:
+    """Every method with every step size, on seeds of their own."""
+    seeds = range(SWEEP_SEED, SWEEP_SEED + settings.sweep_seed_count)
+    return [
+        RunKey(Contestant(method, factor), seed)
+        for seed in seeds
+        for method in settings.methods
+        for factor in SWEEP_FACTORS
+    ]
+
+
+def best_runs(settings: CompareSettings, curves: Mapping[RunKey, Curve]) -> list[RunKey]:
+    """Each method with the step size that had the highest mean return over training in the sweep."""
+    return [RunKey(best, seed) for seed in range(settings.seed_count) for best in best_of_sweep(curves).values()]
+
+
+def best_of_sweep(curves: Mapping[RunKey, Curve]) -> dict[ReplayMethod, Contestant]:
+    """The best step size of each method that was swept; of equal ones the larger."""
+    scores: dict[Contestant, list[float]] = defaultdict(list)
+    for key, curve in curves.items():
+        if key.seed >= SWEEP_SEED:
+            scores[key.contestant].append(float(np.mean([point.mean_return for point in curve])))
+    best: dict[ReplayMethod, Contestant] = {}
+    for contestant in sorted(scores, key=lambda swept: (np.mean(scores[swept]), swept.factor)):
+        best[contestant.method] = contestant
+    return best
+
+
+def curves_of(points: Sequence[CurvePoint]) -> dict[RunKey, Curve]:
+    """Points by run."""
+    curves: dict[RunKey, list[CurvePoint]] = defaultdict(list)
+    for point in points:
+        curves[point.key].append(point)
+    return dict(curves)
+
+
+def curve_file(path: Path) -> ResultFile[CurvePoint]:
+    """The CSV file of learning curves."""
+    return ResultFile(path, ["method", "step_size_factor", "seed", "step", "mean_return"], _parse, _to_row)
+
+
+def _to_row(point: CurvePoint) -> dict[str, object]:
+    contestant = point.key.contestant
+    return {
+        "method": contestant.method,
+        "step_size_factor": contestant.factor,
+        "seed": point.key.seed,
+        "step": point.step,
+        "mean_return": point.mean_return,
+    }
+
+
+def _parse(row: Mapping[str, str]) -> CurvePoint:
+    contestant = Contestant(ReplayMethod(row["method"]), float(row["step_size_factor"]))
+    return CurvePoint(RunKey(contestant, int(row["seed"])), int(row["step"]), float(row["mean_return"]))

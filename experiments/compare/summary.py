@@ -1,0 +1,160 @@
+"""Learning curves compared: a table of the ends of training for the terminal, and a picture of the whole."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from numpy.typing import NDArray
+from rich import box
+from rich.table import Table
+
+from experiments.compare.defaults import SWEEP_SEED, ReplayMethod
+from experiments.compare.runs import PAPER, Contestant, Curve, RunKey
+from experiments.compare.statistics import Estimate, interquartile_mean, mean, probability_of_improvement
+
+SIZE_INCHES: Final = (16.0, 5.5)
+RESOLUTION_DPI: Final = 120
+COLORS: Final[Mapping[ReplayMethod, str]] = {
+    ReplayMethod.UNIFORM: "black",
+    ReplayMethod.PROPORTIONAL: "#1f77b4",
+    ReplayMethod.RANK: "#d62728",
+}
+"""As in the paper's figures."""
+BAND_ALPHA: Final = 0.15
+FINAL_SHARE: Final = 0.1
+"""The last part of the validations, over which the return at the end is a mean."""
+EVEN: Final = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The runs of one contestant."""
+
+    contestant: Contestant
+    steps: NDArray[np.int64]
+    """int64[validations]: environment steps."""
+    returns: NDArray[np.float64]
+    """float64[runs, validations]: mean returns."""
+
+    @property
+    def overall(self) -> NDArray[np.float64]:
+        """float64[runs]: return averaged over training, which rewards learning fast."""
+        return np.asarray(self.returns.mean(axis=1))
+
+    @property
+    def final(self) -> NDArray[np.float64]:
+        """float64[runs]: return averaged over the last validations."""
+        count = max(1, round(FINAL_SHARE * self.returns.shape[1]))
+        return np.asarray(self.returns[:, -count:].mean(axis=1))
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.contestant} ({'paper' if self.contestant in PAPER else 'best of sweep'})"
+
+
+def groups_of(curves: Mapping[RunKey, Curve]) -> list[Group]:
+    """The compared runs by contestant, those of the paper first."""
+    runs: dict[Contestant, list[Curve]] = defaultdict(list)
+    for key, curve in curves.items():
+        if key.seed < SWEEP_SEED:
+            runs[key.contestant].append(curve)
+    order = sorted(runs, key=lambda found: (found not in PAPER, list(ReplayMethod).index(found.method), found.factor))
+    return [_group(contestant, runs[contestant]) for contestant in order]
+
+
+def _group(contestant: Contestant, curves: Sequence[Curve]) -> Group:
+    # Actors of their own could end a run a step late; here the trainer acts, and all validate at the same steps.
+    count = min(map(len, curves))
+    steps = np.array([point.step for point in curves[0][:count]], dtype=np.int64)
+    returns = np.array([[point.mean_return for point in curve[:count]] for curve in curves])
+    return Group(contestant, steps, returns)
+
+
+def summary_table(env: str, groups: Sequence[Group]) -> Table:
+    """What each contestant came to, with 95 % intervals over runs."""
+    table = Table(
+        title=f"{env}: returns with 95 % intervals; P(better) than uniform replay",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("", "", "over training", "at the end"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    baseline = _baseline(groups)
+    for group in groups:
+        # Three lines of each: on one they are wider than 80 characters.
+        contestant, origin = group.contestant, "paper" if group.contestant in PAPER else "best of sweep"
+        table.add_row(
+            f"{contestant.method}, x {contestant.factor:g}", "mean", str(mean(group.overall)), str(mean(group.final))
+        )
+        middle = interquartile_mean(group.overall), interquartile_mean(group.final)
+        table.add_row(f"  {origin}", "IQM", *map(str, middle))
+        better = "" if baseline is None or group is baseline else str(_improvement(group, baseline))
+        table.add_row(f"  {len(group.returns)} runs", "P(better)" if better else "", better, "")
+    return table
+
+
+def draw(env: str, groups: Sequence[Group], path: Path) -> None:
+    """Draw mean and interquartile mean over environment steps, and who is better than uniform replay, as a PNG."""
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, middle, right = figure.subplots(1, 3)
+    runs = " to ".join(map(str, sorted({len(group.returns) for group in groups})))
+    for axes, statistic, name in ((left, mean, "mean"), (middle, interquartile_mean, "interquartile mean")):
+        for group in groups:
+            _draw_curve(axes, group, [statistic(group.returns[:, at]) for at in range(len(group.steps))])
+        axes.set(title=f"{name} of {runs} runs, 95 % intervals", xlabel="environment steps")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.grid(alpha=0.3)
+    left.set_ylabel(f"{env}: return of 20 greedy episodes")
+    # Below the panels, where it covers no curve.
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    _draw_improvements(right, groups)
+    figure.savefig(path, dpi=RESOLUTION_DPI)
+
+
+def _draw_curve(axes: Any, group: Group, estimates: Sequence[Estimate]) -> None:
+    color = COLORS[group.contestant.method]
+    style = "-" if group.contestant in PAPER else "--"
+    axes.plot(group.steps, [estimate.value for estimate in estimates], style, color=color, label=group.label)
+    low, high = [estimate.low for estimate in estimates], [estimate.high for estimate in estimates]
+    axes.fill_between(group.steps, low, high, color=color, alpha=BAND_ALPHA, lw=0)
+
+
+def _draw_improvements(axes: Any, groups: Sequence[Group]) -> None:
+    baseline = _baseline(groups)
+    others = [group for group in groups if baseline is not None and group is not baseline]
+    for place, group in enumerate(reversed(others)):
+        assert baseline is not None
+        found = _improvement(group, baseline)
+        axes.plot([found.low, found.high], [place, place], "-", color=COLORS[group.contestant.method], lw=2)
+        axes.plot(found.value, place, "o", color=COLORS[group.contestant.method])
+    axes.axvline(EVEN, color="gray", ls=":", lw=1)
+    axes.set(
+        title="P(better than uniform replay)",
+        xlabel="of the mean return over training, 95 % intervals",
+        xlim=(-0.02, 1.02),
+        yticks=range(len(others)),
+        yticklabels=[group.label.replace(", ", "\n") for group in reversed(others)],
+        ylim=(-0.5, max(len(others), 1) - 0.5),
+    )
+    axes.grid(alpha=0.3, axis="x")
+
+
+def _baseline(groups: Sequence[Group]) -> Group | None:
+    return next((group for group in groups if group.contestant == PAPER[0]), None)
+
+
+def _improvement(group: Group, baseline: Group) -> Estimate:
+    return probability_of_improvement(group.overall, baseline.overall)

@@ -1,0 +1,94 @@
+"""One training of the comparison, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+from replay_agent.distributed.learner_client import LEARNER_TLS_PREFIX
+from replay_agent.processes.signals import StopRequest
+from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.training.run import train
+from replay_agent.training.trainer import Ending
+from replay_client.security import TLS_PREFIX, TOKEN_VARIABLE
+from rich.console import Console
+
+from experiments.common.command import RunFailedError
+
+
+class TrainingFailedError(RunFailedError):
+    """A training did not come to its end."""
+
+
+@dataclass(frozen=True)
+class Validations:
+    """The learning curve of a run."""
+
+    steps: list[int]
+    means: list[float]
+
+
+_stop = StopRequest()
+"""Whether this process is to stop; whoever started it says so."""
+
+
+def prepare_process(stopping: Event, token: str | None) -> None:
+    """Get a process ready: quiet, stopped by whoever started it, and with the token of a server of our own.
+
+    Args:
+        stopping: set when runs are to stop.
+        token: of a server of our own, which has no TLS; None: the variables say how to reach the server.
+    """
+    logging.basicConfig(level=logging.ERROR)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
+
+    def watch() -> None:
+        stopping.wait()
+        _stop.set()
+
+    threading.Thread(target=watch, name="stop-watch", daemon=True).start()
+    if token is None:
+        return
+    for name in list(os.environ):
+        if name.startswith((TLS_PREFIX, LEARNER_TLS_PREFIX)):
+            del os.environ[name]
+    os.environ[TOKEN_VARIABLE] = token
+
+
+def run_training(values: Mapping[str, Any]) -> Validations | None:
+    """Train, and return the learning curve; None if somebody asked to stop.
+
+    A run that was broken off begins anew: its table went with the server or was left behind half full.
+
+    Args:
+        values: settings of the trainer; name and directory of the run among them.
+
+    Raises:
+        TrainingFailedError: it failed; the message says why.
+    """
+    settings = TrainSettings(**values)
+    run = settings.runs_dir / str(settings.name)
+    shutil.rmtree(run, ignore_errors=True)
+    try:
+        report = train(settings, _stop, Console(quiet=True))
+    except Exception as error:
+        # Errors of the client do not all travel between processes; their text does.
+        raise TrainingFailedError(f"{settings.name}: {type(error).__name__}: {error}") from None
+    if report.ending == Ending.STOPPED:
+        return None
+    history = json.loads(Path(report.history).read_text("utf-8"))
+    if not history["validation_steps"]:
+        raise TrainingFailedError(
+            f"{settings.name}: expected gradient steps, got none in {settings.steps} environment steps, "
+            f"the first {settings.learning_starts} of which only fill the table; give more --steps"
+        )
+    return Validations(history["validation_steps"], history["validation_means"])
