@@ -55,14 +55,14 @@ def live_of(keys: NDArray[np.uint64]) -> Keys:
 
 
 def duration_s(keys: Keys, secret: int | None = None) -> float:
-    """How long an update of these keys takes, at best of some attempts; and it has to be right."""
+    """Processor time that an update of these keys takes, at best of some attempts; and it has to be right."""
     priorities = np.arange(len(keys), dtype=np.float64)
     known = {} if secret is None else {"secret": secret}
     best = np.inf
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()
         resolved = resolve_update(keys, priorities, 0, END, **known)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.thread_time() - began)
         assert dict(zip(resolved.keys.tolist(), resolved.priorities.tolist(), strict=True)) == dict(
             zip(keys.tolist(), priorities.tolist(), strict=True)
         )

@@ -307,6 +307,8 @@ def test_a_draw_of_any_numbers_is_answered_or_refused(
     writer=st.sampled_from([b"", b"x" * 16, WRITER, b"x"]),
     rows=st.sampled_from([rows_of(np.arange(n)) for n in range(4)]),
 )
+@example(count=2, priorities=[1.0, 2.0], sequence=1, stream=3, writer=b"x" * 16, rows=rows_of(np.arange(2)))
+@example(count=3, priorities=[], sequence=1, stream=0, writer=b"x" * 16, rows=rows_of(np.arange(3)))
 def test_an_insert_of_any_numbers_is_answered_or_refused(
     hostile_caller: Caller, count: int, priorities: list[float], sequence: int, stream: int, writer: bytes, rows: bytes
 ) -> None:
