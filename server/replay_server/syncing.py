@@ -100,7 +100,7 @@ class Syncer:
         try:
             await self._sync(table)
         except Exception as error:  # of whatever kind: the next sync, and those of other tables, have to go on
-            table.failed_syncs += 1
+            table.figures.sync_failed()
             log.error(
                 "table %s was not synced, a loss of power would take the last %d rows; tried again in %g s: %s",
                 *(table.name, table.directory.unsynced, self._every_s, error),
@@ -136,4 +136,4 @@ class _Synced:
 
 def _state(table: Table) -> tuple[object, ...]:
     """Differs whenever something was stored."""
-    return (table.directory.header.state, table.priorities_updated.total)
+    return (table.directory.header.state, table.figures.updates)

@@ -22,9 +22,8 @@ from replay_server.backends.index import Drawn
 from replay_server.backends.ring import live_slots
 from replay_server.draws import Draw, DrawnBatch, WeightNorm, choose_fractions, importance_weights
 from replay_server.gates import QueueGate, make_gate
-from replay_server.statistics.ages import InsertClock
-from replay_server.statistics.rates import Rate
-from replay_server.statistics.times_sampled import COUNT_BYTES, TimesSampled
+from replay_server.statistics.table_figures import TableFigures
+from replay_server.statistics.times_sampled import COUNT_BYTES
 from replay_server.storage.mapped_file import NoSpaceError
 from replay_server.storage.power_loss import PRIORITIES_FILE
 from replay_server.storage.row_checksums import origin_word
@@ -93,33 +92,10 @@ class Table:
         _check_priorities(directory, self.live, self._index.priority_limit)
         self._index.rebuild(self.live)
         self._random = np.random.default_rng(self.config.seed)
-        self._clock = InsertClock(self.config.capacity, self.inserted)
-        self.times_sampled = TimesSampled(self.config.slots)
-        self.times_sampled.appear(self.size)
-        self.rows_inserted = Rate()
-        self.rows_sampled = Rate()
-        self.priorities_updated = Rate()
-        self.stale = 0
-        """Keys of updates that were not live, since the server began."""
-        self.repeated_inserts = 0
-        """Repeated inserts that were answered and not applied again, since the server began."""
-        self.rows_copied_by_clients = 0
-        """Rows drawn that clients on this host copied themselves, since the server began."""
-        """Rows drawn that were sent without gRPC, since the server began."""
-        self.overtaken_copies = 0
-        """How often such a copy was overtaken by inserts, since the server began."""
-        self.failed_syncs = 0
-        """How often the disk refused to take the table, since the server began."""
-        self.batches_drawn = 0
-        """Batches that learners drew on streams, since the server began."""
-        self.batches_ahead = 0
-        """Sum over these of how many batches' updates each draw did not know of."""
-        self.waiting = 0
-        """Calls that wait, for whatever it is."""
-        self.waiting_inserts = 0
-        """Calls among them that wait to insert."""
-        self.waited = 0
-        """Calls that had to wait, since the server began."""
+        self.figures = TableFigures(
+            slots=self.config.slots, capacity=self.config.capacity, inserted=self.inserted, size=self.size
+        )
+        """What has happened to it since the server began."""
         self.resets = 0
         """How often it was reset, since the server began."""
 
@@ -237,7 +213,7 @@ class Table:
         """
         repeated = None if stamp is None else self.directory.writers.find(stamp.writer_id, stamp.sequence)
         if repeated is not None:
-            self.repeated_inserts += 1
+            self.figures.insert_repeated()
             return range(repeated[0], repeated[0] + repeated[1])
         return None
 
@@ -296,10 +272,8 @@ class Table:
         if stamp is not None:
             self.directory.writers.store(stamp.writer_id, stamp.sequence, first, rows.count)
         self._header.store("inserted", first + rows.count)
-        self.times_sampled.appear(rows.count)
+        self.figures.inserted(rows.count, self.inserted)
         self._forget(oldest, self.oldest)
-        self._clock.tick(self.inserted)
-        self.rows_inserted.add(rows.count)
         return range(first, first + rows.count)
 
     def draw(self, draw: Draw) -> DrawnBatch:
@@ -370,23 +344,17 @@ class Table:
     def count_drawn(self, batches: Sequence[DrawnBatch]) -> None:
         """Count batches that are handed out, which `draw_at` has drawn at once."""
         keys = np.concatenate([batch.keys for batch in batches]) if len(batches) > 1 else batches[0].keys
-        self.rows_sampled.add(len(keys))
+        self.figures.handed_out(len(keys))
         if self._queue is None:
             # Rows may have been evicted since, while those of the batches were copied beside the loop.
             are_live = batches[0].inserted - batches[0].size == self.oldest
-            self.times_sampled.draw(keys if are_live else self.live_keys(keys))
-
-    def count_ahead(self, batches: int, ahead: int) -> None:
-        """Count batches of a sampler that were asked for while ``ahead`` others were on their way."""
-        self.batches_drawn += batches
-        # Each batch of the message comes after the ones before it.
-        self.batches_ahead += batches * ahead + batches * (batches - 1) // 2
+            self.figures.drawn(keys if are_live else self.live_keys(keys))
 
     def _deliver(self, queue: QueueGate, rows: int) -> Drawn:
         """Take rows out of the queue. They stay where they are until something else runs on the event loop."""
         oldest = self.oldest
         keys = queue.deliver(rows)
-        self.times_sampled.draw(keys)
+        self.figures.drawn(keys)
         self._forget(oldest, self.oldest)
         return Drawn(keys, np.ones(rows))
 
@@ -402,8 +370,7 @@ class Table:
         """
         resolved = resolve_update(keys, priorities, self.oldest, self.inserted)
         self._index.write(resolved.keys, resolved.priorities)
-        self.priorities_updated.add(len(resolved.keys))
-        self.stale += resolved.stale
+        self.figures.updated(len(resolved.keys), resolved.stale)
         return len(resolved.keys), resolved.stale
 
     def live_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -430,10 +397,6 @@ class Table:
     def overtaken(self, keys: NDArray[np.int64]) -> bool:
         """Whether the slot of a row that was live may have been written to since. keys: int64[n], n at least 1."""
         return int(keys.min()) + self.config.slots < self._header.write_horizon
-
-    def age_s(self, key: int) -> float:
-        """Seconds since a live row was inserted, to the resolution of 1/256 of the capacity."""
-        return self._clock.age_s(key)
 
     def reset(self) -> int:
         """Make every row disappear; keys go on counting.
@@ -462,7 +425,7 @@ class Table:
         """
         assert 0 <= self.size <= self._kept, f"size {self.size} of at most {self._kept}"
         assert self._header.write_horizon == self.inserted, "rows are being written"
-        assert sum(rows for _, _, rows in self.times_sampled.bars()) == self.size, "times sampled miss rows"
+        assert sum(rows for _, _, rows in self.figures.snapshot().times_sampled) == self.size, "times sampled miss rows"
         self._index.check()
 
     def _forget(self, first: int, end: int) -> None:
@@ -471,7 +434,7 @@ class Table:
             return
         keys = np.arange(first, end)
         self._index.clear(keys)
-        self.times_sampled.disappear(keys)
+        self.figures.evicted(keys)
 
 
 def _check_priorities(directory: TableDirectory, live: LiveRows, limit: float) -> None:

@@ -178,7 +178,7 @@ class Waiters:
         self._rows.check(caller.identity, size)
         insert = _Insert(rows, stamp, asyncio.get_running_loop().create_future())
         self._lines_of(table).inserts.append(insert)
-        table.waiting_inserts += 1
+        table.figures.insert_waits()
         self._rows.take(caller.identity, size)
         return self._inserted(caller, table, gate, insert, size, wait_s)
 
@@ -192,7 +192,7 @@ class Waiters:
                 caller, table, insert.admitted, wait_s, lambda: gate.insert_lacks(_rows_up_to(line, insert))
             )
         finally:
-            table.waiting_inserts -= 1
+            table.figures.insert_left()
             self._rows.give_back(caller.identity, size)
             if insert in line:
                 line.remove(insert)
@@ -263,7 +263,7 @@ class Waiters:
             if self._closing:
                 raise errors.shutting_down()
             self._calls.check(caller.identity)
-            table.waited += 1
+            table.figures.has_to_wait()
 
         def expire(allowed_s: float) -> None:
             # Whoever was let on at the last moment stays so: refused is only what has had no effect.
@@ -273,7 +273,6 @@ class Waiters:
         timer = None
         if wait_s is not None and wait_s < math.inf:
             timer = asyncio.get_running_loop().call_later(wait_s, expire, wait_s)
-        table.waiting += 1
         self._calls.take(caller.identity)
 
         def end(refusal: RequestError) -> None:
@@ -281,10 +280,9 @@ class Waiters:
                 admitted.set_exception(refusal)
 
         try:
-            with caller.while_valid(end):
+            with caller.while_valid(end), table.figures.one_waits():
                 return await admitted
         finally:
-            table.waiting -= 1
             self._calls.give_back(caller.identity)
             if timer is not None:
                 timer.cancel()

@@ -163,7 +163,7 @@ def test_a_repeat_that_comes_meanwhile_gets_the_same_keys(tmp_path: Path, monkey
             it.let_on()
             assert await repeat == range(3, 103)
             assert await following == range(103, 203)
-            assert (it.table.inserted, it.table.repeated_inserts) == (203, 1)
+            assert (it.table.inserted, it.table.figures.snapshot().repeated_inserts) == (203, 1)
 
     run(test)
 

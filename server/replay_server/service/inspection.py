@@ -57,7 +57,7 @@ def _to_proto(table: Table, ranked: Ranked) -> replay_pb2.InspectResponse:
         ages_s=_ages_s(table, _evenly_apart(table)).tobytes(),
         times_sampled=[
             replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
-            for at_least, at_most, rows in table.times_sampled.bars()
+            for at_least, at_most, rows in table.figures.snapshot().times_sampled
         ],
     )
 
@@ -70,7 +70,7 @@ def _largest(table: Table, ranked: Ranked) -> replay_pb2.LargestRows:
         priorities=rows.priorities.tobytes(),
         probabilities=table.probabilities(rows.priorities, ranks).tobytes(),
         ages_s=_ages_s(table, rows.keys).tobytes(),
-        times_sampled=table.times_sampled.of(rows.keys).tobytes(),
+        times_sampled=table.figures.times_sampled(rows.keys).tobytes(),
     )
 
 
@@ -83,4 +83,4 @@ def _evenly_apart(table: Table) -> NDArray[np.int64]:
 
 def _ages_s(table: Table, keys: NDArray[np.int64]) -> NDArray[np.float64]:
     """float64[n]: ages in seconds."""
-    return np.array([table.age_s(key) for key in keys.tolist()], np.float64)
+    return np.array([table.figures.age_s(key) for key in keys.tolist()], np.float64)

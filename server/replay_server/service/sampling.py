@@ -131,7 +131,7 @@ class SamplingHandlers:
 
         table = await self._admit(call, wanted)
         answer = await self._drawn(call, table, wanted, reply)
-        table.count_ahead(wanted.batches, wanted.ahead)
+        table.figures.asked_ahead(wanted.batches, wanted.ahead)
         return answer
 
     def _check_size(self, wanted: _Wanted) -> None:
@@ -184,9 +184,10 @@ class SamplingHandlers:
 
         if copies:
             answer = choose()[0].SerializeToString()
-            table.rows_copied_by_clients += len(points)
+            table.figures.copied_by_client(len(points))
         else:
-            table.overtaken_copies += may_copy
+            if may_copy:
+                table.figures.copy_overtaken()
             answer = await reply_with_rows(table, choose, len(points))
         table.count_drawn(drawn)
         if table.is_queue:

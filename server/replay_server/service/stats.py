@@ -69,31 +69,32 @@ class StatsHandler:
         )
 
     def _table(self, table: Table) -> replay_pb2.TableStats:
+        figures = table.figures.snapshot()
         return replay_pb2.TableStats(
             table=describe(table),
             bytes=table.directory.reserved_bytes,
             evicted=table.oldest,
-            sampled=table.rows_sampled.total,
-            updated=table.priorities_updated.total,
-            stale=table.stale,
-            repeated_inserts=table.repeated_inserts,
+            sampled=figures.sampled,
+            updated=figures.updated,
+            stale=figures.stale,
+            repeated_inserts=figures.repeated_inserts,
             rates=replay_pb2.Rates(
                 window_s=WINDOW_S,
-                inserted_per_s=table.rows_inserted.per_second(),
-                sampled_per_s=table.rows_sampled.per_second(),
-                updated_per_s=table.priorities_updated.per_second(),
+                inserted_per_s=figures.rates.inserted,
+                sampled_per_s=figures.rates.sampled,
+                updated_per_s=figures.rates.updated,
             ),
-            waiting=table.waiting,
-            waiting_inserts=table.waiting_inserts,
-            waited=table.waited,
+            waiting=figures.waiting,
+            waiting_inserts=figures.waiting_inserts,
+            waited=figures.waited,
             lost=table.directory.lost,
             unsynced=table.directory.unsynced,
-            failed_syncs=table.failed_syncs,
+            failed_syncs=figures.failed_syncs,
             rate_limiter=_limiter(table),
-            sampled_same_host=table.rows_copied_by_clients,
-            overtaken=table.overtaken_copies,
-            batches=table.batches_drawn,
-            batches_ahead=table.batches_ahead,
+            sampled_same_host=figures.copied_by_clients,
+            overtaken=figures.overtaken_copies,
+            batches=figures.batches,
+            batches_ahead=figures.batches_ahead,
             total_mass=table.total_mass,
             largest_priority=table.largest_priority,
             smallest_priority=table.smallest_priority,
@@ -101,7 +102,7 @@ class StatsHandler:
             ages_s=_age_quantiles(table),
             times_sampled=[
                 replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
-                for at_least, at_most, rows in table.times_sampled.bars()
+                for at_least, at_most, rows in figures.times_sampled
             ],
         )
 
@@ -135,7 +136,7 @@ def _age_quantiles(table: Table) -> list[replay_pb2.Quantile]:
         return []
     newest = table.inserted - 1
     return [
-        replay_pb2.Quantile(fraction=fraction, value=table.age_s(newest - int(fraction * (table.size - 1))))
+        replay_pb2.Quantile(fraction=fraction, value=table.figures.age_s(newest - int(fraction * (table.size - 1))))
         for fraction in _QUANTILES
     ]
 
