@@ -16,12 +16,13 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from hyperframe.frame import RstStreamFrame
 from replay_client import Column, ReplayClient
 from replay_client.security import token_metadata
 from replay_proto.access.serving import BODY_S, HANDSHAKE_S
 
 from tests.support.access import ALL, MINE, Authority, tls_flags, write_usual_tokens
-from tests.support.http2 import Connection, header_block, message_head
+from tests.support.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
 from tests.support.refusals import code_of, refusal_in
 from tests.support.server_process import ServerProcess
 from tests.support.wire import SERVICE
@@ -52,6 +53,11 @@ def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(server.address, options=options) as opened:
         yield opened
+
+
+def connect(server: ServerProcess) -> socket.socket:
+    """A connection on which nothing was said."""
+    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
 
 
 def peak_bytes(server: ServerProcess) -> int:
@@ -94,12 +100,12 @@ def test_compressed_messages_are_not_unpacked(server: ServerProcess, token: str 
     before, log = peak_bytes(server), server.log()
     bomb = gzip.compress(bytes(60 << 20), 9)
     assert len(bomb) < 65_000, "it has to fit into the window of a connection that is new"
-    bearer = {} if token is None else {"authorization": f"Bearer {token}"}
-    block = header_block(INSERT, grpc_encoding="gzip", **bearer)
+    metadata = [("grpc-encoding", "gzip"), *token_metadata(token)]
     for _ in range(3):
-        with Connection(server.port) as connection:
-            stream = connection.call(block, message_head(len(bomb), compressed=True) + bomb, ends=True)
-            connection.wait_for_end(stream)
+        with Http2(connect(server)) as link:
+            call = link.begin(INSERT, metadata)
+            link.send(call, GRPC_HEAD.pack(1, len(bomb)) + bomb, is_last=True)
+            link.wait_for_end(call)
     assert peak_bytes(server) - before < MOST_BYTES
     assert server.log() == log
 
@@ -121,7 +127,7 @@ def test_a_connection_that_says_nothing_takes_nothing_of_the_server(server: Serv
     before = process.num_fds()
     with ExitStack() as links:
         for _ in range(20):
-            links.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+            links.enter_context(connect(server))
         with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as later:
             ask: Callable[..., bytes] = later.unary_unary(HEALTH)
             assert ask(b"", timeout=PATIENCE_S), "those before it would have been accepted by now"
@@ -138,12 +144,10 @@ def test_a_connection_that_says_too_little_is_closed(server: ServerProcess) -> N
 def test_there_are_no_more_connections_than_the_setting_says(start_server: StartServer) -> None:
     server = start_server("--max-connections", "3")
     with ExitStack() as links:
-        taken = [links.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(3)]
-        for link in taken:
-            link.settimeout(PATIENCE_S)
+        for link in [links.enter_context(connect(server)) for _ in range(3)]:
             link.sendall(b"PRI * HTTP/2.0")
             assert link.recv(1), "the server's settings"
-        one_more = links.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+        one_more = links.enter_context(connect(server))
         one_more.sendall(b"PRI * HTTP/2.0")
         assert ends(one_more)
 
@@ -175,15 +179,17 @@ def test_reflection_takes_a_token(server: ServerProcess) -> None:
 
 
 def test_calls_that_are_given_up_at_once_cost_a_bystander_no_error(server: ServerProcess) -> None:
-    stop = time.monotonic() + 3.0
+    stop, block = time.monotonic() + 3.0, header_block(INSERT)
 
     def reset() -> int:
-        count = 0
-        with Connection(server.port) as connection:
+        first = 1
+        with RawFrames(connect(server)) as link:
             while time.monotonic() < stop:
-                connection.reset_calls(header_block(INSERT), 500)
-                count += 500
-        return count
+                calls = range(first, first + 1000, 2)
+                link.send([opening(call, block) for call in calls])
+                link.send([RstStreamFrame(call, error_code=8) for call in calls])
+                first += 1000
+        return first // 2
 
     with ThreadPoolExecutor(2) as threads, ReplayClient(server.address, token=ALL, same_host=False) as client:
         table = client.table(f"{MINE}table")
@@ -198,7 +204,7 @@ def test_failed_handshakes_are_not_logged(start_server: StartServer, tmp_path: P
     server = start_server(*tls_flags(authority.certify("server")))
     before = server.log()
     for _ in range(50):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as link:
+        with connect(server) as link:
             link.sendall(b"\x16\x03\x01\x00\x05nonsense, and no handshake of TLS")
             assert link.recv(4096) or True
     with ReplayClient(server.address, tls=authority.tls()) as client:
@@ -213,7 +219,7 @@ def test_connections_leave_descriptors_to_the_server(start_server: StartServer) 
         assert client.tables() == []
         try:
             for _ in range(220):
-                links.append(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+                links.append(connect(server))
                 with suppress(ConnectionResetError):
                     links[-1].sendall(b"P")
             # One that is too many is closed at once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from replay_client.security import token_metadata
 from replay_proto.access.serving import BODY_S
 
 from tests.support.access import ALL, MINE, write_usual_tokens
-from tests.support.http2 import Connection, header_block, message_head
+from tests.support.http2 import GRPC_HEAD, Http2
 from tests.support.refusals import code_of
 
 SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
@@ -95,14 +96,14 @@ def test_bodies_held_back_hold_nobody_up(server: LearnerServer) -> None:
 @pytest.mark.parametrize("token", [None, ALL], ids=["stranger", "with a token"])
 def test_compressed_messages_are_not_unpacked(server: LearnerServer, token: str | None) -> None:
     bomb = gzip.compress(bytes(60 << 20), 9)
-    bearer = {} if token is None else {"authorization": f"Bearer {token}"}
-    block = header_block(f"/{SERVICE}/Join", grpc_encoding="gzip", **bearer)
+    metadata = [("grpc-encoding", "gzip"), *token_metadata(token)]
     process = psutil.Process()
     before = process.memory_info().rss
     for _ in range(3):
-        with Connection(server.port) as connection:
-            stream = connection.call(block, message_head(len(bomb), compressed=True) + bomb, ends=True)
-            connection.wait_for_end(stream)
+        with Http2(socket.create_connection(("127.0.0.1", server.port))) as link:
+            call = link.begin(f"/{SERVICE}/Join", metadata)
+            link.send(call, GRPC_HEAD.pack(1, len(bomb)) + bomb, is_last=True)
+            link.wait_for_end(call)
             assert process.memory_info().rss - before < MOST_BYTES
     assert joins(server)
 

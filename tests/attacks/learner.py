@@ -12,10 +12,10 @@ from replay_proto.v1 import learner_pb2
 
 from tests.attacks.arena import Arena
 from tests.attacks.attack import Attack, Setup, Target, call
-from tests.attacks.http2 import Http2
 from tests.attacks.learner_arena import LEARNER, LearnerArena
 from tests.attacks.strangers import GzipBombs, RapidReset, RefusedCalls
 from tests.support.access import WRITE
+from tests.support.http2 import Http2
 
 _LEAST_RATE: Final = 0.2
 """Training goes on at this part of its pace at least; attackers take processors, too."""
@@ -53,7 +53,7 @@ class HeldReports(OnLearner):
 
     def act(self, target: Target) -> None:
         while target.goes_on():
-            with suppress(OSError), Http2(target) as link:
+            with suppress(OSError), Http2(target.connect_tls()) as link:
                 calls = [link.begin(f"{LEARNER}/Report") for _ in range(self.calls)]
                 while target.goes_on() and not all(map(link.has_ended, calls)):
                     link.read(0.1)

@@ -22,11 +22,11 @@ from replay_proto.v1 import replay_pb2
 
 from tests.attacks.arena import THEIRS, Arena
 from tests.attacks.attack import Answer, Attack, Setup, Target, bearer, call
-from tests.attacks.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
 from tests.attacks.strangers import MB, SERVICE
 from tests.support.access import ADMIN, ALL, MINE, READ, WRITE
 from tests.support.caller import make_draw, make_update, table_config
 from tests.support.deadlines import wait_until
+from tests.support.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
 from tests.support.refusals import code_of
 from tests.support.rows import rows_of
 from tests.support.wire import bytes_field
@@ -151,7 +151,7 @@ class UnreadAnswers(Attack):
 
     def act(self, target: Target) -> None:
         request = replay_pb2.SampleRequest(table=f"{MINE}wide", draw=make_draw(100)).SerializeToString()
-        with Http2(target) as link:
+        with Http2(target.connect_tls()) as link:
             for _ in range(self.calls):
                 target.goes_on()
                 link.call(f"{SERVICE}/Sample", request, bearer(READ))
@@ -266,7 +266,7 @@ class WaitForEver(Attack):
         with ExitStack() as stack:
             while target.goes_on() and target.tries * self.per_connection <= self.most:
                 with suppress(OSError):
-                    stack.enter_context(RawFrames(target)).send_bytes(calls)
+                    stack.enter_context(RawFrames(target.connect_tls())).send_bytes(calls)
             target.wait()
 
     def meanwhile(self, arena: Arena) -> None:
@@ -537,7 +537,7 @@ class IdleStreams(Attack):
         with ExitStack() as stack:
             while target.goes_on() and target.tries * self.per_connection <= self.most:
                 with suppress(OSError):
-                    stack.enter_context(RawFrames(target)).send_bytes(calls)
+                    stack.enter_context(RawFrames(target.connect_tls())).send_bytes(calls)
             target.wait()
 
 

@@ -19,9 +19,9 @@ from replay_proto.v1 import replay_pb2
 
 from tests.attacks.arena import OWNER, THEIRS, Arena
 from tests.attacks.attack import Attack, Setup, Target, call
-from tests.attacks.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
 from tests.support.access import WRITE
 from tests.support.deadlines import wait_until
+from tests.support.http2 import GRPC_HEAD, Http2, RawFrames, header_block, opening
 
 SERVICE: Final = "/replay.v1.ReplayService"
 MB: Final = 1 << 20
@@ -72,7 +72,7 @@ class GzipBombs(Stranger):
 
     def act(self, target: Target) -> None:
         while target.goes_on():
-            with suppress(OSError), Http2(target) as link:
+            with suppress(OSError), Http2(target.connect_tls()) as link:
                 calls = [link.begin(self.method, [("grpc-encoding", "gzip")]) for _ in range(6)]
                 for number in calls:
                     link.send(number, self.bomb, is_last=True, patience_s=min(1.0, target.left_s))
@@ -92,7 +92,7 @@ class LargeBodies(Stranger):
     def act(self, target: Target) -> None:
         head = GRPC_HEAD.pack(0, self.size_mb * MB)
         while target.goes_on():
-            with suppress(OSError), Http2(target) as link:
+            with suppress(OSError), Http2(target.connect_tls()) as link:
                 calls = [link.begin(f"{SERVICE}/Insert") for _ in range(self.calls)]
                 for number in calls:
                     link.send(number, head)
@@ -127,7 +127,7 @@ class RapidReset(Stranger):
     def act(self, target: Target) -> None:
         block = header_block(self.path)
         while target.goes_on():
-            with suppress(OSError), RawFrames(target) as link:
+            with suppress(OSError), RawFrames(target.connect_tls()) as link:
                 for first in range(1, _LAST_STREAM, 2 * self._BURST):
                     if not target.goes_on():
                         return
@@ -246,7 +246,7 @@ class RefusedCalls(Stranger):
         block = header_block(self.path, self.metadata)
         body = GRPC_HEAD.pack(0, len(self.message)) + self.message
         while target.goes_on():
-            with suppress(OSError), RawFrames(target) as link:
+            with suppress(OSError), RawFrames(target.connect_tls()) as link:
                 for first in range(1, _LAST_STREAM, 2 * self.burst):
                     if not target.goes_on():
                         return
@@ -295,7 +295,7 @@ class Pings(Stranger):
 
     def _flood(self, target: Target, beginning: bytes, frames: bytes) -> None:
         while target.goes_on():
-            with suppress(OSError), RawFrames(target) as link:
+            with suppress(OSError), RawFrames(target.connect_tls()) as link:
                 link.send_bytes(beginning)
                 while target.goes_on():
                     link.send_bytes(frames)
@@ -355,7 +355,7 @@ class DeafConnections(SilentConnections):
         with ExitStack() as stack:
             while target.goes_on() and target.tries <= self.most:
                 with suppress(OSError):
-                    link = stack.enter_context(RawFrames(target, reads=False))
+                    link = stack.enter_context(RawFrames(target.connect_tls(), reads=False))
                     link.send([begun])
             target.wait()
 
@@ -373,7 +373,7 @@ class WatchStreams(Stranger):
         with ExitStack() as stack:
             while target.goes_on() and 100 * target.tries <= self.most:
                 with suppress(OSError):
-                    link = stack.enter_context(RawFrames(target))
+                    link = stack.enter_context(RawFrames(target.connect_tls()))
                     for number in range(1, 200, 2):
                         link.send([opening(number, block), DataFrame(number, body, flags=["END_STREAM"])])
             target.wait()

@@ -1,129 +1,190 @@
-"""HTTP/2 byte by byte, for what no gRPC client does: bodies held back, streams that are reset at once."""
+"""HTTP/2 as no gRPC client speaks it: frames in any order, bodies held back, answers not read."""
 
 from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final
 
-from tests.support.deadlines import wait_until
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import ConnectionTerminated, DataReceived, Event, StreamEnded, StreamReset
+from h2.exceptions import ProtocolError
+from hpack import Encoder, NeverIndexedHeaderTuple
+from hyperframe.frame import Frame, HeadersFrame
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-END_STREAM, END_HEADERS, ACK = 1, 4, 1
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HEAD: Final = struct.Struct("!BHBBI")
-_CANCEL: Final = struct.pack("!I", 8)
-_WINDOW: Final = (1 << 31) - 1 - 65535
-_PATIENCE_S: Final = 30.0
-
-
-def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
-    """A frame."""
-    return _HEAD.pack(len(content) >> 16, len(content) & 0xFFFF, kind, flags, stream) + content
+GRPC_HEAD: Final = struct.Struct(">BI")
+"""Before each message: whether it is compressed, and its length."""
+_READ_BYTES: Final = 1 << 18
+_SENDING_S: Final = 10.0
+Headers = Sequence[tuple[str, str]]
 
 
-def header_block(path: str, **more: str) -> bytes:
-    """What a gRPC call begins with, without compression; ``more`` are further headers, with _ for -."""
-    headers = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": path,
-        ":authority": "localhost",
-        "content-type": "application/grpc",
-        "te": "trailers",
-        **{name.replace("_", "-"): value for name, value in more.items()},
-    }
-    return b"".join(b"\x00" + _text(name) + _text(value) for name, value in headers.items())
+def headers_of(path: str, metadata: Headers = ()) -> list[tuple[str, str]]:
+    """What a gRPC call begins with."""
+    return [
+        (":method", "POST"),
+        (":scheme", "https"),
+        (":path", path),
+        (":authority", "localhost"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        *metadata,
+    ]
 
 
-def message_head(length: int, *, compressed: bool = False) -> bytes:
-    """What a gRPC message begins with."""
-    return struct.pack("!BI", compressed, length)
+class Http2:
+    """A connection that keeps to the rules of HTTP/2, with calls that go on for as long as one likes."""
 
+    def __init__(self, link: socket.socket) -> None:
+        """Speak on a connection, and close it at the end."""
+        self._socket = link
+        self._rules = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.ended: set[int] = set()
+        """Calls that the server ended or answered."""
+        self.is_over = False
+        """Whether the server ended the connection."""
+        self._rules.initiate_connection()
+        self._flush()
 
-def _text(text: str) -> bytes:
-    assert len(text) < 127, "a longer text has its length in more than a byte"
-    return bytes([len(text)]) + text.encode()
-
-
-class Connection:
-    """A connection that obeys nobody."""
-
-    def __init__(self, port: int) -> None:
-        """Connect to this machine, and say hello."""
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._received = b""
-        self._ended: set[int] = set()
-        self._stream = -1
-        # The largest window: answers are taken in without limit.
-        self._socket.sendall(_PREFACE + frame(SETTINGS, 0, 0) + frame(WINDOW_UPDATE, 0, 0, struct.pack("!I", _WINDOW)))
-
-    def __enter__(self) -> Connection:
-        """Close it at the end of the block."""
+    def __enter__(self) -> Http2:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
-        self.close()
-
-    def close(self) -> None:
-        """Hang up."""
         self._socket.close()
 
-    def send(self, content: bytes) -> None:
-        """Send frames as they are, and meanwhile answer what has to be answered."""
-        self._socket.sendall(content)
-        self.take_in()
+    def begin(self, path: str, metadata: Headers = (), *, is_whole: bool = False) -> int:
+        """Begin a call; its number."""
+        number = self._rules.get_next_available_stream_id()
+        self._rules.send_headers(number, headers_of(path, metadata), end_stream=is_whole)
+        self._flush()
+        return number
 
-    def call(self, block: bytes, content: bytes = b"", *, ends: bool = False) -> int:
-        """Begin a call, with the beginning of its body; the number of its stream."""
-        self._stream += 2
-        frames = frame(HEADERS, END_HEADERS, self._stream, block)
-        pieces = [content[at : at + 16384] for at in range(0, len(content), 16384)]
-        for number, piece in enumerate(pieces, 1):
-            frames += frame(DATA, END_STREAM if ends and number == len(pieces) else 0, self._stream, piece)
-        self.send(frames)
-        return self._stream
+    def call(self, path: str, message: bytes, metadata: Headers = ()) -> int:
+        """Begin a call with a whole request, and do not wait for the answer."""
+        number = self.begin(path, metadata)
+        self.send(number, GRPC_HEAD.pack(0, len(message)) + message, is_last=True)
+        return number
 
-    def reset_calls(self, block: bytes, count: int) -> None:
-        """Begin so many calls, and give them up right afterwards."""
-        streams = range(self._stream + 2, self._stream + 2 + 2 * count, 2)
-        self._stream += 2 * count
-        self.send(b"".join(frame(HEADERS, END_HEADERS, stream, block) for stream in streams))
-        self.send(b"".join(frame(RST_STREAM, 0, stream, _CANCEL) for stream in streams))
-
-    def wait_for_end(self, stream: int) -> None:
-        """Return once the server has ended a call."""
-
-        def has_ended() -> bool:
-            self.take_in()
-            return stream in self._ended
-
-        wait_until(has_ended, "the server has ended the call")
-
-    def take_in(self) -> None:
-        """Look at the frames that have come. Pings and settings are acknowledged.
+    def wait_for_end(self, call: int, patience_s: float = _SENDING_S) -> None:
+        """Take in what comes until the server is done with a call.
 
         Raises:
-            ConnectionError: the server has hung up.
+            AssertionError: nothing came for so long.
         """
-        while select.select([self._socket], [], [], 0)[0]:
-            came = self._socket.recv(1 << 20)
-            if not came:
-                raise ConnectionError("the server has hung up")
-            self._received += came
-        while len(self._received) >= _HEAD.size:
-            high, low, kind, flags, stream = _HEAD.unpack_from(self._received)
-            end = _HEAD.size + (high << 16 | low)
-            if len(self._received) < end:
-                break
-            content, self._received = self._received[_HEAD.size : end], self._received[end:]
-            if kind in (PING, SETTINGS) and not flags & ACK:
-                self._socket.sendall(frame(kind, ACK, 0, content if kind == PING else b""))
-            if kind == RST_STREAM or (kind in (HEADERS, DATA) and flags & END_STREAM):
-                self._ended.add(stream)
+        while not self.has_ended(call):
+            assert self.read(patience_s), "the server says nothing"
+
+    def send(self, call: int, data: bytes, *, is_last: bool = False, patience_s: float = 10.0) -> bool:
+        """Send a part of a call's body, as fast as the server lets us; False if it wants no more of it."""
+        view = memoryview(data)
+        while view and not self.has_ended(call):
+            room = min(self._rules.local_flow_control_window(call), self._rules.max_outbound_frame_size, len(view))
+            if room <= 0:
+                if not self.read(patience_s):
+                    return False
+                continue
+            self._rules.send_data(call, view[:room].tobytes(), end_stream=is_last and room == len(view))
+            view = view[room:]
+            self._flush()
+            self.read(0.0)
+        return not self.has_ended(call)
+
+    def has_ended(self, call: int) -> bool:
+        """Whether the server is done with a call."""
+        return self.is_over or call in self.ended
+
+    def read(self, patience_s: float) -> bool:
+        """Take in what has come, waiting for it for a while; whether something had come."""
+        pending = getattr(self._socket, "pending", int)()
+        if not pending and not select.select([self._socket], [], [], patience_s)[0]:
+            return False
+        try:
+            data = self._socket.recv(_READ_BYTES)
+            events = self._rules.receive_data(data) if data else []
+        except ProtocolError:
+            data, events = b"", []
+        self.is_over |= not data
+        for event in events:
+            self._take_in(event)
+        self._flush()
+        return True
+
+    def _take_in(self, event: Event) -> None:
+        match event:
+            case StreamReset() | StreamEnded():
+                self.ended.add(event.stream_id)
+            case ConnectionTerminated():
+                self.is_over = True
+            case DataReceived():
+                self._rules.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+
+    def _flush(self) -> None:
+        if data := self._rules.data_to_send():
+            self._socket.sendall(data)
+
+
+class RawFrames:
+    """A connection on which frames are sent whatever the rules say; what comes back is thrown away."""
+
+    def __init__(self, link: socket.socket, *, reads: bool = True) -> None:
+        """Begin on a connection; without ``reads`` nothing is taken from it, not even answers to pings."""
+        self._socket = link
+        self._reads = reads
+        rules = H2Connection(H2Configuration(client_side=True))
+        rules.initiate_connection()
+        self.send_bytes(rules.data_to_send())
+
+    def __enter__(self) -> RawFrames:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def send(self, frames: Iterable[Frame]) -> None:
+        """Send frames.
+
+        Raises:
+            OSError: the server has ended the connection.
+        """
+        self.send_bytes(b"".join(frame.serialize() for frame in frames))
+
+    def send_bytes(self, data: bytes) -> None:
+        """The same of frames that were serialized before."""
+        self._socket.settimeout(_SENDING_S)
+        self._socket.sendall(data)
+        if self._reads:
+            self.drain()
+
+    def drain(self) -> None:
+        """Take what has come.
+
+        Raises:
+            OSError: the server has ended the connection.
+        """
+        self._socket.settimeout(0)
+        try:
+            while self._socket.recv(_READ_BYTES):
+                pass
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        raise ConnectionResetError("the server ended it")
+
+
+def header_block(path: str, metadata: Headers = ()) -> bytes:
+    """Headers of a call, compressed so that they can be sent on any connection, any number of times."""
+    return Encoder().encode([NeverIndexedHeaderTuple(*pair) for pair in headers_of(path, metadata)], huffman=False)
+
+
+def opening(number: int, block: bytes, *, is_whole: bool = False) -> HeadersFrame:
+    """The frame that begins a call."""
+    flags = ["END_HEADERS", *(["END_STREAM"] if is_whole else [])]
+    return HeadersFrame(number, block, flags=flags)
