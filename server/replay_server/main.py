@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import grpc
 import uvloop
-from replay_proto.access.certificates import ServerCertificates
+from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
 from replay_proto.access.watched import UnusableFileError
 from replay_proto.errors import FieldError
 
@@ -240,7 +240,9 @@ def _in_directory(
 def _credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca).credentials()
+    # A session that is resumed shows no certificate, just as a connection that goes on.
+    renewal_s = min(RENEWAL_S, settings.max_connection_s)
+    return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, renewal_s).credentials()
 
 
 async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:

@@ -33,13 +33,15 @@ class Arena:
         """Start them."""
         self.folder = Path(tempfile.mkdtemp(prefix="attacks-"))
         self.authority = Authority(self.folder / "authority")
+        mine = self.authority.certify("client", "client") if setup.needs_certificates else None
+        self._shown = None if mine is None else (mine.key.read_bytes(), mine.cert.read_bytes())
         self.tokens = self.folder / "tokens.toml"
         self.write_tokens()
         self._disk_holder: subprocess.Popen[bytes] | None = None
         place, within = self._place(setup)
         self.server = ServerProcess(
             self.folder / "log",
-            *tls_flags(self.authority.certify("server")),
+            *tls_flags(self.authority.certify("server"), self.authority.ca if setup.needs_certificates else None),
             *("--tokens", str(self.tokens)),
             *place,
             *setup.flags,
@@ -53,11 +55,11 @@ class Arena:
 
     def target(self) -> Target:
         """What anybody knows of it."""
-        return Target(self.server.port, self.authority.ca.read_bytes())
+        return Target(self.server.port, self.authority.ca.read_bytes(), self._shown)
 
     def caller(self, token: str) -> Caller:
         """A caller with a token."""
-        tls = grpc.ssl_channel_credentials(self.authority.ca.read_bytes())
+        tls = grpc.ssl_channel_credentials(self.authority.ca.read_bytes(), *(self._shown or (None, None)))
         shown = grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(token))
         return Caller(f"localhost:{self.server.port}", credentials=shown)
 

@@ -37,6 +37,8 @@ class Setup:
     """Whether it is a learner that is attacked."""
     descriptors: int | None = None
     """Files and connections that its process may have; None: as many as ours."""
+    needs_certificates: bool = False
+    """Whether its clients need certificates."""
     disk_mb: int | None = None
     """Size of the disk of its data directory; None: it keeps tables in memory."""
 
@@ -48,6 +50,8 @@ class Target:
     port: int
     authority: bytes | None
     """Certificate of the authority that signed its own, PEM; None: it has no TLS."""
+    key_and_certificate: tuple[bytes, bytes] | None = None
+    """What a client shows, PEM; None: nothing."""
     until: float = 0.0
     """When the attack ends, by the monotonic clock."""
     tries: int = 0
@@ -90,7 +94,8 @@ class Target:
         ]
         if self.authority is None:
             return grpc.insecure_channel(self.address, given)
-        return grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self.authority), given)
+        shown = self.key_and_certificate or (None, None)
+        return grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self.authority, *shown), given)
 
     def connect(self) -> socket.socket:
         """A TCP connection on which nothing was said."""
@@ -103,7 +108,7 @@ class Target:
         if self.authority is None:
             return plain
         try:
-            return _tls_context().wrap_socket(plain, server_hostname="localhost")
+            return tls_context().wrap_socket(plain, server_hostname="localhost")
         except OSError:
             plain.close()
             raise
@@ -139,7 +144,8 @@ class Attack:
         """Look afterwards."""
 
 
-def _tls_context() -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
+    """For a client that speaks HTTP/2, and believes every server."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

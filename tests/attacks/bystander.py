@@ -125,6 +125,10 @@ class Bystander:
         """Make no more calls: where what is tried is expected to be felt by everybody."""
         self._pipe.send("rest")
 
+    def resume(self) -> None:
+        """Make calls again, and connect anew."""
+        self._pipe.send("resume")
+
     def close(self) -> None:
         """End it."""
         self._pipe.close()
@@ -157,6 +161,9 @@ class _Worker:
                         case "rest":
                             self._comes.clear()
                             is_at_work = False
+                        case "resume":
+                            self._comes.set()
+                            is_at_work = True
                         case "take":
                             pipe.send(self._take())
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import grpc
@@ -21,7 +23,7 @@ from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from tests.attacks.arena import THEIRS, Arena
-from tests.attacks.attack import Answer, Attack, Setup, Target, bearer, call
+from tests.attacks.attack import Answer, Attack, Setup, Target, bearer, call, tls_context
 from tests.attacks.strangers import MB, SERVICE
 from tests.support.access import ADMIN, ALL, MINE, READ, WRITE
 from tests.support.caller import make_draw, make_update, table_config
@@ -401,10 +403,9 @@ class TokensGone(Attack):
         arena.bystander.take()
 
     def act(self, target: Target) -> None:
-        request = replay_pb2.DescribeTableRequest(table=f"{MINE}kept")
         with target.channel() as channel:
             while target.goes_on() or time.monotonic() < target.until + _SOON_S:
-                if call(channel, f"{SERVICE}/DescribeTable", request, READ).code is grpc.StatusCode.UNAUTHENTICATED:
+                if self._code(channel) is grpc.StatusCode.UNAUTHENTICATED:
                     return
         target.found.append("it was still valid after 5 s")
 
@@ -413,12 +414,65 @@ class TokensGone(Attack):
 
     def check(self, arena: Arena) -> None:
         arena.write_tokens()
-        wait_until(lambda: self._is_known(arena), "tokens hold again", _SOON_S)
+        with arena.target().channel() as channel:
+            wait_until(lambda: self._code(channel) is grpc.StatusCode.OK, "the token holds again", _SOON_S)
+        arena.bystander.resume()
 
-    def _is_known(self, arena: Arena) -> bool:
-        with suppress(grpc.RpcError):
-            return bool(arena.owner.table_names())
-        return False
+    def _code(self, channel: grpc.Channel) -> grpc.StatusCode:
+        request = replay_pb2.DescribeTableRequest(table=f"{MINE}kept")
+        return call(channel, f"{SERVICE}/DescribeTable", request, READ).code
+
+
+class TokensRemoved(TokensGone):
+    """Goes on calling after the file of tokens was removed."""
+
+    name = "a token after the file of tokens was removed"
+
+    def meanwhile(self, arena: Arena) -> None:
+        arena.tokens.unlink()
+
+
+class ExpiredCertificate(Attack):
+    """Connects until its certificate has expired, and then resumes the TLS session of before, which shows none."""
+
+    name = "an expired certificate, over a TLS session from before"
+    setup = Setup(flags=("--max-connection-s", "2"), needs_certificates=True)
+    least_s = 8.0
+    most_mb = _CALLERS_MB
+    resumable_s = 2.0
+    valid_s = 4.0
+
+    def prepare(self, arena: Arena) -> None:
+        self.expires_s = int(time.time() + self.valid_s)
+        until = datetime.fromtimestamp(self.expires_s, UTC)
+        self.mine = arena.authority.certify("expiring", "expiring", until=until)
+
+    def act(self, target: Target) -> None:
+        context = tls_context()
+        context.load_cert_chain(self.mine.cert, self.mine.key)
+        session: ssl.SSLSession | None = None
+        resumed = 0
+        while target.goes_on():
+            expired_for_s = time.time() - self.expires_s
+            if (found := self._session(target, context, session)) is not None:
+                session, was_resumed = found
+                resumed += was_resumed
+                if expired_for_s > self.resumable_s + 1.0:
+                    target.found.append(f"it was let in {expired_for_s:.1f} s after its certificate had expired")
+            if expired_for_s > 1.0 and self._session(target, context, None) is not None:
+                target.found.append("it was let in with a certificate that had expired")
+            time.sleep(0.1)
+        if not resumed:
+            target.found.append("nothing was resumed: this attack shows nothing")
+
+    def _session(
+        self, target: Target, context: ssl.SSLContext, resumes: ssl.SSLSession | None
+    ) -> tuple[ssl.SSLSession, bool] | None:
+        """The session of a new connection, and whether it is the earlier one; None: it was not let in."""
+        with suppress(OSError), target.connect() as plain, context.wrap_socket(plain, session=resumes) as link:
+            if link.recv(1) and link.session is not None:
+                return link.session, bool(link.session_reused)
+        return None
 
 
 class TokensReplaced(TokensGone):
@@ -431,6 +485,34 @@ class TokensReplaced(TokensGone):
         arena.tokens.write_text(arena.tokens.read_text().replace(READ, READ[::-1]))
         os.utime(arena.tokens, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert arena.tokens.stat().st_size == before.st_size
+
+
+class FullRankTable(Attack):
+    """Makes the largest ranked table that the server takes, and fills it. Its index takes more than its rows."""
+
+    name = "a ranked table as large as --max-bytes 40MB allows, filled"
+    setup = Setup(flags=("--max-bytes", "40MB"))
+    most_mb = 40.0
+    least_s = 2.0
+
+    def act(self, target: Target) -> None:
+        name, schema = f"{MINE}ranked", Schema({"x": Column("bool")})
+        with target.channel() as channel:
+            for capacity in range(2_000_000, 0, -20_000):
+                config = table_config(name, capacity=capacity, schema=schema, backend="rank")
+                made = call(channel, f"{SERVICE}/CreateTable", replay_pb2.CreateTableRequest(config=config), ADMIN)
+                if made.is_ok:
+                    break
+            rows = min(capacity // 64, MOST_ROWS_AT_ONCE)
+            insertion = replay_pb2.Insertion(row_count=rows)
+            insert = replay_pb2.InsertRequest(table=name, insertion=insertion, rows=bytes(rows))
+            for _ in range(0, 2 * capacity, rows):
+                target.goes_on()
+                if not call(channel, f"{SERVICE}/Insert", insert, WRITE).is_ok:
+                    target.found.append("rows were refused: this attack shows nothing")
+
+    def check(self, arena: Arena) -> None:
+        arena.owner.table(f"{MINE}ranked").drop()
 
 
 class FreshWriters(Attack):
@@ -560,6 +642,9 @@ ATTACKS: Final[tuple[type[Attack], ...]] = (
     TakenAwayWhileItWaits,
     TokensGone,
     TokensReplaced,
+    TokensRemoved,
+    ExpiredCertificate,
+    FullRankTable,
     FreshWriters,
     BadNames,
     HugeCapacity,

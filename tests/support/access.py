@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -65,9 +66,9 @@ class Authority:
         self.ca = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(str(self.ca))
 
-    def certify(self, name: str, *hosts: str) -> Certified:
+    def certify(self, name: str, *hosts: str, until: datetime | None = None) -> Certified:
         """Write a certificate for these hosts; files of an earlier one with this name are replaced."""
-        made = self._ca.issue_cert(*(hosts or ("localhost", "127.0.0.1")))
+        made = self._ca.issue_cert(*(hosts or ("localhost", "127.0.0.1")), not_after=until)
         found = Certified(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         found.cert.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
         made.private_key_pem.write_to_path(str(found.key))

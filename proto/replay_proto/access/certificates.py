@@ -28,7 +28,12 @@ class ServerCertificates:
     """A certificate with its key, and the authority whose clients may connect."""
 
     def __init__(
-        self, certificate: Path, key: Path, client_ca: Path | None, ticks: Callable[[], float] = time.monotonic
+        self,
+        certificate: Path,
+        key: Path,
+        client_ca: Path | None,
+        renewal_s: float = RENEWAL_S,
+        ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         """Read the files, all PEM.
 
@@ -36,6 +41,7 @@ class ServerCertificates:
             certificate: the server's certificate, with those that lead from it to its authority.
             key: its private key, without a password.
             client_ca: authority that has to have signed a client's certificate; None: clients need none.
+            renewal_s: with a ``client_ca``, how long a TLS session can be resumed at most, in seconds.
             ticks: seconds that never go back.
 
         Raises:
@@ -44,6 +50,7 @@ class ServerCertificates:
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         paths = [path for path in (certificate, key, client_ca) if path is not None]
         self._files = Watched(paths, self._read)
+        self._renewal_s = renewal_s
         self._ticks = ticks
         self._renewed_at = ticks()
         self._warn()
@@ -64,7 +71,7 @@ class ServerCertificates:
         now = self._ticks()
         if self._files.refresh():
             self._warn()
-        elif self._client_ca is None or now - self._renewed_at < RENEWAL_S:
+        elif self._client_ca is None or now - self._renewed_at < self._renewal_s:
             return None
         self._renewed_at = now
         return self._configuration()
