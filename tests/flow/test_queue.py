@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replay_proto.layout import NONCE_FILE
 from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, WriteStream, make_draw
@@ -235,11 +236,14 @@ def test_rows_that_went_out_stay_gone_after_a_restart(
         assert again.sample(10).values.tolist() == list(range(9, 19))
 
 
-def test_a_client_on_the_same_host_is_sent_the_rows(queue: CalledTable, server: ServerProcess) -> None:
+def test_a_client_on_the_same_host_is_sent_the_rows(start_server: StartServer, call: Call, tmp_path: Path) -> None:
+    """Rows of a queue are gone once they are drawn: nobody could copy them in time, not even who finds its files."""
+    queue = call(start_server("--data-dir", str(tmp_path / "data"))).create(capacity=10, backend="fifo")
     queue.insert(range(3))
     assert queue.describe().directory == ""
+    nonce = (tmp_path / "data" / "tables" / queue.name / NONCE_FILE).read_bytes()
     answer = queue.stub.Sample(
-        replay_pb2.SampleRequest(table=queue.name, draw=make_draw(3), same_host=replay_pb2.SameHost(nonce=bytes(16)))
+        replay_pb2.SampleRequest(table=queue.name, draw=make_draw(3), same_host=replay_pb2.SameHost(nonce=nonce))
     )
     assert values_in(answer.rows).tolist() == [0, 1, 2]
 
