@@ -180,32 +180,6 @@ class Bounds:
         _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
 
 
-@dataclass(frozen=True)
-class Quota:
-    """What the tables of one owner may take."""
-
-    owner: str = ""
-    """Name of the token by which they were made; empty: there is none."""
-    max_tables: int | None = None
-    """Tables at once; None: as many as the server takes."""
-    max_bytes: int | None = None
-    """Tables once they are full; None: as many as the server takes."""
-
-    def check(self, size: int, others: Sequence[int]) -> None:
-        """Refuse a table that is too large, or one too many.
-
-        Args:
-            size: bytes of the table once it is full, its index included.
-            others: the same of each table of this owner.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
-        of = f"of the token {self.owner!r}"
-        _check(f"tables {of}", self.max_tables, len(others) + 1, f"max_tables {of}")
-        _check(f"bytes of all tables once full, {of}", self.max_bytes, size + sum(others), f"max_bytes {of}")
-
-
 def descriptors_of(config: TableConfig) -> int:
     """File descriptors that a table takes: two for each column and for each of its other files."""
     return 2 * (len(config.schema) + _OTHER_FILES)

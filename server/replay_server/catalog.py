@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from replay_server import errors
-from replay_server.bounds import Bounds, Quota, check_descriptors, no_descriptors
+from replay_server.access.quota import Quota
+from replay_server.bounds import Bounds, check_descriptors, no_descriptors
 from replay_server.budgets import Budget, QueuedBudget
 from replay_server.long_calls import LongCalls
 from replay_server.storage.boot_mark import BootMark

@@ -18,8 +18,8 @@ from replay_proto.access.tokens import Grant, Right, Tokens, bearer_token
 
 from replay_server import errors
 from replay_server.access.identity import of_peer, of_token
+from replay_server.access.quota import Quota
 from replay_server.access.revocation import End, Revocations
-from replay_server.bounds import Quota
 
 _HEADER = "authorization"
 

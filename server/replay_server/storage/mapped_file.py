@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.storage.permissions import FILE_MODE
-
 RESERVE_STEP_BYTES = 4 << 20
 """Space is reserved this much at a time: on tmpfs that takes about a millisecond."""
 
 _PAGE_BYTES = mmap.PAGESIZE
+FILE_MODE = 0o640
+"""Of files in tables, before the umask."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 
 

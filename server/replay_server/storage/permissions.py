@@ -12,11 +12,11 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from replay_server.storage.mapped_file import FILE_MODE
+
 if TYPE_CHECKING:
     from replay_server.storage.root import Root
 
-FILE_MODE = 0o640
-"""Of files in tables, before the umask."""
 FOLDER_MODE = 0o750
 """Of tables, before the umask."""
 UMASK = 0o077
