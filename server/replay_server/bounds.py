@@ -6,6 +6,7 @@ Bounds that follow from something else are kept where that is: bytes of a reply 
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ class Bounds:
     """Calls that wait at once, over all tables."""
     max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES
     """Rows of inserts that wait at once, over all tables."""
+    max_wait_s: float = math.inf
+    """A call that waits, in seconds."""
     max_outgoing_bytes: int = DEFAULT_MAX_OUTGOING_BYTES
     """Replies that are built or on their way."""
     caller_share: float = DEFAULT_CALLER_SHARE

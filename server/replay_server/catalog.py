@@ -55,7 +55,7 @@ class Catalog:
         bounds, share = self.bounds, self.bounds.caller_share
         waiting = Budget("calls that wait", "max_waiting_calls of the server", bounds.max_waiting_calls, share)
         rows = Budget("bytes of inserts that wait", "max_waiting_mb of the server", bounds.max_waiting_bytes, share)
-        self.waiters = Waiters(waiting, rows)
+        self.waiters = Waiters(waiting, rows, bounds.max_wait_s)
         self.long_calls = LongCalls(waiting)
         """Calls of many rows, which take turns."""
         self.outgoing = QueuedBudget(

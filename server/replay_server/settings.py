@@ -20,6 +20,7 @@ A TOML file has the same names, and tables to make at start:
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import tomllib
 from collections.abc import Sequence
@@ -183,6 +184,11 @@ class ServerSettings(BaseSettings):
         description="most calls that wait at once, over all tables",
     )
     max_waiting_mb: int = Field(1024, ge=1, description="most MiB of rows that wait to be inserted, over all tables")
+    max_wait_s: float = Field(
+        math.inf,
+        gt=0,
+        description="most seconds that a call waits, whatever it asks for; default: as long as the call lasts",
+    )
     max_outgoing_mb: int = Field(
         DEFAULT_MAX_OUTGOING_BYTES // BYTES_PER_MB,
         ge=1,
@@ -323,6 +329,7 @@ class ServerSettings(BaseSettings):
             max_rows_per_call=self.max_rows_per_call,
             max_waiting_calls=self.max_waiting_calls,
             max_waiting_bytes=self.max_waiting_mb * BYTES_PER_MB,
+            max_wait_s=self.max_wait_s,
             max_outgoing_bytes=self.max_outgoing_mb * BYTES_PER_MB,
             caller_share=self.caller_share,
             max_connections=self.max_connections,

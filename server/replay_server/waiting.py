@@ -67,13 +67,15 @@ class _Lines:
 class Waiters:
     """Lets calls wait until they may go on, the table is reset or dropped, or the server closes."""
 
-    def __init__(self, calls: Budget, rows: Budget) -> None:
+    def __init__(self, calls: Budget, rows: Budget, longest_s: float = math.inf) -> None:
         """Begin with nobody waiting.
 
         Args:
             calls: counts calls that wait.
             rows: counts bytes of rows that wait to be inserted.
+            longest_s: nobody waits longer, whatever they ask for, in seconds.
         """
+        self._longest_s = longest_s
         self._calls = calls
         self._rows = rows
         self._lines: dict[bytes, _Lines] = {}
@@ -271,8 +273,9 @@ class Waiters:
                 admitted.set_exception(errors.waited_too_long(table.name, allowed_s, lacks()))
 
         timer = None
-        if wait_s is not None and wait_s < math.inf:
-            timer = asyncio.get_running_loop().call_later(wait_s, expire, wait_s)
+        allowed_s = self._longest_s if wait_s is None else min(wait_s, self._longest_s)
+        if allowed_s < math.inf:
+            timer = asyncio.get_running_loop().call_later(allowed_s, expire, allowed_s)
         self._calls.take(caller.identity)
 
         def end(refusal: RequestError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -411,6 +412,20 @@ def test_too_many_bytes_that_wait_are_refused(start_server: StartServer, call: C
         table.sample(400)
     for insert in (first, *calls):
         insert.result()
+
+
+def test_nobody_waits_longer_than_the_server_lets_them(start_server: StartServer, call: Call) -> None:
+    caller = call(start_server("--max-wait-s", "0.2"))
+    empty, full = caller.create(), caller.create(capacity=10, backend="fifo")
+    full.insert(range(10))
+    for wait_s in (math.inf, 60.0):
+        with refused("WAITED_TOO_LONG", waited_for="rows"):
+            empty.sample(1, wait_s=wait_s)
+    with refused("WAITED_TOO_LONG", waited_for="room"):
+        full.insert([1])
+    with refused("WAITED_TOO_LONG", waited_for="room") as refusal:
+        full.insert([1], wait_s=0.01)
+    assert "waited 0.01 s" in refusal.message
 
 
 def test_too_many_waiting_calls_are_refused(start_server: StartServer, call: Call) -> None:

@@ -62,9 +62,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     `needed`, in rows.
     """
     ERROR_REASON_WAITED_TOO_LONG: _ErrorReason.ValueType  # 6
-    """DEADLINE_EXCEEDED: what the call waited for did not come within `wait_s` seconds; the call had no effect, but
-    for the update of a LearnRequest. What it was: "rows" (to draw), "samples" or "inserts" (that the rate limiter
-    allows), "room" (in a queue). Metadata: `table`, `waited_for`, and how far it was when the call gave up, as two
+    """DEADLINE_EXCEEDED: what the call waited for did not come within `wait_s` seconds, or max_wait_s of the server; the
+    call had no effect, but for the update of a LearnRequest. What it was: "rows" (to draw), "samples" or "inserts"
+    (that the rate limiter allows), "room" (in a queue). Metadata: `table`, `waited_for`, and how far it was when the call gave up, as two
     whole numbers in decimal, `have` and `needed`:
       "rows": live rows, of the min_size; of a queue, rows that were held for this draw, of its rows.
       "samples": samples that the rate limiter has allowed this draw, of those it asked for.
@@ -131,9 +131,9 @@ ERROR_REASON_TABLE_EMPTY: ErrorReason.ValueType  # 5
 `needed`, in rows.
 """
 ERROR_REASON_WAITED_TOO_LONG: ErrorReason.ValueType  # 6
-"""DEADLINE_EXCEEDED: what the call waited for did not come within `wait_s` seconds; the call had no effect, but
-for the update of a LearnRequest. What it was: "rows" (to draw), "samples" or "inserts" (that the rate limiter
-allows), "room" (in a queue). Metadata: `table`, `waited_for`, and how far it was when the call gave up, as two
+"""DEADLINE_EXCEEDED: what the call waited for did not come within `wait_s` seconds, or max_wait_s of the server; the
+call had no effect, but for the update of a LearnRequest. What it was: "rows" (to draw), "samples" or "inserts"
+(that the rate limiter allows), "room" (in a queue). Metadata: `table`, `waited_for`, and how far it was when the call gave up, as two
 whole numbers in decimal, `have` and `needed`:
   "rows": live rows, of the min_size; of a queue, rows that were held for this draw, of its rows.
   "samples": samples that the rate limiter has allowed this draw, of those it asked for.
