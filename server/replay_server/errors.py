@@ -1,4 +1,4 @@
-"""Refusals: each names a status code, a reason of the contract, and what the caller needs to mend it."""
+"""Refusals: each names a reason of the contract, and what the caller needs to mend it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import grpc
-from google.protobuf import any_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
-from replay_proto.errors import ERROR_DOMAIN, FieldError
+from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
 
-_REASON_PREFIX = "ERROR_REASON_"
 _LONGEST_TEXT = 512
 """Characters of a message or a metadata value: gRPC drops a status whose trailers pass a few kilobytes."""
 
@@ -21,32 +17,17 @@ _LONGEST_TEXT = 512
 class RequestError(Exception):
     """A request that is refused; it has changed nothing."""
 
-    def __init__(
-        self, code: grpc.StatusCode, reason: replay_pb2.ErrorReason.ValueType, message: str, **metadata: object
-    ) -> None:
+    def __init__(self, reason: replay_pb2.ErrorReason.ValueType, message: str, **metadata: object) -> None:
         """Say what is wrong, for people (``message``) and for programs (the rest).
 
         Args:
-            code: gRPC status.
             reason: why, from the contract.
             message: what was expected, what came, what to do.
             **metadata: the reason's metadata, as the contract lists it.
         """
         super().__init__(_shortened(message))
-        self.code = code
         self.reason = reason
         self.metadata = {name: _shortened(str(value)) for name, value in metadata.items()}
-
-    def to_status(self) -> status_pb2.Status:
-        """The refusal as a google.rpc.Status that carries an ErrorInfo."""
-        info = error_details_pb2.ErrorInfo(
-            reason=replay_pb2.ErrorReason.Name(self.reason).removeprefix(_REASON_PREFIX),
-            domain=ERROR_DOMAIN,
-            metadata=self.metadata,
-        )
-        detail = any_pb2.Any()
-        detail.Pack(info)
-        return status_pb2.Status(code=code_pb2.Code.Value(self.code.name), message=str(self), details=[detail])
 
 
 def _shortened(text: str) -> str:
@@ -58,7 +39,6 @@ def _shortened(text: str) -> str:
 def invalid_field(error: FieldError) -> RequestError:
     """A field is not as the contract says."""
     return RequestError(
-        grpc.StatusCode.INVALID_ARGUMENT,
         replay_pb2.ERROR_REASON_INVALID_FIELD,
         str(error),
         field=error.field,
@@ -70,7 +50,6 @@ def invalid_field(error: FieldError) -> RequestError:
 def table_not_found(name: str) -> RequestError:
     """There is no table of this name."""
     return RequestError(
-        grpc.StatusCode.NOT_FOUND,
         replay_pb2.ERROR_REASON_TABLE_NOT_FOUND,
         f"no table is called {name!r}; create it first",
         table=name,
@@ -80,7 +59,6 @@ def table_not_found(name: str) -> RequestError:
 def table_exists(name: str, difference: FieldError) -> RequestError:
     """There is a table of this name with another config."""
     return RequestError(
-        grpc.StatusCode.ALREADY_EXISTS,
         replay_pb2.ERROR_REASON_TABLE_EXISTS,
         f"table {name!r} exists with another config: {difference.field} is {difference.expected}, asked for "
         f"{difference.got}; drop it, or choose another name",
@@ -94,7 +72,6 @@ def table_exists(name: str, difference: FieldError) -> RequestError:
 def table_replaced(name: str) -> RequestError:
     """The caller knows an earlier table of this name."""
     return RequestError(
-        grpc.StatusCode.FAILED_PRECONDITION,
         replay_pb2.ERROR_REASON_TABLE_REPLACED,
         f"table {name!r} is not the one that this uid belongs to: it was dropped and made anew; look it up again",
         table=name,
@@ -142,7 +119,6 @@ _LACKING: Mapping[WaitedFor, str] = {
 def table_empty(name: str, needed: int = 1) -> RequestError:
     """There is nothing to draw; so many rows are needed."""
     return RequestError(
-        grpc.StatusCode.FAILED_PRECONDITION,
         replay_pb2.ERROR_REASON_TABLE_EMPTY,
         f"table {name!r} has no rows to draw: 0 of {needed:,}; insert some, or ask to wait for them",
         table=name,
@@ -154,7 +130,6 @@ def table_empty(name: str, needed: int = 1) -> RequestError:
 def waited_too_long(name: str, wait_s: float, lack: Lack) -> RequestError:
     """What a call waited for did not come in time."""
     return RequestError(
-        grpc.StatusCode.DEADLINE_EXCEEDED,
         replay_pb2.ERROR_REASON_WAITED_TOO_LONG,
         f"table {name!r}: waited {wait_s:g} s for {lack.waited_for}: {lack}; {_LACKING[lack.waited_for]}",
         table=name,
@@ -165,7 +140,6 @@ def waited_too_long(name: str, wait_s: float, lack: Lack) -> RequestError:
 def limited(name: str, lack: Lack) -> RequestError:
     """The table's limiter or queue does not allow something now, and the caller does not wait for it."""
     return RequestError(
-        grpc.StatusCode.FAILED_PRECONDITION,
         replay_pb2.ERROR_REASON_LIMITED,
         f"table {name!r}: {_LACKING[lack.waited_for]}: {lack}; ask to wait for it, or try again later",
         table=name,
@@ -176,7 +150,6 @@ def limited(name: str, lack: Lack) -> RequestError:
 def table_reset(name: str) -> RequestError:
     """The table was reset while a call waited on it."""
     return RequestError(
-        grpc.StatusCode.ABORTED,
         replay_pb2.ERROR_REASON_TABLE_RESET,
         f"table {name!r} was reset while the call waited; it had no effect, repeat it if it is still wanted",
         table=name,
@@ -186,7 +159,6 @@ def table_reset(name: str) -> RequestError:
 def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
     """A bound of the server was passed."""
     return RequestError(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
         replay_pb2.ERROR_REASON_TOO_LARGE,
         f"{bound}: at most {limit} allowed ({setting}), got {got}",
         bound=bound,
@@ -199,7 +171,6 @@ def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
 def no_space(name: str, folder: Path, what: str = "table") -> RequestError:
     """The disk or memory that holds the tables, or the checkpoints, in a folder is full."""
     return RequestError(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
         replay_pb2.ERROR_REASON_NO_SPACE,
         f"no space left for {what} {name!r} in {folder}; free some there, then try again",
         table=name if what == "table" else "",
@@ -209,7 +180,6 @@ def no_space(name: str, folder: Path, what: str = "table") -> RequestError:
 def sequence_gap(expected: int, got: int) -> RequestError:
     """A writer left out a sequence number."""
     return RequestError(
-        grpc.StatusCode.FAILED_PRECONDITION,
         replay_pb2.ERROR_REASON_SEQUENCE_GAP,
         f"sequence: expected {expected}, got {got}; repeat the inserts that were not acknowledged, in order",
         expected=expected,
@@ -220,7 +190,6 @@ def sequence_gap(expected: int, got: int) -> RequestError:
 def sequence_too_old(oldest_known: int, got: int) -> RequestError:
     """A repeat came so late that its keys are forgotten."""
     return RequestError(
-        grpc.StatusCode.FAILED_PRECONDITION,
         replay_pb2.ERROR_REASON_SEQUENCE_TOO_OLD,
         f"sequence {got} was applied, but its keys are no longer known (the oldest known is {oldest_known})",
         oldest_known=oldest_known,
@@ -231,7 +200,6 @@ def sequence_too_old(oldest_known: int, got: int) -> RequestError:
 def writer_unknown(got: int) -> RequestError:
     """A writer that is not known does not begin at 1."""
     return RequestError(
-        grpc.StatusCode.FAILED_PRECONDITION,
         replay_pb2.ERROR_REASON_WRITER_UNKNOWN,
         f"this writer is not known here, and its sequence is {got}, not 1: it was silent for too long, or the table "
         "was made anew; go on as a new writer",
@@ -242,7 +210,6 @@ def writer_unknown(got: int) -> RequestError:
 def writer_superseded() -> RequestError:
     """The same writer opened another stream."""
     return RequestError(
-        grpc.StatusCode.ABORTED,
         replay_pb2.ERROR_REASON_WRITER_SUPERSEDED,
         "another stream of the same writer has begun; only one can be live",
     )
@@ -251,7 +218,6 @@ def writer_superseded() -> RequestError:
 def shutting_down() -> RequestError:
     """The server is closing."""
     return RequestError(
-        grpc.StatusCode.UNAVAILABLE,
         replay_pb2.ERROR_REASON_SHUTTING_DOWN,
         "the server is shutting down; try again once it is back",
     )
@@ -260,7 +226,6 @@ def shutting_down() -> RequestError:
 def checkpoints_off() -> RequestError:
     """There is no place for checkpoints."""
     return RequestError(
-        grpc.StatusCode.FAILED_PRECONDITION,
         replay_pb2.ERROR_REASON_CHECKPOINTS_OFF,
         "this server writes no checkpoints: start it with --checkpoint-dir",
         setting="checkpoint_dir",
@@ -270,7 +235,6 @@ def checkpoints_off() -> RequestError:
 def checkpoint_not_found(name: str) -> RequestError:
     """There is no such checkpoint."""
     return RequestError(
-        grpc.StatusCode.NOT_FOUND,
         replay_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND,
         f"no checkpoint is called {name!r}; `replay checkpoint list` shows those there are",
         checkpoint=name,
@@ -280,7 +244,6 @@ def checkpoint_not_found(name: str) -> RequestError:
 def checkpoint_damaged(name: str, file: str, fault: str) -> RequestError:
     """A checkpoint cannot be trusted."""
     return RequestError(
-        grpc.StatusCode.DATA_LOSS,
         replay_pb2.ERROR_REASON_CHECKPOINT_DAMAGED,
         f"checkpoint {name!r} is damaged: {fault}; use another one",
         checkpoint=name,
@@ -290,15 +253,12 @@ def checkpoint_damaged(name: str, file: str, fault: str) -> RequestError:
 
 def internal() -> RequestError:
     """The server is at fault; its log says more."""
-    return RequestError(
-        grpc.StatusCode.INTERNAL, replay_pb2.ERROR_REASON_INTERNAL, "a fault of the server; its log has the traceback"
-    )
+    return RequestError(replay_pb2.ERROR_REASON_INTERNAL, "a fault of the server; its log has the traceback")
 
 
 def unauthenticated(problem: str) -> RequestError:
     """Nobody knows who calls; the problem never says what the token was."""
     return RequestError(
-        grpc.StatusCode.UNAUTHENTICATED,
         replay_pb2.ERROR_REASON_UNAUTHENTICATED,
         f"{problem}; send one that is valid as 'authorization: Bearer TOKEN'",
     )
@@ -315,7 +275,6 @@ def permission_denied(caller: str, one_of: Sequence[str], on: str, table: str = 
     """
     rights = " or ".join(one_of)
     return RequestError(
-        grpc.StatusCode.PERMISSION_DENIED,
         replay_pb2.ERROR_REASON_PERMISSION_DENIED,
         f"the token {caller!r} does not give the right {rights} on {on}; whoever keeps the server's tokens can add it",
         right=rights,

@@ -21,6 +21,7 @@ from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.service.endpoints import all_endpoints
 from replay_server.service.rights import Demand
+from replay_server.service.statuses import CODES
 from replay_server.storage.root import Root
 
 from tests.support.wire import METHODS
@@ -127,7 +128,7 @@ def is_allowed(call: str, grant: Grant, request: Message) -> bool:
     except RequestError as refusal:
         named = set(re.findall("'([^']*)'", str(refusal))) - {grant.name}
         names_only_what_came = all(name.encode() in data for name in named)
-        return refusal.code is not grpc.StatusCode.PERMISSION_DENIED or not names_only_what_came
+        return CODES[refusal.reason] is not grpc.StatusCode.PERMISSION_DENIED or not names_only_what_came
     return True
 
 

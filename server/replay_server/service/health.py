@@ -15,6 +15,7 @@ from replay_server.access.identity import of_peer
 from replay_server.budgets import Budget
 from replay_server.defaults import DEFAULT_CALLER_SHARE
 from replay_server.errors import RequestError
+from replay_server.service.statuses import CODES
 
 SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _Answer: Final = health_pb2.HealthCheckResponse
@@ -53,7 +54,7 @@ class Health:
         try:
             self._watching.check(host)
         except RequestError as refusal:
-            await context.abort(refusal.code, str(refusal))
+            await context.abort(CODES[refusal.reason], str(refusal))
         with self._watching.held(host):
             if not self._stopping.is_set():
                 await context.write(_SERVING)

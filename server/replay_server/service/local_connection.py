@@ -19,6 +19,7 @@ from replay_server.errors import RequestError
 from replay_server.service.call import Call, Stream
 from replay_server.service.eager import start
 from replay_server.service.endpoint import AnyEndpoint
+from replay_server.service.statuses import to_status
 from replay_server.service.streams import OpenStreams
 
 _HELLO_BYTES: Final = 1 << 20
@@ -256,13 +257,13 @@ class LocalConnection(asyncio.Protocol):
         assert self._admitted is not None
         refusal = self._admitted.endpoint.as_refusal(error)
         if self._stream is None:
-            self._send(refusal.to_status().SerializeToString(), FrameKind.STATUS)
+            self._send(to_status(refusal).SerializeToString(), FrameKind.STATUS)
         else:
             self._refuse(refusal)
 
     def _refuse(self, refusal: RequestError) -> None:
         """Refuse the client and end the connection, once everything was sent."""
-        self._send(refusal.to_status().SerializeToString(), FrameKind.STATUS)
+        self._send(to_status(refusal).SerializeToString(), FrameKind.STATUS)
         self._is_closed = True
         self._transport.close()
 

@@ -13,6 +13,7 @@ from replay_server.access.caller import Authenticator, Caller
 from replay_server.errors import RequestError
 from replay_server.service.call import Call, Stream
 from replay_server.service.endpoint import AnyEndpoint
+from replay_server.service.statuses import to_status
 from replay_server.service.streams import OpenStreams
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -147,7 +148,7 @@ async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> 
     if isinstance(error, grpc.aio.InternalError):
         endpoint.figures.errors += 1
         raise asyncio.CancelledError  # the caller ended the call while it was answered
-    status = rpc_status.to_status(endpoint.as_refusal(error).to_status())
+    status = rpc_status.to_status(to_status(endpoint.as_refusal(error)))
     _forget_frames(error)
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise asyncio.CancelledError  # abort() never returns; its type does not say so

@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 
 from replay_server.access.caller import Authenticator
 from replay_server.errors import RequestError
+from replay_server.service.statuses import to_status
 
 MOST_BYTES: Final = 1 << 16
 """Of a request; names of services are its content."""
@@ -67,7 +68,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
 def _refusing(error: RequestError) -> grpc.RpcMethodHandler[Any, Any]:
     """Refuses a call before its first message."""
-    status = rpc_status.to_status(error.to_status())
+    status = rpc_status.to_status(to_status(error))
 
     async def refuse(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
         await context.abort(status.code, status.details, status.trailing_metadata)
