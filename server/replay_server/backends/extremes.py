@@ -5,12 +5,14 @@ block of 64 values, of each block of 64 such extremes, and so on to a single one
 to its block only if it is beyond the block's extreme, which it then replaces, or if it was the extreme, in which
 case the block is scanned. Most changes touch one number per tree.
 
-Slots without a live row hold `DEAD_PRIORITY`, or no mass. Both lie below the ``floor`` of a `smallest` tree, and
-below every live value in a `largest` tree. All kernels here speak of these arrays:
+A tree keeps the smallest of ``sign * value``, so one algorithm serves both extremes. Values below a ``floor`` do not
+count: slots without a live row hold `DEAD_PRIORITY`, or no mass. All kernels here speak of these:
 
 * ``values``: float64[slots], the values themselves.
-* ``upper``: float64[...], the extremes of all blocks, level by level.
+* ``upper``: float64[...], the tree: the extremes of all blocks, level by level.
 * ``starts``: int64[levels + 1], where each level of ``upper`` begins, by `block_starts`.
+* ``sign``: `SMALLEST` or `LARGEST`.
+* ``floor``: `NOT_BELOW_ZERO` or `ABOVE_ZERO`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_server.backends.compile import aligned_full, kernel, part_of_kernel
-from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.backends.levels import level_starts
 from replay_server.backends.prefetch import prefetch
 
@@ -32,103 +33,28 @@ NOT_BELOW_ZERO = 0.0
 ABOVE_ZERO = 5e-324
 """Floor of a tree over masses: the smallest number above zero."""
 
+NO_VALUE = np.inf
+"""What a tree keeps of a value that does not count, and of a block without one that does."""
+
+
+SMALLEST, LARGEST = 1.0, -1.0
+"""Signs of a tree."""
+
 
 def block_starts(slots: int) -> NDArray[np.int64]:
     """Return int64[levels + 1]: where each level of extremes over ``slots`` values begins."""
     return level_starts(-(-slots // BLOCK), BLOCK)
 
 
-def empty_largest(starts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the tree of largest values over no live value at all."""
-    return aligned_full(int(starts[-1]), DEAD_PRIORITY)
+def empty_tree(starts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the tree over values of which none counts."""
+    return aligned_full(int(starts[-1]), NO_VALUE)
 
 
-def empty_smallest(starts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the tree of smallest values over no live value at all."""
-    return aligned_full(int(starts[-1]), np.inf)
-
-
-def top(upper: NDArray[np.float64], starts: NDArray[np.int64]) -> float:
-    """Return the extreme of all values; `DEAD_PRIORITY` or ``inf`` if there is none."""
-    return float(upper[starts[-2]])
-
-
-@kernel
-def _largest_of(values: NDArray[np.float64], start: int, stop: int, enough: float) -> float:
-    """Return the largest of ``values[start:stop]``; the scan ends early at one that is at least ``enough``."""
-    largest = DEAD_PRIORITY
-    for i in range(start, stop):
-        if values[i] > largest:
-            largest = values[i]
-            if largest >= enough:
-                break
-    return largest
-
-
-@kernel
-def _smallest_of(values: NDArray[np.float64], start: int, stop: int, floor: float, enough: float) -> float:
-    """Return the smallest of ``values[start:stop]`` from ``floor`` on; ends early at one of at most ``enough``."""
-    smallest = np.inf
-    for i in range(start, stop):
-        if floor <= values[i] < smallest:
-            smallest = values[i]
-            if smallest <= enough:
-                break
-    return smallest
-
-
-@kernel
-def _replace_largest(
-    children: NDArray[np.float64], start: int, stop: int, extreme: float, old: float, new: float
-) -> float:
-    """Return the largest of a block, ``extreme`` before one of ``children[start:stop]`` went from old to new."""
-    if new >= extreme:
-        return new
-    if old < extreme:
-        return extreme
-    return _largest_of(children, start, stop, extreme)
-
-
-@kernel
-def _replace_smallest(
-    children: NDArray[np.float64], start: int, stop: int, floor: float, extreme: float, old: float, new: float
-) -> float:
-    """Return the smallest of a block, ``extreme`` before one of ``children[start:stop]`` went from old to new."""
-    if new <= extreme:
-        return new
-    if old > extreme:
-        return extreme
-    return _smallest_of(children, start, stop, floor, extreme)
-
-
-@kernel
-def _raise_largest(upper: NDArray[np.float64], starts: NDArray[np.int64], block: int, old: float, new: float) -> None:
-    """Bring the levels above up to date after the extreme of a lowest block went from ``old`` to ``new``."""
-    for level in range(1, len(starts) - 1):
-        first = starts[level - 1] + block // BLOCK * BLOCK
-        block = block // BLOCK
-        extreme = upper[starts[level] + block]
-        changed = _replace_largest(upper, first, first + BLOCK, extreme, old, new)
-        if changed == extreme:
-            return
-        upper[starts[level] + block] = changed
-        old, new = extreme, changed
-
-
-@kernel
-def _raise_smallest(
-    upper: NDArray[np.float64], starts: NDArray[np.int64], floor: float, block: int, old: float, new: float
-) -> None:
-    """Bring the levels above up to date after the extreme of a lowest block went from ``old`` to ``new``."""
-    for level in range(1, len(starts) - 1):
-        first = starts[level - 1] + block // BLOCK * BLOCK
-        block = block // BLOCK
-        extreme = upper[starts[level] + block]
-        changed = _replace_smallest(upper, first, first + BLOCK, floor, extreme, old, new)
-        if changed == extreme:
-            return
-        upper[starts[level] + block] = changed
-        old, new = extreme, changed
+def top(upper: NDArray[np.float64], starts: NDArray[np.int64], sign: float) -> float:
+    """Return the extreme of all values; 0.0 if none counts."""
+    extreme = float(upper[starts[-2]])
+    return 0.0 if extreme == NO_VALUE else sign * extreme
 
 
 @part_of_kernel
@@ -137,88 +63,88 @@ def prefetch_block(upper: NDArray[np.float64], slot: int) -> None:
     prefetch(upper, slot // BLOCK)
 
 
+@part_of_kernel
+def _counted(value: float, sign: float, floor: float) -> float:
+    """Return what a tree keeps of a value."""
+    return sign * value if value >= floor else NO_VALUE
+
+
 @kernel
-def follow_largest(
+def _smallest_of(values: NDArray[np.float64], start: int, stop: int, sign: float, floor: float, enough: float) -> float:
+    """Return what a tree keeps of ``values[start:stop]``; the scan ends early at a value of at most ``enough``."""
+    smallest = NO_VALUE
+    for i in range(start, stop):
+        counted = _counted(values[i], sign, floor)
+        if counted < smallest:
+            smallest = counted
+            if smallest <= enough:
+                break
+    return smallest
+
+
+@kernel
+def _raise(upper: NDArray[np.float64], starts: NDArray[np.int64], block: int, old: float, new: float) -> None:
+    """Update the levels above the lowest after the extreme of one of its blocks went from ``old`` to ``new``."""
+    for level in range(1, len(starts) - 1):
+        first = starts[level - 1] + block // BLOCK * BLOCK
+        block = block // BLOCK
+        extreme = upper[starts[level] + block]
+        if new > extreme and old > extreme:
+            return
+        changed = new if new <= extreme else _smallest_of(upper, first, first + BLOCK, 1.0, -np.inf, extreme)
+        if changed == extreme:
+            return
+        upper[starts[level] + block] = changed
+        old, new = extreme, changed
+
+
+@kernel
+def follow(
     values: NDArray[np.float64],
     upper: NDArray[np.float64],
     starts: NDArray[np.int64],
+    sign: float,
+    floor: float,
     slots: NDArray[np.int64],
     old_values: NDArray[np.float64],
 ) -> None:
-    """Bring the tree of largest values up to date after some of them changed.
+    """Update a tree after some values changed.
 
     Args:
         values: the values as they are now.
         upper: the tree.
         starts: where its levels begin.
+        sign: which extreme it keeps.
+        floor: the least value that counts.
         slots: int64[n], distinct: where values changed.
         old_values: float64[n]: what they were.
     """
     for i in range(len(slots)):
-        slot = slots[i]
-        block = slot // BLOCK
+        old, new = _counted(old_values[i], sign, floor), _counted(values[slots[i]], sign, floor)
+        block = slots[i] // BLOCK
         extreme = upper[block]
-        if values[slot] <= extreme and old_values[i] < extreme:
-            continue
-        first = block * BLOCK
-        stop = min(first + BLOCK, len(values))
-        changed = _replace_largest(values, first, stop, extreme, old_values[i], values[slot])
-        if changed != extreme:
-            upper[block] = changed
-            _raise_largest(upper, starts, block, extreme, changed)
-
-
-@kernel
-def follow_smallest(
-    values: NDArray[np.float64],
-    upper: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    floor: float,
-    slots: NDArray[np.int64],
-    old_values: NDArray[np.float64],
-) -> None:
-    """Bring the tree of smallest values from ``floor`` on up to date; arguments as for `follow_largest`."""
-    for i in range(len(slots)):
-        slot = slots[i]
-        block = slot // BLOCK
-        extreme = upper[block]
-        old = old_values[i] if old_values[i] >= floor else np.inf
-        new = values[slot] if values[slot] >= floor else np.inf
         if new >= extreme and old > extreme:
             continue
-        first = block * BLOCK
-        stop = min(first + BLOCK, len(values))
-        changed = _replace_smallest(values, first, stop, floor, extreme, old, new)
+        changed = new
+        if new > extreme:
+            stop = min((block + 1) * BLOCK, len(values))
+            changed = _smallest_of(values, block * BLOCK, stop, sign, floor, extreme)
         if changed != extreme:
             upper[block] = changed
-            _raise_smallest(upper, starts, floor, block, extreme, changed)
+            _raise(upper, starts, block, extreme, changed)
 
 
 @kernel
-def gather_largest(values: NDArray[np.float64], upper: NDArray[np.float64], starts: NDArray[np.int64]) -> None:
-    """Compute the whole tree of largest values."""
-    upper[:] = DEAD_PRIORITY
-    below = values
-    below_start = 0
-    below_stop = len(values)
-    for level in range(len(starts) - 1):
-        for first in range(below_start, below_stop, BLOCK):
-            stop = min(first + BLOCK, below_stop)
-            upper[starts[level] + (first - below_start) // BLOCK] = _largest_of(below, first, stop, np.inf)
-        below, below_start, below_stop = upper, starts[level], starts[level + 1]
-
-
-@kernel
-def gather_smallest(
-    values: NDArray[np.float64], upper: NDArray[np.float64], starts: NDArray[np.int64], floor: float
+def gather(
+    values: NDArray[np.float64], upper: NDArray[np.float64], starts: NDArray[np.int64], sign: float, floor: float
 ) -> None:
-    """Compute the whole tree of smallest values."""
-    upper[:] = np.inf
-    below = values
-    below_start = 0
-    below_stop = len(values)
-    for level in range(len(starts) - 1):
-        for first in range(below_start, below_stop, BLOCK):
-            stop = min(first + BLOCK, below_stop)
-            upper[starts[level] + (first - below_start) // BLOCK] = _smallest_of(below, first, stop, floor, floor)
-        below, below_start, below_stop = upper, starts[level], starts[level + 1]
+    """Compute a whole tree from the values."""
+    upper[:] = NO_VALUE
+    for first in range(0, len(values), BLOCK):
+        stop = min(first + BLOCK, len(values))
+        upper[first // BLOCK] = _smallest_of(values, first, stop, sign, floor, -np.inf)
+    for level in range(1, len(starts) - 1):
+        below = starts[level - 1]
+        for first in range(below, starts[level], BLOCK):
+            extreme = _smallest_of(upper, first, first + BLOCK, 1.0, -np.inf, -np.inf)
+            upper[starts[level] + (first - below) // BLOCK] = extreme

@@ -130,10 +130,13 @@ def _write(
             mass = _mass(priority, alpha, epsilon, cap)
         priorities[slots[i]] = priority
         tree[slots[i]] = mass
-    extremes.follow_largest(priorities, largest, block_starts, slots, old_priorities)
-    extremes.follow_smallest(priorities, smallest, block_starts, extremes.NOT_BELOW_ZERO, slots, old_priorities)
-    masses = tree[: len(priorities)]
-    extremes.follow_smallest(masses, least_mass, block_starts, extremes.ABOVE_ZERO, slots, old_masses)
+    extremes.follow(priorities, largest, block_starts, extremes.LARGEST, extremes.NOT_BELOW_ZERO, slots, old_priorities)
+    extremes.follow(
+        priorities, smallest, block_starts, extremes.SMALLEST, extremes.NOT_BELOW_ZERO, slots, old_priorities
+    )
+    extremes.follow(
+        tree[: len(priorities)], least_mass, block_starts, extremes.SMALLEST, extremes.ABOVE_ZERO, slots, old_masses
+    )
     sums.add_up_above(tree, tree_starts, slots)
 
 
@@ -154,9 +157,9 @@ def _rebuild(
     for slot in range(len(priorities)):
         tree[slot] = _mass(priorities[slot], alpha, epsilon, cap)
     sums.add_up_all(tree, tree_starts)
-    extremes.gather_largest(priorities, largest, block_starts)
-    extremes.gather_smallest(priorities, smallest, block_starts, extremes.NOT_BELOW_ZERO)
-    extremes.gather_smallest(tree[: len(priorities)], least_mass, block_starts, extremes.ABOVE_ZERO)
+    extremes.gather(priorities, largest, block_starts, extremes.LARGEST, extremes.NOT_BELOW_ZERO)
+    extremes.gather(priorities, smallest, block_starts, extremes.SMALLEST, extremes.NOT_BELOW_ZERO)
+    extremes.gather(tree[: len(priorities)], least_mass, block_starts, extremes.SMALLEST, extremes.ABOVE_ZERO)
 
 
 @kernel
@@ -207,9 +210,9 @@ class SumTree:
         self._tree_starts = sums.sum_starts(slots)
         self._tree = aligned_full(int(self._tree_starts[-1]), 0.0)
         self._block_starts = extremes.block_starts(slots)
-        self._largest = extremes.empty_largest(self._block_starts)
-        self._smallest = extremes.empty_smallest(self._block_starts)
-        self._least_mass = extremes.empty_smallest(self._block_starts)
+        self._largest = extremes.empty_tree(self._block_starts)
+        self._smallest = extremes.empty_tree(self._block_starts)
+        self._least_mass = extremes.empty_tree(self._block_starts)
 
     @property
     def priority_limit(self) -> float:
@@ -224,18 +227,17 @@ class SumTree:
     @property
     def largest_priority(self) -> float:
         """Largest priority of a live row; 0.0 when there is none."""
-        return max(extremes.top(self._largest, self._block_starts), 0.0)
+        return extremes.top(self._largest, self._block_starts, extremes.LARGEST)
 
     @property
     def smallest_priority(self) -> float:
         """Smallest priority of a live row; 0.0 when there is none."""
-        smallest = extremes.top(self._smallest, self._block_starts)
-        return 0.0 if smallest == math.inf else smallest
+        return extremes.top(self._smallest, self._block_starts, extremes.SMALLEST)
 
     @property
     def nbytes(self) -> int:
         """Memory this index reserves, in bytes, without the priority array."""
-        return self._tree.nbytes + self._largest.nbytes + self._smallest.nbytes + self._least_mass.nbytes
+        return self._tree.nbytes + sum(each.nbytes for each in (self._largest, self._smallest, self._least_mass))
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Set the priorities of rows, whether they are new or already there."""
@@ -292,7 +294,7 @@ class SumTree:
         total = self.total_mass
         if total <= 0.0:
             return 1.0 / live.size
-        return max(extremes.top(self._least_mass, self._block_starts) / total, LEAST_PROBABILITY)
+        return max(extremes.top(self._least_mass, self._block_starts, extremes.SMALLEST) / total, LEAST_PROBABILITY)
 
     def check(self) -> None:
         """Compute sums and extremes anew, and compare them with those kept.

@@ -51,8 +51,10 @@ def _write(
         old_priorities[i] = priorities[slot]
         priorities[slot] = new_priorities[i]
         grown += int(new_priorities[i] >= 0.0) - int(old_priorities[i] >= 0.0)
-    extremes.follow_largest(priorities, largest, block_starts, slots, old_priorities)
-    extremes.follow_smallest(priorities, smallest, block_starts, extremes.NOT_BELOW_ZERO, slots, old_priorities)
+    extremes.follow(priorities, largest, block_starts, extremes.LARGEST, extremes.NOT_BELOW_ZERO, slots, old_priorities)
+    extremes.follow(
+        priorities, smallest, block_starts, extremes.SMALLEST, extremes.NOT_BELOW_ZERO, slots, old_priorities
+    )
     return grown
 
 
@@ -78,8 +80,8 @@ class UniformIndex:
         self._priorities = np.asarray(priorities)
         self._size = 0
         self._block_starts = extremes.block_starts(len(priorities))
-        self._largest = extremes.empty_largest(self._block_starts)
-        self._smallest = extremes.empty_smallest(self._block_starts)
+        self._largest = extremes.empty_tree(self._block_starts)
+        self._smallest = extremes.empty_tree(self._block_starts)
 
     @property
     def priority_limit(self) -> float:
@@ -94,13 +96,12 @@ class UniformIndex:
     @property
     def largest_priority(self) -> float:
         """Largest priority of a live row; 0.0 when there is none."""
-        return max(extremes.top(self._largest, self._block_starts), 0.0)
+        return extremes.top(self._largest, self._block_starts, extremes.LARGEST)
 
     @property
     def smallest_priority(self) -> float:
         """Smallest priority of a live row; 0.0 when there is none."""
-        smallest = extremes.top(self._smallest, self._block_starts)
-        return 0.0 if smallest == math.inf else smallest
+        return extremes.top(self._smallest, self._block_starts, extremes.SMALLEST)
 
     @property
     def nbytes(self) -> int:
@@ -109,14 +110,8 @@ class UniformIndex:
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Set the priorities of rows, whether they are new or already there."""
-        self._size += _write(
-            as_kernel_input(keys),
-            as_kernel_input(priorities),
-            self._priorities,
-            self._largest,
-            self._smallest,
-            self._block_starts,
-        )
+        keys, priorities = as_kernel_input(keys), as_kernel_input(priorities)
+        self._size += _write(keys, priorities, self._priorities, self._largest, self._smallest, self._block_starts)
 
     def clear(self, keys: NDArray[np.int64]) -> None:
         """Forget rows that are no longer live."""
@@ -130,8 +125,10 @@ class UniformIndex:
     def _recompute(self) -> None:
         """Compute everything from the priority array as it is."""
         self._size = int(np.count_nonzero(self._priorities >= 0.0))
-        extremes.gather_largest(self._priorities, self._largest, self._block_starts)
-        extremes.gather_smallest(self._priorities, self._smallest, self._block_starts, extremes.NOT_BELOW_ZERO)
+        extremes.gather(self._priorities, self._largest, self._block_starts, extremes.LARGEST, extremes.NOT_BELOW_ZERO)
+        extremes.gather(
+            self._priorities, self._smallest, self._block_starts, extremes.SMALLEST, extremes.NOT_BELOW_ZERO
+        )
 
     def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
         """Return the rows that lie at these fractions of all live rows."""
