@@ -18,8 +18,7 @@ from replay_proto.layout import HEADER_FILE
 
 from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index, make_parameters
-from replay_server.backends.index import Drawn
-from replay_server.backends.ring import live_slots
+from replay_server.backends.index import Drawn, live_slots
 from replay_server.draws import Draw, DrawnBatch, WeightNorm, choose_fractions, importance_weights
 from replay_server.gates import QueueGate, make_gate
 from replay_server.statistics.table_figures import TableFigures

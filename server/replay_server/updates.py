@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import as_kernel_input, kernel
+from replay_server.kernels.compile import as_kernel_input, kernel
 
 _EMPTY = -1
 _LOAD = 2

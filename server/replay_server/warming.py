@@ -15,8 +15,9 @@ import time
 
 import numpy as np
 
-from replay_server.backends import BACKENDS, kernel_cache, rank, warm_up_backend
-from replay_server.backends.compile import KERNELS
+from replay_server.backends import BACKENDS, rank, warm_up_backend
+from replay_server.kernels import kernel_cache
+from replay_server.kernels.compile import KERNELS
 from replay_server.statistics.times_sampled import TimesSampled
 from replay_server.storage.checksum_kernels import compile_checksums
 from replay_server.updates import first_unusable, resolve_update

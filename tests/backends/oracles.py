@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from replay_server.backends import Parameters, RankParameters, SumTreeParameters, UniformParameters
-from replay_server.backends.probability import LEAST_PROBABILITY
+from replay_server.backends.index import LEAST_PROBABILITY
 
 FRACTION_TOLERANCE = 1e-9
 """How far beyond its interval of the total mass a row may be drawn, as a fraction of the total.

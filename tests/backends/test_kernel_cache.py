@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import replay_proto
 import replay_server
-from replay_server.backends import kernel_cache
+from replay_server.kernels import kernel_cache
 
 from tests.support.deadlines import PATIENCE_S
 from tests.support.small_disk import mounted_disk
@@ -24,14 +24,14 @@ POWERLESS = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"] if os.ge
 """Root writes where it likes. Without capabilities it may not, just as any other user."""
 pytestmark = pytest.mark.skipif(bool(POWERLESS) and not shutil.which("setpriv"), reason="needs setpriv")
 CALLEE = """
-from replay_server.backends.compile import part_of_kernel
+from replay_server.kernels.compile import part_of_kernel
 
 @part_of_kernel
 def callee(number: int) -> int:
     return number + {step}
 """
 CALLER = """
-from replay_server.backends.compile import kernel
+from replay_server.kernels.compile import kernel
 from replay_server.callee import callee
 
 @kernel
@@ -40,7 +40,7 @@ def caller(number: int) -> int:
 """
 CALL = """
 from replay_server.caller import caller
-from replay_server.backends import kernel_cache
+from replay_server.kernels import kernel_cache
 print(caller(0), sum(caller.stats.cache_hits.values()), kernel_cache.folder())
 """
 

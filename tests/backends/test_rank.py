@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from replay_server.backends import RankIndex, RankParameters, most_rows, rank_tree
-from replay_server.backends.power_sums import PowerSums, find_ranks, power_sums
+from replay_server.backends import RankIndex, RankParameters, most_rows
+from replay_server.backends.structures import rank_tree
+from replay_server.backends.structures.power_sums import PowerSums, find_ranks, power_sums
 from replay_server.table_config import TableConfig
 
 from tests.backends.indexed_ring import IndexedRing

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from replay_server.backends import rank_tree
-from replay_server.backends.rank_tree.building import FILLED_ENTRIES
-from replay_server.backends.rank_tree.nodes import LEAST_ENTRIES
+from replay_server.backends.structures import rank_tree
+from replay_server.backends.structures.rank_tree.building import FILLED_ENTRIES
+from replay_server.backends.structures.rank_tree.nodes import LEAST_ENTRIES
 
 ROWS = 60_000
 PIECE = 6_000

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 from replay_server.backends import LiveRows, SumTree, SumTreeParameters
-from replay_server.backends.probability import LEAST_PROBABILITY
+from replay_server.backends.index import LEAST_PROBABILITY
 from replay_server.backends.sum_tree import MASS_LIMIT
 
 from tests.backends.indexed_ring import IndexedRing

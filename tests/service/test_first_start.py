@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from replay_server.backends import BACKENDS, kernel_cache
-from replay_server.backends.compile import KERNELS
+from replay_server.backends import BACKENDS
+from replay_server.kernels import kernel_cache
+from replay_server.kernels.compile import KERNELS
 from replay_server.warming import warm_up
 
 from tests.support.caller import Caller

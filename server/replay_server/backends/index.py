@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 DEAD_PRIORITY = -1.0
 """What the priority array holds in a slot without a live row (a real priority is never negative)."""
 
-
 MOST_ROWS = 1 << 40
 """Largest capacity of a table, whatever its backend: far above any memory, and far below the 48 bits that a key has."""
+
+LEAST_PROBABILITY = float(np.finfo(np.float64).tiny)
+"""Reported instead of a smaller one, whose inverse, an importance-sampling weight, would overflow."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class LiveRows:
     """Number of live rows."""
     slots: int
     """Length of the ring: key ``k`` lies in slot ``k % slots``."""
+
+
+def live_slots(live: LiveRows) -> NDArray[np.int64]:
+    """Return int64[size]: the slots of the live rows, oldest first."""
+    return np.arange(live.oldest, live.oldest + live.size, dtype=np.int64) % live.slots
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,20 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends import rank_tree
-from replay_server.backends.check import require
-from replay_server.backends.compile import as_kernel_input, kernel
-from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
+from replay_server.backends.index import DEAD_PRIORITY, LEAST_PROBABILITY, Drawn, LiveRows, live_slots
 from replay_server.backends.parameters import require_not_negative
-from replay_server.backends.power_sums import PowerSums, find_ranks, last_rank_with_mass, power_sums, rank_mass
-from replay_server.backends.prefetch import touch
-from replay_server.backends.probability import LEAST_PROBABILITY
-from replay_server.backends.ring import bury_all_but, live_slots
+from replay_server.backends.structures import rank_tree
+from replay_server.backends.structures.invariants import require
+from replay_server.backends.structures.power_sums import (
+    PowerSums,
+    find_ranks,
+    last_rank_with_mass,
+    power_sums,
+    rank_mass,
+)
+from replay_server.backends.structures.ring import bury_all_but
+from replay_server.kernels.compile import as_kernel_input, kernel
+from replay_server.kernels.prefetch import touch
 
 MOST_RANKED = 2_000_000_000
 """Most rows of a table with ranks: with its slack, a ring of them has no more slots than `rank_tree.MOST_ROWS`."""

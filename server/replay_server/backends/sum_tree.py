@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 
-from replay_server.backends import extremes, sums
-from replay_server.backends.check import require
-from replay_server.backends.compile import aligned_full, as_kernel_input, kernel
-from replay_server.backends.index import DEAD_PRIORITY, MOST_ROWS, Drawn, LiveRows
+from replay_server.backends.index import DEAD_PRIORITY, LEAST_PROBABILITY, MOST_ROWS, Drawn, LiveRows
 from replay_server.backends.parameters import require_not_negative, require_positive
-from replay_server.backends.prefetch import prefetch
-from replay_server.backends.probability import LEAST_PROBABILITY
-from replay_server.backends.ring import bury_all_but, draw_evenly, key_in_slot
+from replay_server.backends.structures import extremes, sums
+from replay_server.backends.structures.invariants import require
+from replay_server.backends.structures.ring import bury_all_but, draw_evenly, key_in_slot
+from replay_server.kernels.compile import aligned_full, as_kernel_input, kernel
+from replay_server.kernels.prefetch import prefetch
 
 MASS_LIMIT = 2.0**900
 """The largest mass of one row. 2^100 such rows would still add up to a finite total."""

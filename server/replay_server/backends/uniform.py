@@ -13,12 +13,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends import extremes
-from replay_server.backends.check import require
-from replay_server.backends.compile import as_kernel_input, kernel
 from replay_server.backends.index import DEAD_PRIORITY, MOST_ROWS, Drawn, LiveRows
-from replay_server.backends.prefetch import prefetch
-from replay_server.backends.ring import bury_all_but, draw_evenly
+from replay_server.backends.structures import extremes
+from replay_server.backends.structures.invariants import require
+from replay_server.backends.structures.ring import bury_all_but, draw_evenly
+from replay_server.kernels.compile import as_kernel_input, kernel
+from replay_server.kernels.prefetch import prefetch
 
 
 @dataclass(frozen=True)

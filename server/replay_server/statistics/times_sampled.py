@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import as_kernel_input, kernel
-from replay_server.backends.prefetch import touch
+from replay_server.kernels.compile import as_kernel_input, kernel
+from replay_server.kernels.prefetch import touch
 
 COUNT_BYTES = 4
 """Per slot."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import kernel
+from replay_server.kernels.compile import kernel
 
 _PRIME = np.uint64(0xBF58476D1CE4E5B9)
 """First multiplier of SplitMix64; odd."""

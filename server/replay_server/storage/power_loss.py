@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON
 from replay_proto.rate_limit import RateLimit
 
-from replay_server.backends.index import LiveRows
-from replay_server.backends.ring import live_slots
+from replay_server.backends.index import LiveRows, live_slots
 from replay_server.storage.durable_files import overwrite_file
 from replay_server.storage.header import FIRST_STATE_WORD, LOST, state_in
 from replay_server.storage.mapped_file import MappedFile

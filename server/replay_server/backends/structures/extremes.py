@@ -20,9 +20,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import aligned_full, kernel, part_of_kernel
-from replay_server.backends.levels import level_starts
-from replay_server.backends.prefetch import prefetch
+from replay_server.backends.structures.levels import level_starts
+from replay_server.kernels.compile import aligned_full, kernel, part_of_kernel
+from replay_server.kernels.prefetch import prefetch
 
 BLOCK = 64
 """How many values share one extreme: 8 cache lines, a scan of about 50 ns, and 1/64 of the values' own memory."""

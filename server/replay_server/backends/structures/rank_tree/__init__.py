@@ -14,11 +14,11 @@ compare it with boundaries.
   or evens out nodes on its way.
 """
 
-from replay_server.backends.rank_tree.building import fill, make_tree
-from replay_server.backends.rank_tree.checking import rows_in_order
-from replay_server.backends.rank_tree.nodes import MOST_ROWS, RankTree, allocate, nbytes
-from replay_server.backends.rank_tree.reading import keys_of_ranks, largest_priority, smallest_priority
-from replay_server.backends.rank_tree.writing import MOST_MOVED, move
+from replay_server.backends.structures.rank_tree.building import fill, make_tree
+from replay_server.backends.structures.rank_tree.checking import rows_in_order
+from replay_server.backends.structures.rank_tree.nodes import MOST_ROWS, RankTree, allocate, nbytes
+from replay_server.backends.structures.rank_tree.reading import keys_of_ranks, largest_priority, smallest_priority
+from replay_server.backends.structures.rank_tree.writing import MOST_MOVED, move
 
 __all__ = [
     "MOST_MOVED",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import as_kernel_input, kernel
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
+from replay_server.kernels.compile import as_kernel_input, kernel
 
 
 @kernel
@@ -40,11 +40,6 @@ def draw_evenly(fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
         live: the live rows; at least one.
     """
     return Drawn(*_draw_evenly(as_kernel_input(fractions), live.oldest, live.size))
-
-
-def live_slots(live: LiveRows) -> NDArray[np.int64]:
-    """Return int64[size]: the slots of the live rows, oldest first."""
-    return np.arange(live.oldest, live.oldest + live.size, dtype=np.int64) % live.slots
 
 
 def bury_all_but(live: LiveRows, priorities: NDArray[np.float64]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numba.core import types as numba_types
 from numpy.typing import NDArray
 
-from replay_server.backends import kernel_cache
+from replay_server.kernels import kernel_cache
 
 log = logging.getLogger(__name__)
 

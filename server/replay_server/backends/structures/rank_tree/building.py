@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import kernel
-from replay_server.backends.rank_tree.nodes import (
+from replay_server.backends.structures.rank_tree.nodes import (
     BEFORE_ALL,
     HEIGHT,
     ROOT,
@@ -17,6 +16,7 @@ from replay_server.backends.rank_tree.nodes import (
     resize,
     take_node,
 )
+from replay_server.kernels.compile import kernel
 
 FILLED_ENTRIES = WIDTH * 3 // 4
 """Most entries of a node after `fill`: there is room for insertions, and for removals."""

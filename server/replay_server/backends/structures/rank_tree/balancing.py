@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from replay_server.backends.compile import kernel
-from replay_server.backends.rank_tree.nodes import (
+from replay_server.backends.structures.rank_tree.nodes import (
     BEFORE_ALL,
     HEIGHT,
     LEAST_ENTRIES,
@@ -19,6 +18,7 @@ from replay_server.backends.rank_tree.nodes import (
     resize,
     take_node,
 )
+from replay_server.kernels.compile import kernel
 
 
 @kernel

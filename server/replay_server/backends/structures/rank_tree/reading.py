@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import kernel
-from replay_server.backends.prefetch import touch
-from replay_server.backends.rank_tree.nodes import HEIGHT, ROOT, WIDTH, RankTree
+from replay_server.backends.structures.rank_tree.nodes import HEIGHT, ROOT, WIDTH, RankTree
+from replay_server.kernels.compile import kernel
+from replay_server.kernels.prefetch import touch
 
 
 @kernel

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import aligned_empty, kernel, part_of_kernel
+from replay_server.kernels.compile import aligned_empty, kernel, part_of_kernel
 
 WIDTH = 32
 """Most entries of a node."""

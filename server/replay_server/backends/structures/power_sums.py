@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import kernel, part_of_kernel
-from replay_server.backends.prefetch import prefetch
+from replay_server.kernels.compile import kernel, part_of_kernel
+from replay_server.kernels.prefetch import prefetch
 
 
 @kernel

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import CACHE_LINE_BYTES, kernel, part_of_kernel
-from replay_server.backends.prefetch import prefetch
-from replay_server.backends.rank_tree.balancing import repair_way
-from replay_server.backends.rank_tree.nodes import (
+from replay_server.backends.structures.rank_tree.balancing import repair_way
+from replay_server.backends.structures.rank_tree.nodes import (
     HEIGHT,
     LEAST_ENTRIES,
     ROOT,
@@ -19,6 +17,8 @@ from replay_server.backends.rank_tree.nodes import (
     child_for,
     place_of,
 )
+from replay_server.kernels.compile import CACHE_LINE_BYTES, kernel, part_of_kernel
+from replay_server.kernels.prefetch import prefetch
 
 MOST_MOVED = 512
 """Most rows moved at once: enough for their cache misses to overlap, and few enough for what is known of them to stay

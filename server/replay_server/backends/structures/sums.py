@@ -19,9 +19,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.compile import kernel, part_of_kernel
-from replay_server.backends.levels import level_starts
-from replay_server.backends.prefetch import prefetch
+from replay_server.backends.structures.levels import level_starts
+from replay_server.kernels.compile import kernel, part_of_kernel
+from replay_server.kernels.prefetch import prefetch
 
 FAN_OUT = 8
 """Three binary levels, and as many float64 as fit a cache line."""

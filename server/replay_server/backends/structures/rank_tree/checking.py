@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.check import require
-from replay_server.backends.rank_tree.nodes import (
+from replay_server.backends.structures.invariants import require
+from replay_server.backends.structures.rank_tree.nodes import (
     BEFORE_ALL,
     FREE_INNER,
     FREE_LEAF,

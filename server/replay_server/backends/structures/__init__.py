@@ -1,0 +1,1 @@
+"""Data structures that backends are built of: trees of sums, extremes and ranks; and the ring of slots."""
