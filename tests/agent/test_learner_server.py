@@ -127,3 +127,15 @@ def test_it_can_be_closed_twice_and_its_port_be_used_again(server: LearnerServer
     server.close()
     service = LearnerService(TASK, RunSeeds(0), PublishedWeights({}), lambda: Guidance(1, 0.5))
     LearnerServer(service, "127.0.0.1", server.port).close()
+
+
+def test_a_learner_that_ends_leaves_no_descriptors_open(weights: SlowWeights) -> None:
+    process = psutil.Process()
+
+    def after_one_more() -> int:
+        service = LearnerService(TASK, RunSeeds(0), weights, lambda: Guidance(1, 0.0))
+        LearnerServer(service, "127.0.0.1", 0).close()
+        return process.num_fds()
+
+    first = after_one_more()
+    assert [after_one_more() for _ in range(3)] == [first] * 3

@@ -19,6 +19,7 @@ import logging
 import os
 import resource
 import socket
+import stat
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -111,12 +112,22 @@ def defer_silent_connections(port: int) -> None:
     option = getattr(socket, "TCP_DEFER_ACCEPT", None)
     if option is None:
         return
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError), socket.fromfd(int(number), socket.AF_INET, socket.SOCK_STREAM) as found:
+    for number in _open_sockets():
+        with suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as found:
             is_internet = found.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
             listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if is_internet and listens and found.getsockname()[1] == port:
                 found.setsockopt(socket.IPPROTO_TCP, option, _SILENT_S)
+
+
+def _open_sockets() -> list[int]:
+    """Descriptors of this process that are sockets: of others, `socket.fromfd` would leave a duplicate open."""
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                found.append(number)
+    return found
 
 
 def _tells_of_more_than_an_ended_call(record: logging.LogRecord) -> bool:
