@@ -153,7 +153,7 @@ class QueueGate:
     """The order of a queue: oldest first, each row so many times, and no insert over rows not yet gone. A `Gate`.
 
     Each time a row goes out counts as a delivery. Deliveries are numbered: row k has those from ``k * times`` on. The
-    number of the next one is stored before a reply is built, in one word from which the oldest live row follows: no row
+    number of the next one is stored before a reply is sent, in one word from which the oldest live row follows: no row
     goes out more often than it may, whatever happens.
 
     Rows that are granted make room at once, though they are still there: a draw that waits for more rows, and an
@@ -186,16 +186,14 @@ class QueueGate:
     def count_drawn(self, rows: int) -> None:
         """Nothing: they count when they are delivered."""
 
-    def deliver(self, rows: int) -> NDArray[np.int64]:
-        """Take rows that were granted out of the queue.
+    def next_rows(self, rows: int) -> NDArray[np.int64]:
+        """int64[rows]: keys of the rows that go out next, oldest first."""
+        return np.arange(self._next, self._next + rows) // self._times
 
-        Returns:
-            int64[rows]: their keys, oldest first. From now on they are live only as far as they go out again.
-        """
-        first = self._next
+    def deliver(self, rows: int) -> None:
+        """Take the next rows, which were granted, out of the queue: they are live only as far as they go out again."""
         self._granted -= rows
-        self._header.store("delivered", first + rows)
-        return np.arange(first, first + rows) // self._times
+        self._header.store("delivered", self._next + rows)
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
         """``rows``, each as often as it goes out."""

@@ -7,6 +7,7 @@ except for what only the table can know.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -79,6 +80,8 @@ class Table:
         self.gate = make_gate(self.config, self._header)
         """What decides when rows may go out and come in; None: nothing does."""
         self._queue = self.gate if isinstance(self.gate, QueueGate) else None
+        self.deliveries = asyncio.Lock()
+        """Held while rows of a queue are on their way out: the next draw takes those behind them."""
         self.turns = Turns()
         """Whose turn it is to insert."""
         self._kept, self._times = self.config.most_live, self.config.times
@@ -284,7 +287,7 @@ class Table:
             RequestError: TABLE_EMPTY.
         """
         batches = self.draw_at(draw, self.choose_points(draw, 1))
-        self.count_drawn(batches)
+        self.hand_out(batches)
         return batches[0]
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
@@ -301,7 +304,7 @@ class Table:
     def draw_at(self, draw: Draw, points: NDArray[np.float64]) -> list[DrawnBatch]:
         """Draw the batches that lie at these points of the mass as it is now.
 
-        What is not handed out may be drawn again, at the same points, except from a queue. So a batch that inserts
+        What is not handed out may be drawn again, at the same points. So a batch that inserts
         overtake does not move the seed's sequence twice. Nor does it bias what is drawn: were the points chosen anew,
         those of old rows, which are overtaken most, would be dropped more often than others.
 
@@ -320,7 +323,7 @@ class Table:
             total_mass, smallest = self.total_mass, self._index.smallest_probability(live)
         else:
             total_mass, smallest = self.total_mass, 1.0
-            drawn = self._deliver(self._queue, len(points))
+            drawn = Drawn(self._queue.next_rows(len(points)), np.ones(len(points)))
         batches = []
         for start in range(0, len(drawn.keys), draw.batch_size):
             rows = slice(start, start + draw.batch_size)
@@ -340,22 +343,17 @@ class Table:
             )
         return batches
 
-    def count_drawn(self, batches: Sequence[DrawnBatch]) -> None:
-        """Count batches that are handed out, which `draw_at` has drawn at once."""
+    def hand_out(self, batches: Sequence[DrawnBatch]) -> None:
+        """Count batches that `draw_at` has drawn at once; those of a queue are gone from now on."""
         keys = np.concatenate([batch.keys for batch in batches]) if len(batches) > 1 else batches[0].keys
         self.figures.handed_out(len(keys))
-        if self._queue is None:
-            # Rows may have been evicted since, while those of the batches were copied beside the loop.
-            are_live = batches[0].inserted - batches[0].size == self.oldest
-            self.figures.drawn(keys if are_live else self.live_keys(keys))
-
-    def _deliver(self, queue: QueueGate, rows: int) -> Drawn:
-        """Take rows out of the queue. They stay where they are until something else runs on the event loop."""
-        oldest = self.oldest
-        keys = queue.deliver(rows)
-        self.figures.drawn(keys)
-        self._forget(oldest, self.oldest)
-        return Drawn(keys, np.ones(rows))
+        # Rows may have been evicted since, while those of the batches were copied beside the loop.
+        are_live = batches[0].inserted - batches[0].size == self.oldest
+        self.figures.drawn(keys if are_live else self.live_keys(keys))
+        if self._queue is not None:
+            oldest = self.oldest
+            self._queue.deliver(len(keys))
+            self._forget(oldest, self.oldest)
 
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
         """Set priorities of live rows.

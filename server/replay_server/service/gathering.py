@@ -82,8 +82,7 @@ async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int)
     Returns:
         The reply in its wire form.
     """
-    # Rows taken out of a queue may be overwritten as soon as something else runs, and cannot be chosen again.
-    if rows * table.config.schema.row_bytes > INLINE_BYTES and not table.is_queue:
+    if rows * table.config.schema.row_bytes > INLINE_BYTES:
         for _ in range(_ATTEMPTS_BESIDE):
             head, batches = choose()
             message = await asyncio.to_thread(_gather, table, head, batches)

@@ -171,10 +171,36 @@ class SamplingHandlers:
         return table
 
     async def _drawn(self, call: Call, table: Table, wanted: _Wanted, reply: Reply) -> bytes:
-        """Draw batches that were admitted and build their reply; what counts is what is handed out."""
-        may_copy = self._may_copy(table, wanted.same_host)
-        copies = may_copy and not wanted.same_host.overtaken
-        await self._hold_batches(call, table, wanted, 0 if copies else table.config.schema.row_bytes)
+        """Draw batches that were admitted and build their reply.
+
+        Raises:
+            RequestError: the table is not as it was when they were admitted, or the reply may not be sent.
+        """
+        resets = table.resets
+        copies = self._may_copy(table, wanted.same_host) and not wanted.same_host.overtaken
+        row_bytes = 0 if copies else table.config.schema.row_bytes
+        try:
+            if await hold_reply(call, self._catalog, reply_bytes(wanted.rows, row_bytes, wanted.batches), wanted.rows):
+                self._check_same(table, resets)
+            if not table.is_queue:
+                return await self._handed_out(table, wanted, reply, copies=copies)
+            async with table.deliveries:
+                self._check_same(table, resets)
+                return await self._handed_out(table, wanted, reply, copies=copies)
+        except BaseException:
+            self._catalog.waiters.leave(table, wanted.rows, resets)
+            raise
+
+    async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, *, copies: bool) -> bytes:
+        """The reply. What counts is what is handed out, at the end.
+
+        Args:
+            table: to draw from.
+            wanted: what to draw.
+            reply: makes the reply, without its rows, out of the batches.
+            copies: whether the caller copies the rows itself.
+        """
+        resets = table.resets
         points = table.choose_points(wanted.draw, wanted.batches)
         drawn: list[DrawnBatch] = []
 
@@ -186,26 +212,26 @@ class SamplingHandlers:
             answer = choose()[0].SerializeToString()
             table.figures.copied_by_client(len(points))
         else:
-            if may_copy:
+            if self._replaces_batch(table, wanted.same_host):
                 table.figures.copy_overtaken()
             answer = await reply_with_rows(table, choose, len(points))
-        table.count_drawn(drawn)
+        if table.is_queue:
+            self._check_same(table, resets)
+        table.hand_out(drawn)
         if table.is_queue:
             # There is room now.
             self._catalog.waiters.changed(table)
         return answer
 
-    async def _hold_batches(self, call: Call, table: Table, wanted: _Wanted, row_bytes: int) -> None:
-        """Wait until batches that were admitted may be sent; the table is as it was then, or the caller is refused."""
-        size, resets = reply_bytes(wanted.rows, row_bytes, wanted.batches), table.resets
-        try:
-            if await hold_reply(call, self._catalog, size, wanted.rows):
-                self._catalog.find(table.name, table.uid)
-                if table.resets != resets:
-                    raise errors.table_reset(table.name)
-        except BaseException:
-            self._catalog.waiters.leave(table, wanted.rows, resets)
-            raise
+    def _check_same(self, table: Table, resets: int) -> None:
+        """Refuse a draw whose table was dropped or reset since it was admitted.
+
+        Raises:
+            RequestError: TABLE_NOT_FOUND, TABLE_REPLACED or TABLE_RESET.
+        """
+        self._catalog.find(table.name, table.uid)
+        if table.resets != resets:
+            raise errors.table_reset(table.name)
 
 
 def _wanted_on_a_stream(name: str, uid: bytes, message: replay_pb2.LearnRequest) -> _Wanted | None:
