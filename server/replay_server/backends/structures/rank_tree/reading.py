@@ -25,11 +25,11 @@ def keys_of_ranks(tree: RankTree, ranks: NDArray[np.int64]) -> NDArray[np.int64]
     nodes = np.full(len(ranks), tree.state[ROOT])
     for _ in range(tree.state[HEIGHT]):
         for i in range(len(nodes)):
-            rows_up_to = tree.rows_up_to[nodes[i]]
-            at = 0
+            rows_up_to, rank = tree.rows_up_to[nodes[i]], left[i]
+            at = np.int32(0)
             for entry in range(len(rows_up_to)):
-                at += rows_up_to[entry] <= left[i]
-            left[i] -= rows_up_to[at - 1] if at > 0 else 0
+                at += np.int32(rows_up_to[entry] <= rank)
+            left[i] = rank - (rows_up_to[at - 1] if at > 0 else 0)
             nodes[i] = tree.children[nodes[i], at]
     for i in range(len(nodes)):
         touch(tree.keys, nodes[i] * WIDTH + left[i])
