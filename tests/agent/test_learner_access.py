@@ -72,7 +72,7 @@ def test_an_actor_needs_the_right_to_write_to_the_runs_table(serve: Serve, tmp_p
         assert joins(address, token)
     refused: tuple[str | None, ...] = (None, WRONG, EXPIRED, READ, OTHER)
     for other in refused:
-        with pytest.raises(LearnerRefusesError, match="check the variable REPLAY_TOKEN") as refusal:
+        with pytest.raises(LearnerRefusesError, match="check REPLAY_TOKEN") as refusal:
             joins(address, other)
         assert other is None or other not in str(refusal.value)
 

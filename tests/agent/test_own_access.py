@@ -128,10 +128,10 @@ def test_server_and_learner_of_a_run_serve_nobody_but_its_owner(tmp_path: Path) 
     ) as process:
         lines, said = lines_of(process), ""
         deadline = time.monotonic() + PATIENCE_S
-        while "to look into the replay server: " not in said and time.monotonic() < deadline:
+        while "to inspect the replay server: " not in said and time.monotonic() < deadline:
             said += lines.get(timeout=PATIENCE_S)
         found = re.search(r"replay server at (\S+), learner at (\S+),", said)
-        command = re.search(r"to look into the replay server: (.*)", said)
+        command = re.search(r"to inspect the replay server: (.*)", said)
         assert found, said
         assert command, said
         token = (run / "access" / "token").read_text().strip()

@@ -193,7 +193,7 @@ def supervise_until_it_raises(pool: ActorPool) -> None:
 
 def test_actors_that_give_up_at_once_again_and_again_end_the_run_with_their_log(tmp_path: Path) -> None:
     pool = ActorPool(1, "no address", "127.0.0.1:1", tmp_path, RECONNECT_TIMEOUT_S)
-    with pytest.raises(ActorsFailError, match=r"(?s)gave up 3 times.*--server: expected HOST:PORT"):
+    with pytest.raises(ActorsFailError, match=r"(?s)failed 3 times.*--server: expected HOST:PORT"):
         supervise_until_it_raises(pool)
     pool.close()
 

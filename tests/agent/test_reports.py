@@ -25,6 +25,7 @@ from replay_agent.reporting.progress import NoProgress
 from replay_agent.training.trainer import Ending, Trainer
 from replay_proto.v1 import learner_pb2
 
+import experiments
 from tests.agent.corridor import BROKEN_ID
 from tests.agent.short_runs import Watcher
 from tests.support.refusals import code_of
@@ -188,7 +189,8 @@ def test_greedy_episodes_of_such_an_environment_are_noticed_too(make_trainer: Ca
 def test_whatever_writes_json_refuses_what_is_no_json() -> None:
     writers = [
         (path.name, call)
-        for path in Path(replay_agent.__path__[0]).rglob("*.py")
+        for package in (replay_agent, experiments)
+        for path in Path(package.__path__[0]).rglob("*.py")
         for call in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(call, ast.Call) and ast.unparse(call.func) in ("json.dumps", "json.dump")
     ]

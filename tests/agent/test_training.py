@@ -102,7 +102,7 @@ def test_a_run_whose_table_was_dropped_makes_it_anew_and_goes_on(
         with caplog.at_level(logging.WARNING):
             assert trainer.train(watcher, None) is Ending.STEPS_DONE
         assert watcher.acted_at is not None
-        assert any("making it anew" in message for message in caplog.messages)
+        assert any("creating a new one" in message for message in caplog.messages)
         assert client.table("dropped").describe().size > 100
     updates = {status.updates for status in watcher.statuses if status.env_steps > watcher.acted_at}
     assert len(updates) > 1  # it learned on
@@ -268,7 +268,7 @@ def test_a_second_run_of_the_same_name_is_refused_with_advice(
 ) -> None:
     settings = settings_of(server=server.address, name="twice", steps=150)
     train(settings, StopRequest(), QUIET)
-    with pytest.raises(RunDirectoryError, match="go on with it by --resume"):
+    with pytest.raises(RunDirectoryError, match="resume it with --resume"):
         train(settings, StopRequest(), QUIET)
 
 

@@ -1,4 +1,4 @@
-"""Environments that the agent can learn: made, checked and described."""
+"""Creates, checks and describes environments."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def make_environment(env_id: str) -> Environment:
     """Make one environment.
 
     Raises:
-        UnsupportedEnvironmentError: Gymnasium does not know it or lacks what it needs.
+        UnsupportedEnvironmentError: Gymnasium does not know it or misses a dependency of it.
     """
     try:
         return gymnasium.make(env_id)
     except (gymnasium.error.Error, ImportError) as error:
         raise UnsupportedEnvironmentError(
             f"Gymnasium could not make the environment {env_id!r}: {error}. "
-            "Check --env, and install the package that registers it (name it as module:EnvId if need be)."
+            "Check --env, and install the package that registers it (as module:EnvId, if it must be imported first)."
         ) from error
 
 

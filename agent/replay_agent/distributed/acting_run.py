@@ -33,12 +33,12 @@ log = logging.getLogger("replay_agent.actor")
 
 FAILURES = (LearnerRefusesError, LearnerUnavailableError, ReplayError, UnsupportedEnvironmentError)
 """What `run_actor` raises."""
-# How long to wait before asking again for a table that the learner has yet to make anew.
+# Interval between attempts to open a table that the learner has yet to recreate.
 TABLE_RETRY_S = 0.2
 
 
 class ActingRun:
-    """Acts for one run of a learner, until it is over or somebody says stop."""
+    """Acts for one run of a learner, until it is over or told to stop."""
 
     def __init__(self, assignment: Assignment, learner: LearnerClient, client: ReplayClient) -> None:
         """Build the network and the environment of the task."""
@@ -63,8 +63,8 @@ class ActingRun:
 
         Raises:
             RunChangedError: the learner was restarted; join again.
-            LearnerUnavailableError: the learner is gone.
-            ReplayError: the replay server is gone, or refuses.
+            LearnerUnavailableError: the learner is unreachable.
+            ReplayError: the replay server is unreachable, or refuses.
         """
         finished = False
         while not finished and not stop.is_set():
@@ -75,7 +75,7 @@ class ActingRun:
             try:
                 finished = self._act(writer, stop)
             except TABLE_LOST as error:
-                log.warning("the table is gone, waiting for another: %s", error)
+                log.warning("the table is gone, waiting for a new one: %s", error)
             finally:
                 _close_quietly(writer)
 
@@ -84,12 +84,12 @@ class ActingRun:
         self._actor.close()
 
     def _find_table(self, stop: threading.Event) -> Table | None:
-        """The learner's table, once it is there; None if told to stop before."""
+        """The learner's table, once it exists; None if told to stop first."""
         while not stop.is_set():
             try:
                 return self._client.table(self._assignment.task.table)
             except TableNotFoundError:
-                # The learner makes it; a report tells whether there is still a learner.
+                # The learner creates it; a report tells whether the run goes on.
                 if self._learner.report(self._assignment, ()).finished:
                     return None
                 stop.wait(TABLE_RETRY_S)
@@ -133,12 +133,12 @@ class ActingRun:
 
 
 def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
-    """Act for whichever run the learner has, joining anew after each restart of it.
+    """Act for the learner's current run, and join again after each restart of the learner.
 
     Raises:
-        LearnerRefusesError: the learner wants another token.
-        LearnerUnavailableError: the learner is gone.
-        ReplayError: the replay server is gone, or refuses.
+        LearnerRefusesError: the learner refuses the token.
+        LearnerUnavailableError: the learner is unreachable.
+        ReplayError: the replay server is unreachable, or refuses.
         UnsupportedEnvironmentError: the environment cannot be made here.
     """
     token, learner_tls = token_from_environment(), Tls.from_environment(LEARNER_TLS_PREFIX)
@@ -162,7 +162,7 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
 def _act_for_one_run(
     settings: ActorSettings, learner: LearnerClient, client: ReplayClient, stop: threading.Event
 ) -> bool:
-    """Join and act. True if that came to its end, False if the learner was restarted meanwhile."""
+    """Join and act. True when the run is over, False if the learner was restarted."""
     assignment = learner.join(f"{socket.gethostname()}:{os.getpid()}")
     log.info("actor %d of run %s: %s", assignment.actor_id, assignment.run_id, assignment.task)
     acting = ActingRun(assignment, learner, client)
@@ -176,7 +176,7 @@ def _act_for_one_run(
 
 
 def _close_quietly(writer: Writer) -> None:
-    """Send what the writer holds, as far as that is possible."""
+    """Close the writer; log rows that could not be sent."""
     try:
         writer.close(timeout_s=CLOSE_TIMEOUT_S)
     except ReplayError as error:

@@ -1,4 +1,4 @@
-"""What an actor has to know to act, and how it travels."""
+"""The task of an actor, and its message form."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A task, and who is to do it.
+    """A task, assigned to an actor.
 
     Attributes:
         task: the task.
         run_id: the learner's run.
         actor_id: number in this run, from 1.
-        seed: that the actor's random streams are spawned from.
+        seed: of the actor's random streams.
     """
 
     task: Task

@@ -1,4 +1,4 @@
-"""What actors told the learner: checked, then kept in a bounded queue until the trainer has time for it."""
+"""Reports of actors: validated, then queued, within bounds, for the trainer."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.dqn.divergence import MAX_RETURN
 
 MAX_EPISODES: Final = 1_000
-"""Episodes of one report; an actor with more of them reports several times."""
+"""Episodes per report; actors split longer lists."""
 MAX_REPORT_BYTES: Final = 1 << 16
 """Of a report on the wire: a whole one takes a third of it, and one of this size takes 4 ms to parse."""
 MAX_LENGTH: Final = 2**53
 """Environment steps of an episode: up to here float64, and so every reader of JSON, has each whole number."""
 MAX_QUEUED: Final = 100_000
-"""Episodes that wait for the trainer, about 20 MB: a thousand actors fill them in a minute of validation."""
+"""Episodes queued for the trainer, about 20 MB: a thousand actors fill the queue in a minute of validation."""
 
 
 class InvalidReportError(ValueError):
-    """A field of a report is out of its bounds; the message names the field, what was expected and what came."""
+    """A field of a report is out of bounds; the message names the field, the expected and the actual value."""
 
 
 class Reports:
     """Episodes of actors, oldest first. Threads may share one."""
 
     def __init__(self) -> None:
-        """Nothing was told yet."""
+        """Start with an empty queue."""
         self.arrived = threading.Event()
-        """Set with each report; whoever waits for it clears it."""
+        """Set by each report; the waiting thread clears it."""
         self._lock = threading.Lock()
         self._queue: deque[FinishedEpisode] = deque()
         self._dropped = 0
 
     @property
     def dropped(self) -> int:
-        """Episodes so far that gave way to newer ones, because the trainer had no time for them."""
+        """Episodes dropped so far because the queue was full."""
         return self._dropped
 
     def add(self, request: learner_pb2.ReportRequest, actors_joined: int) -> None:
-        """Take in a report; where there are too many episodes, the oldest are dropped.
+        """Queue the episodes of a report; if the queue is full, the oldest are dropped.
 
         Args:
             request: of an actor.
             actors_joined: the largest number that an actor has.
 
         Raises:
-            InvalidReportError: nothing of the report was taken in.
+            InvalidReportError: a field is invalid; nothing was queued.
         """
         episodes = _checked(request, actors_joined)
         with self._lock:
@@ -70,7 +70,7 @@ class Reports:
 
 
 def _checked(request: learner_pb2.ReportRequest, actors_joined: int) -> list[FinishedEpisode]:
-    """The episodes of a report that is as it should be."""
+    """The episodes of a report, validated."""
     if not 1 <= request.actor_id <= actors_joined:
         raise InvalidReportError(f"actor_id: expected the number that Join gave, got {request.actor_id}")
     if len(request.episodes) > MAX_EPISODES:
@@ -78,7 +78,7 @@ def _checked(request: learner_pb2.ReportRequest, actors_joined: int) -> list[Fin
             f"episodes: expected at most {MAX_EPISODES}, got {len(request.episodes)}; send them in several reports"
         )
     for index, episode in enumerate(request.episodes):
-        # Not a number is not below anything.
+        # The negation catches NaN.
         if not math.fabs(episode.episode_return) <= MAX_RETURN:
             raise InvalidReportError(
                 f"episodes[{index}].episode_return: expected a finite number from {-MAX_RETURN:g} to {MAX_RETURN:g}, "

@@ -1,4 +1,4 @@
-"""Says in the log who joined, in a bounded number of lines, however often somebody does."""
+"""Logs joining actors, with a bounded number of lines per second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINES_PER_S: Final = 20
 
 
 class JoinLog:
-    """Logs actors one by one, as long as they are few in a second. Threads may share one."""
+    """Logs each actor, up to a limit per second. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Log nothing yet.
@@ -30,7 +30,7 @@ class JoinLog:
         self._left_out = 0
 
     def note(self, actor_id: int, name: str) -> None:
-        """An actor joined under a name of its own choice, which is shown with escapes."""
+        """Log an actor; its name is untrusted and therefore shown with escapes."""
         with self._lock:
             second = int(self._clock())
             if second != self._second:

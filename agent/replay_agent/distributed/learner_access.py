@@ -1,6 +1,6 @@
 """How the learner's service is protected: TLS, and tokens of the same kind of file as the replay server's.
 
-An actor inserts rows, so its token has to give the right to write to the run's table; nothing else is asked of it.
+An actor inserts rows, so its token needs the right to write to the run's table, and no other right.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RefusedError(Exception):
     """A call is refused."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        """Say with which status, and why."""
+        """Refuse with a status and a message."""
         super().__init__(message)
         self.code = code
 
@@ -32,10 +32,10 @@ class LearnerAccess:
     """Who may join a learner.
 
     Attributes:
-        tls_cert: certificate for TLS; None: connections are not encrypted.
+        tls_cert: TLS certificate; None: connections are not encrypted.
         tls_key: its private key.
-        tls_client_ca: authority that has to have signed actors' certificates; None: they need none.
-        tokens: file of tokens; None: whoever reaches the learner may join.
+        tls_client_ca: CA that must have signed actors' certificates; None: actors need none.
+        tokens: file of tokens; None: anyone who reaches the learner may join.
     """
 
     tls_cert: Path | None = None
@@ -45,7 +45,7 @@ class LearnerAccess:
 
     @property
     def protection(self) -> Protection:
-        """What of it there is."""
+        """Which protections are on."""
         return Protection(
             tls=self.tls_cert is not None,
             client_certificates=self.tls_client_ca is not None,
@@ -53,7 +53,7 @@ class LearnerAccess:
         )
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """For the port; None: it is not encrypted.
+        """Credentials of the port; None: it is not encrypted.
 
         Raises:
             UnusableFileError: a file cannot be used.
@@ -63,7 +63,7 @@ class LearnerAccess:
         return ServerCertificates(self.tls_cert, self.tls_key, self.tls_client_ca).credentials()
 
     def gate(self, table: str) -> Gate:
-        """What checks every call of actors that write to a table.
+        """The check of every call of actors that write to a table.
 
         Raises:
             UnusableFileError: the file of tokens cannot be used.
@@ -78,14 +78,14 @@ class Gate:
         """Check with these tokens.
 
         Args:
-            tokens: those that are known; None: nobody is refused.
+            tokens: valid tokens; None: no call is refused.
             table: name of the run's table.
         """
         self._tokens = tokens
         self._table = table
 
     def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Look at what came with a call.
+        """Check the metadata of a call.
 
         Raises:
             RefusedError: UNAUTHENTICATED or PERMISSION_DENIED.
@@ -97,11 +97,11 @@ class Gate:
         except ValueError as error:
             raise _unauthenticated(str(error)) from None
         if token is None:
-            raise _unauthenticated("this learner wants a token, and the call has none")
+            raise _unauthenticated("this learner requires a token, and the call has none")
         digest = self._tokens.digest_of(token)
         grant = None if digest is None else self._tokens.grant(digest)
         if grant is None or self._tokens.has_expired(grant):
-            raise _unauthenticated("the token of this call is not one of this learner's, or it expired")
+            raise _unauthenticated("the token of this call is unknown to this learner, or has expired")
         if not grant.allows(Right.WRITE, self._table):
             raise RefusedError(
                 grpc.StatusCode.PERMISSION_DENIED,

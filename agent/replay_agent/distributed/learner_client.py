@@ -20,19 +20,19 @@ from replay_agent.distributed.episode_reports import MAX_EPISODES
 
 # Networks may be of any size.
 UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-# A learner that is restarted is back within seconds: do not wait longer than that between attempts.
+# A restarted learner is back within seconds: do not wait longer between attempts.
 MAX_RECONNECT_BACKOFF_MS = 1_000
 MIN_TIMEOUT_S = 0.01
-# What the variables begin with that say how to encrypt towards the learner; see `replay_client.security`.
+# Prefix of the variables for TLS with the learner; see `replay_client.security`.
 LEARNER_TLS_PREFIX = "REPLAY_LEARNER_TLS"
-# Holds the token for the learner, where that is another than the replay server's.
+# Holds the token for the learner, if it differs from the replay server's.
 LEARNER_TOKEN_VARIABLE = "REPLAY_LEARNER_TOKEN"
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-# A learner that is away, or that stopped while it answered: CANCELLED and INTERNAL are how gRPC reports a call cut off.
+# The learner is unreachable, or stopped during a call, which gRPC reports as CANCELLED or INTERNAL.
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
-# How long to leave such a learner alone.
+# Pause between retries.
 RETRY_PAUSE_S = 0.1
-# How long a call waits for its answer before it looks whether the actor was told to stop.
+# Interval between checks whether the actor was told to stop.
 STOP_LOOK_S = 0.2
 
 Request = TypeVar("Request")
@@ -40,11 +40,11 @@ Response = TypeVar("Response")
 
 
 class LearnerUnavailableError(ConnectionError):
-    """The learner could not be reached for as long as we were willing to wait."""
+    """The learner could not be reached within the time limit."""
 
 
 class LearnerRefusesError(PermissionError):
-    """The learner wants another token, or does not take what this actor reports."""
+    """The learner refuses the token, or what this actor reports."""
 
 
 class RunChangedError(Exception):
@@ -58,7 +58,7 @@ class ToldToStopError(Exception):
 class LearnerClient:
     """Joins a learner, reports to it and fetches its weights.
 
-    Calls wait for a learner that is away, for as long as nobody says stop: every method may raise `ToldToStopError`.
+    Calls retry while the learner is unreachable. Every method may raise `ToldToStopError`.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class LearnerClient:
 
         Args:
             address: ``host:port``.
-            timeout_s: how long a call may take, in seconds, a wait for the learner included.
-            token: says who calls, where the learner wants to know.
-            tls: how to encrypt; None: not at all.
-            stop: once it is set, no call waits any longer.
+            timeout_s: time limit of a call in seconds, including retries.
+            token: for a learner that requires one.
+            tls: certificates for TLS; None: plain text.
+            stop: once set, calls raise instead of waiting.
 
         Raises:
-            InvalidArgumentError: for a token that cannot be one, or a file of certificates that cannot be read.
+            InvalidArgumentError: for a malformed token, or a certificate file that cannot be read.
         """
         self._address = address
         self._timeout_s = timeout_s
@@ -90,26 +90,26 @@ class LearnerClient:
         self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
 
     def join(self, name: str) -> Assignment:
-        """Take part.
+        """Join the run.
 
         Args:
-            name: who asks, for the learner's log.
+            name: of this actor, for the learner's log.
 
         Raises:
-            LearnerRefusesError: it wants another token.
-            LearnerUnavailableError: the learner is not there.
+            LearnerRefusesError: it refuses the token.
+            LearnerUnavailableError: the learner is unreachable.
         """
         return Assignment.from_proto(self._call(self._stub.Join, learner_pb2.JoinRequest(name=name)))
 
     def report(self, assignment: Assignment, episodes: Sequence[FinishedEpisode]) -> learner_pb2.ReportResponse:
-        """Tell which episodes ended since the last report, and learn how to go on.
+        """Report finished episodes, and get instructions for the next steps.
 
-        More episodes than one report may have go in several; what the last one is answered holds.
+        Long lists are split into several reports; the answer to the last one counts.
 
         Raises:
             RunChangedError: join again.
-            LearnerRefusesError: it wants another token, or the episodes are not as it expects.
-            LearnerUnavailableError: the learner is gone.
+            LearnerRefusesError: it refuses the token or the episodes.
+            LearnerUnavailableError: the learner is unreachable.
         """
         *full, last = range(0, max(len(episodes), 1), MAX_EPISODES)
         for start in full:
@@ -121,8 +121,8 @@ class LearnerClient:
 
         Raises:
             RunChangedError: join again.
-            LearnerRefusesError: it wants another token.
-            LearnerUnavailableError: the learner is gone.
+            LearnerRefusesError: it refuses the token.
+            LearnerUnavailableError: the learner is unreachable.
         """
         request = learner_pb2.GetWeightsRequest(have_version=have_version, run_id=assignment.run_id)
         response = self._call(self._stub.GetWeights, request)
@@ -144,7 +144,7 @@ class LearnerClient:
         return self._call(self._stub.Report, request)
 
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        """Call, again and again while the learner is away, until the time is over."""
+        """Call, and retry while the learner is unreachable, until the time limit."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), MIN_TIMEOUT_S)
@@ -157,8 +157,8 @@ class LearnerClient:
                     raise RunChangedError(error.details()) from None
                 if code in _REFUSALS:
                     raise LearnerRefusesError(
-                        f"the learner at {self._address} refuses: {error.details()}; check the variable REPLAY_TOKEN, "
-                        f"or {LEARNER_TOKEN_VARIABLE} where the learner has another token than the server"
+                        f"the learner at {self._address} refuses: {error.details()}; check REPLAY_TOKEN, "
+                        f"or {LEARNER_TOKEN_VARIABLE} if the learner's token differs from the server's"
                     ) from None
                 if code is grpc.StatusCode.INVALID_ARGUMENT:
                     raise LearnerRefusesError(
@@ -167,14 +167,14 @@ class LearnerClient:
                 if code not in _AWAY or time.monotonic() >= deadline:
                     raise LearnerUnavailableError(
                         f"no learner answered at {self._address} for {self._timeout_s:.0f} s ({code.name}: "
-                        f"{error.details()}); check --learner, that replay-train runs, "
-                        "and that REPLAY_LEARNER_TLS... are as it wants them"
+                        f"{error.details()}); check --learner, that replay-train is running, "
+                        "and the REPLAY_LEARNER_TLS... variables"
                     ) from error
                 self._stop.wait(RETRY_PAUSE_S)
                 self._raise_if_told_to_stop()
 
     def _result(self, call: grpc.Future[Response]) -> Response:
-        """Wait for an answer, with an eye on the request to stop."""
+        """Wait for the answer, or until told to stop."""
         while True:
             try:
                 return call.result(STOP_LOOK_S)

@@ -1,7 +1,7 @@
-"""Serves a learner to its actors: on an event loop in a thread of its own, which nothing holds up for long.
+"""Serves a learner to its actors, on an event loop in its own thread, which nothing blocks for long.
 
-What may take long, such as waiting for the device that has the weights, runs in further threads. A call is read only
-once its token was checked; see `replay_proto.access.serving`.
+Slow work, such as waiting for the device that holds the weights, runs in worker threads. The body of a call is read
+only after its token was checked; see `replay_proto.access.serving`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replay_agent.distributed.learner_service import LearnerService
 
 SERVICE: Final = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
 MAX_REQUEST_BYTES: Final = MAX_REPORT_BYTES
-"""A request of an actor: no other is longer than a report."""
+"""Limit of requests: reports are the longest ones."""
 CALLS_PER_CONNECTION: Final = 16
 """An actor makes one call at a time."""
 KEEPALIVE_S: Final = 30.0
@@ -36,7 +36,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Run = Callable[[Callable[[], bytes]], Coroutine[Any, Any, bytes]]
-"""Runs a function, on the loop or beside it."""
+"""Runs a function, on the loop or in a worker thread."""
 
 
 class LearnerServer:
@@ -49,10 +49,10 @@ class LearnerServer:
             service: what to serve.
             host: address to listen on.
             port: 0 picks a free one.
-            access: who may join; None: whoever reaches it.
+            access: who may join; None: anyone who reaches it.
 
         Raises:
-            OSError: the port cannot be had.
+            OSError: the port cannot be bound.
             UnusableFileError: the tokens or certificates cannot be used.
         """
         access = access or LearnerAccess()
@@ -80,7 +80,7 @@ class LearnerServer:
         return f"127.0.0.1:{self.port}" if self.host in ("0.0.0.0", "[::]", "") else self.address
 
     def close(self) -> None:
-        """Answer what has begun, and stop. May be called again."""
+        """Finish running calls and stop. Idempotent."""
         if not self._loop.is_closed():
             self._on_loop(self._server.stop(STOP_GRACE_S))
             self._end()

@@ -19,20 +19,20 @@ from replay_agent.distributed.episode_reports import InvalidReportError, Reports
 from replay_agent.distributed.join_log import MAX_NAME_LENGTH, JoinLog
 from replay_agent.distributed.learner_access import RefusedError
 
-# How long actors that are ahead wait before they ask again.
+# How long actors that run ahead pause before they report again.
 PAUSE_MS = 20
 WEIGHT_BYTES_PER_S = 128 << 20
-"""Of weights, to all actors: whoever fetches them again and again takes a third of the trainer's time at most."""
+"""Rate limit of weights sent to all actors, which bounds the cost to a third of the trainer's time."""
 BURST_S = 1.0
-"""Actors that ask at the same time are served at once, for up to so many seconds of that rate."""
+"""Burst that the rate limit allows, in seconds at that rate, for actors that ask at the same time."""
 
 
 @dataclass(frozen=True)
 class Guidance:
-    """How actors go on.
+    """Instructions for an actor.
 
     Attributes:
-        granted_steps: environment steps until the next report; 0 holds the actor for a while.
+        granted_steps: environment steps until the next report; 0 pauses the actor.
         epsilon: probability of a random action.
     """
 
@@ -44,8 +44,8 @@ class PublishedWeights:
     """The newest weights. Threads may share one.
 
     Weights leave the device and are serialized when an actor first asks for them, in the thread that answers it:
-    publishing never waits for the device, and costs nothing more where nobody asks. Sending costs the trainer about
-    2 ms per MB, so weights go out at a bounded rate.
+    publishing never waits for the device, and versions that nobody fetches cost nothing. Sending costs the trainer
+    about 2 ms per MB, so the rate is limited.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,7 +70,7 @@ class PublishedWeights:
         self._newest = _Version(self.version + 1, weights)
 
     def newer_than(self, version: int) -> tuple[int, bytes]:
-        """The newest version and its data, which is empty if the caller has that version, or is to ask again later."""
+        """The newest version and its data, which is empty if the caller has it already or exceeds the rate limit."""
         newest = self._newest
         if version == newest.number:
             return newest.number, b""
@@ -78,7 +78,7 @@ class PublishedWeights:
         return newest.number, data if self._may_send(len(data)) else b""
 
     def _may_send(self, size: int) -> bool:
-        """Whether so many bytes may go out now; if so, they count."""
+        """Whether the rate limit allows ``size`` bytes now; if so, they are counted."""
         with self._lock:
             now = self._clock()
             if self._paid_until > now + BURST_S:
@@ -114,10 +114,10 @@ class LearnerService:
         """Serve one run.
 
         Args:
-            task: what actors have to know.
+            task: for actors.
             seeds: of the run; every actor gets one of its own.
             weights: the weights to serve.
-            guide: tells actors how to go on; called from several threads.
+            guide: gives instructions to actors; called from several threads.
         """
         self.reports = Reports()
         self.run_id = str(uuid.uuid4())
@@ -153,7 +153,7 @@ class LearnerService:
         return Assignment(self._task, self.run_id, actor_id, self._seeds.actor(actor_id)).to_proto()
 
     def report(self, request: learner_pb2.ReportRequest) -> learner_pb2.ReportResponse:
-        """Take note, and say how to go on."""
+        """Record the report and answer with instructions."""
         self._check_run(request.run_id)
         try:
             self.reports.add(request, self._actors)

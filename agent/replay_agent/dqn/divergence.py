@@ -17,13 +17,13 @@ MAX_RETURN: Final = 1e30
 
 
 class DivergedError(RuntimeError):
-    """Numbers of the learner, or returns, are not finite; the message says which, since when, and what to change."""
+    """Training diverged; the message names the non-finite quantities and the first gradient step."""
 
 
 def require_finite(learner: DoubleDQN) -> None:
-    """Look through everything that a checkpoint holds, and at the action values that come of it; waits for the device.
+    """Check everything that a checkpoint contains, and the resulting action values; waits for the device.
 
-    Parameters can be finite and yet so large that no value is: whoever resumed from them could not go on.
+    Action values are checked because finite parameters can be so large that values overflow.
 
     Raises:
         DivergedError: a network or the optimizer holds a number that is not finite, or a network's values are not.
@@ -42,7 +42,7 @@ def require_finite(learner: DoubleDQN) -> None:
 
 
 def require_finite_figures(learner: DoubleDQN, figures: Figures | None) -> None:
-    """Look at figures that were fetched anyway.
+    """Check figures that were fetched for display.
 
     Raises:
         DivergedError: those of a gradient step were not finite.
@@ -55,7 +55,7 @@ def require_finite_figures(learner: DoubleDQN, figures: Figures | None) -> None:
 
 
 def require_return(value: float, of: str) -> None:
-    """Look at a return before it gets into the learning curve.
+    """Check a return before it enters the learning curve.
 
     Raises:
         DivergedError: it is not finite, or too large to add up.

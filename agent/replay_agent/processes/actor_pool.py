@@ -1,4 +1,4 @@
-"""Actor processes on this machine: started, watched, and started again when they die."""
+"""Actor processes on this machine: started, supervised and restarted."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from replay_agent.processes.child_process import log_tail, start_module, stop
 
 log = logging.getLogger(__name__)
 
-# An actor that gave up sooner than this did not get to work.
+# An actor that fails sooner than this failed to start.
 SHORT_LIFE_S = 10.0
-# After so many of them in a row something is wrong that another start does not mend.
+# After this many failed starts in a row, another restart would not help.
 MAX_FAILED_STARTS = 3
 FIRST_BACKOFF_S = 0.25
 STOP_TIMEOUT_S = 10.0
 
 
 class ActorsFailError(RuntimeError):
-    """Actors give up as soon as they are started."""
+    """Actors repeatedly fail right after they start."""
 
 
 @dataclass
 class _Slot:
-    """One place in the pool and who is in it."""
+    """A place in the pool and the process that fills it."""
 
     number: int
     process: subprocess.Popen[str] | None = None
@@ -56,9 +56,9 @@ class ActorPool:
             server: HOST:PORT of the replay server.
             learner: HOST:PORT of the learner's service.
             log_dir: directory for their logs.
-            reconnect_timeout_s: seconds that they wait for a replay server that went away.
+            reconnect_timeout_s: seconds that they wait for an unreachable replay server.
             clock: seconds that only go forward.
-            environment: their variables, a token among them; None: those of this process.
+            environment: their environment variables, including a token; None: those of this process.
         """
         self._arguments = [
             *("--server", server),
@@ -71,20 +71,20 @@ class ActorPool:
         self._environment = environment
         self._slots = [_Slot(number) for number in range(count)]
         self.restarts = 0
-        """How often a dead actor was started again."""
+        """Restarts of dead actors so far."""
         for slot in self._slots:
             self._start(slot)
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of those that run."""
+        """Process ids of running actors."""
         return [slot.process.pid for slot in self._slots if slot.process is not None and slot.process.poll() is None]
 
     def supervise(self) -> None:
-        """Start again whoever died; cheap, to be called now and then.
+        """Restart dead actors; cheap, call it periodically.
 
         Raises:
-            ActorsFailError: an actor gave up at once again and again; the message ends with its log.
+            ActorsFailError: an actor repeatedly failed to start; the message ends with its log.
         """
         for slot in self._slots:
             if slot.process is not None and slot.process.poll() is not None:
@@ -114,7 +114,7 @@ class ActorPool:
 
     def _note_death(self, slot: _Slot, process: subprocess.Popen[str]) -> None:
         lived_s = self._clock() - slot.started_at
-        # Whoever was killed, by a signal, has nothing to do with whether a start is of use.
+        # An actor killed by a signal did not fail to start.
         failed_to_start = process.returncode > 0 and lived_s < SHORT_LIFE_S
         slot.failed_starts = slot.failed_starts + 1 if failed_to_start else 0
         log.warning("actor process %d ended with status %s after %.0f s", process.pid, process.returncode, lived_s)
@@ -122,7 +122,7 @@ class ActorPool:
         slot.process = None
         if slot.failed_starts >= MAX_FAILED_STARTS:
             raise ActorsFailError(
-                f"an actor gave up {slot.failed_starts} times within {SHORT_LIFE_S:.0f} s of its start; "
+                f"an actor failed {slot.failed_starts} times within {SHORT_LIFE_S:.0f} s of its start; "
                 f"the end of {self._log_path(slot)}:\n{log_tail(self._log_path(slot))}"
             )
         slot.start_at = self._clock() + (FIRST_BACKOFF_S * 2**slot.failed_starts if failed_to_start else 0.0)

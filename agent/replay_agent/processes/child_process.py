@@ -1,4 +1,4 @@
-"""Processes that the trainer starts: they never outlive it, and Ctrl-C in the terminal reaches the trainer alone."""
+"""Child processes of the trainer: they never outlive it, and Ctrl-C in the terminal reaches the trainer only."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def start_module(
 ) -> subprocess.Popen[str]:
     """Run ``python -m module`` with its log in a file.
 
-    Its standard input is a pipe that ends when this process dies, however it dies; it lives in a session of its own,
-    so that a terminal's Ctrl-C does not reach it before it is told to stop.
+    Its standard input is a pipe that closes when this process dies, however it dies. It runs in its own session, so
+    Ctrl-C in the terminal does not reach it.
 
     Args:
         module: to run.
         arguments: its command line.
         log_path: file that its standard error is appended to.
-        pipe_output: whether its standard output can be read; it goes to the log otherwise.
+        pipe_output: whether its standard output is a pipe; otherwise it goes to the log.
         environment: its variables; None: those of this process.
-        keep_open: file descriptors that it inherits, and so holds until it ends.
+        keep_open: file descriptors that it inherits.
     """
     with log_path.open("a") as log_file:
         return subprocess.Popen(
@@ -48,7 +48,7 @@ def start_module(
 
 
 def stop(process: subprocess.Popen[str], timeout_s: float) -> None:
-    """Ask a process to stop, and make it if it does not within ``timeout_s`` seconds."""
+    """Terminate a process, and kill it if it has not ended within ``timeout_s`` seconds."""
     if process.poll() is None:
         process.terminate()
     try:
@@ -71,10 +71,10 @@ def log_tail(log_path: Path) -> str:
 
 
 def when_parent_dies(stop: Callable[[], object]) -> None:
-    """Call ``stop`` from another thread when standard input ends: whoever holds its other end is gone."""
+    """Call ``stop`` from another thread when standard input closes, which means that the parent is gone."""
 
     def watch() -> None:
-        # Not sys.stdin.read(): it holds a lock that the interpreter wants when it ends.
+        # Unlike sys.stdin.read(), this holds no lock that the interpreter needs at shutdown.
         while os.read(sys.stdin.fileno(), 1):
             pass
         stop()

@@ -1,4 +1,4 @@
-"""A replay server of the trainer's own, in a second process."""
+"""A replay server that the trainer runs in a child process."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ READY_PREFIX = "replay-server listening on "
 # A first start compiles the server's kernels; later ones load them from a cache.
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 15.0
-# How often the server's log is looked at while it starts, for lines that say how far it is.
+# Interval between looks at the server's log, for progress of its start.
 LOOK_S = 0.5
 _PROGRESS = re.compile(r"(?:compiling|kernels compiled).*")
 
 
 class EmbeddedServerError(RuntimeError):
-    """The server did not start, or it is gone."""
+    """The server did not start, or has died."""
 
 
 class EmbeddedServer:
     """Runs ``replay-server`` on a free port of the loopback interface for as long as this process lives.
 
-    Other users of the machine reach the port, too: whoever calls needs the token that it is started with.
+    Other users of the machine can reach the port, so callers need its token.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class EmbeddedServer:
         Args:
             log_path: file for its log.
             access: the token that callers need.
-            data_dir: directory that its tables are kept in; None: in memory, for as long as it lives.
+            data_dir: directory of its tables; None: tables are in memory.
             keep_open: file descriptors that it holds until it ends.
             start_timeout_s: how long to wait, in seconds.
 
         Raises:
-            EmbeddedServerError: it did not get ready; the message ends with its log.
+            EmbeddedServerError: it did not become ready; the message ends with its log.
         """
         self._log_path = log_path
         tables = [] if data_dir is None else ["--data-dir", str(data_dir)]
@@ -86,7 +86,7 @@ class EmbeddedServer:
         return self._process.pid
 
     def describe_end(self) -> str:
-        """What is known of a server that is gone."""
+        """How the server died."""
         return (
             f"the embedded replay server ended with status {self._process.poll()}; "
             f"the end of {self._log_path}:\n{log_tail(self._log_path)}"
@@ -127,7 +127,7 @@ def _next_within(seconds: float, lines: queue.Queue[str]) -> str | None:
 
 
 def _pass_progress_on(lines: Sequence[str]) -> None:
-    """Say what of a server's log tells how far its start is: the first one compiles for some seconds."""
+    """Log the progress of a server's start: the first one compiles kernels for some seconds."""
     for line in lines:
         if found := _PROGRESS.search(line):
             log.info("replay server: %s", found[0])

@@ -1,4 +1,4 @@
-"""A random token for what a run starts itself, so that other users of the machine cannot connect to its ports."""
+"""A random token for servers that a run starts, which keeps out other users of the machine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 
 @dataclass(frozen=True)
 class OwnAccess:
-    """A token with all rights, in files that their owner alone can read.
+    """A token with all rights, in files that only their owner can read.
 
     Attributes:
-        token: for clients; it stands in no command line and no log.
+        token: for clients; never in a command line or log.
         token_file: holds the token, for `replay stats` and the like.
         tokens_file: for servers; it holds a hash of the token.
     """
@@ -34,7 +34,7 @@ class OwnAccess:
     tokens_file: Path
 
     def command(self, address: str) -> str:
-        """A shell command that looks into a server with this token."""
+        """A shell command that inspects a server with this token."""
         return f"{TOKEN_VARIABLE}=$(cat {shlex.quote(str(self.token_file))}) replay stats --server {address}"
 
 
@@ -46,7 +46,7 @@ def own_access(folder: Path) -> Iterator[OwnAccess]:
         folder: for its files; made if it is not there.
 
     Raises:
-        PermissionError: others could reach into the folder.
+        PermissionError: other users could access the folder.
         OSError: the files cannot be written.
     """
     _make_private(folder)

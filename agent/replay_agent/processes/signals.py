@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for a clean stop, the second breaks off."""
+"""Ctrl-C and SIGTERM: the first requests a clean stop, the second aborts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether somebody asked to stop. In a ``with`` block it listens to signals."""
+    """A request to stop. In a ``with`` block, signals set it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._earlier: dict[signal.Signals, Any] = {}
         self.signal: signal.Signals | None = None
-        """Which signal asked, if one did."""
+        """The signal that requested it, if any."""
 
     def is_set(self) -> bool:
         """Whether to stop."""
@@ -31,7 +31,7 @@ class StopRequest:
         self._event.set()
 
     def __enter__(self) -> StopRequest:
-        """Listen; does nothing outside the main thread, which alone may."""
+        """Handle signals; does nothing outside the main thread, where Python forbids it."""
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING_SIGNALS:
                 self._earlier[number] = signal.signal(number, self._on_signal)
@@ -40,7 +40,7 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave signals to whoever had them before."""
+        """Restore the previous handlers."""
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
         self._earlier.clear()
@@ -50,4 +50,4 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
         self._event.set()
-        log.info("%s: stopping; once more breaks off", self.signal.name)
+        log.info("%s: stopping; repeat to abort", self.signal.name)

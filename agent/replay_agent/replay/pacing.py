@@ -1,4 +1,4 @@
-"""Keeps gradient steps in proportion to environment steps, whoever takes them."""
+"""Keeps gradient steps in proportion to environment steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TableCount:
-    """How far a table is.
+    """Row counts of a table.
 
     Attributes:
         inserted: rows that it ever received.
@@ -21,7 +21,7 @@ class TableCount:
 
 
 class Pacer:
-    """Counts environment steps by what the table received, and says who may go on: the learner, or the actors.
+    """Counts environment steps by what the table received, and decides who may proceed: the learner or the actors.
 
     Every environment step brings a credit of ``ratio`` gradient steps, from the one on that brings the table's row
     number ``learning_starts``, however seldom the table is looked at.

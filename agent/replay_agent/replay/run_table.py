@@ -1,4 +1,4 @@
-"""The table of a run: made when it is first needed, and made anew when somebody took it away."""
+"""The table of a run: created when first needed, and recreated if it is dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replay_agent.replay.rows import transition_columns
 
 log = logging.getLogger(__name__)
 
-# How long to wait before another table is made when the last one did not even live to be used.
+# Pause before another attempt if the last table was gone before it was used.
 RETRY_S = 0.2
 
 
@@ -66,7 +66,7 @@ class TableSpec:
 
 
 class RunTable:
-    """Keeps a link to the table that has the run's name now."""
+    """Keeps a link to the current table of the run's name."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class RunTable:
         *,
         lockstep: bool,
     ) -> None:
-        """Nothing is made yet.
+        """Connect lazily: `link` creates the table.
 
         Args:
             client: of the replay server.
             env: whose transitions the table holds.
             spec: of the table.
             draws: how batches are drawn.
-            pacer: told how far each table stands.
-            lockstep: whether to wait for every answer.
+            pacer: receives the row counts of each table.
+            lockstep: whether to wait for each answer.
         """
         self.spec = spec
         self._client = client
@@ -97,7 +97,7 @@ class RunTable:
         self._link: ReplayLink | None = None
 
     def link(self) -> ReplayLink:
-        """A link to the table, which is made or found first if need be.
+        """A link to the table, which is created or opened first if needed.
 
         Raises:
             TableExistsError: a table of this name has another config.
@@ -144,8 +144,8 @@ class RunTable:
             self._link.flush()
 
     def lose(self, error: Exception) -> None:
-        """The table is gone: the next `link` is to another one."""
-        log.warning("the table is gone, making it anew: %s", error)
+        """Note that the table is gone: the next `link` creates another one."""
+        log.warning("the table is gone, creating a new one: %s", error)
         if self._link is None:
             time.sleep(RETRY_S)
         self.close()
@@ -179,7 +179,7 @@ class RunTable:
             table.drop()
 
     def close(self) -> None:
-        """Send what is left, as far as the table is still there."""
+        """Flush, if the table still exists, and close the link."""
         if self._link is not None:
             self._link.close()
             self._link = None

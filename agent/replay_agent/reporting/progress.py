@@ -1,4 +1,4 @@
-"""Shows how training goes: a bar in a terminal, a line now and then elsewhere."""
+"""Shows progress: a bar in a terminal, periodic log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ProgressBar:
 
 
 class ProgressLines:
-    """A log line now and then."""
+    """Periodic log lines."""
 
     def __init__(
         self, title: str, total_steps: int, interval_s: float, clock: Callable[[], float] = time.monotonic
@@ -133,7 +133,7 @@ class NoProgress:
 
 
 def make_progress(console: Console, title: str, total_steps: int, *, shown: bool) -> ProgressView:
-    """The view that suits where the program runs."""
+    """The view that suits the console."""
     if not shown:
         return NoProgress()
     if console.is_terminal:

@@ -1,4 +1,4 @@
-"""What a run came to: a table for people and a file for programs."""
+"""The result of a run: a table for people and a file for programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EvaluationSummary:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         env: Gymnasium's name of the environment.
@@ -49,10 +49,10 @@ class TrainingReport:
         env_steps: environment steps over all actors.
         updates: gradient steps.
         training_s: seconds of training, validation included.
-        best_validation: mean return of the chosen network over all its validation episodes.
-        evaluation: its last, greedy evaluation on seeds of its own; None if it was not played.
+        best_validation: mean return of the selected network over all its validation episodes.
+        evaluation: final greedy evaluation on separate seeds; None if there was none.
         run_dir: the directory of the run.
-        curve: the picture of the learning curve.
+        curve: plot of the learning curve.
         history: its points, as JSON.
     """
 

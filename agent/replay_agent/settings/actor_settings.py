@@ -19,22 +19,24 @@ class ActorSettings(CommandSettings):
     """Act for a learner: insert transitions into its replay table, with weights that it serves.
 
     The task (environment, table, network, seed) comes from the learner. Every flag can also be given as an
-    environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file. A token for both stands in the variable
-    REPLAY_TOKEN, or one for the learner alone in REPLAY_LEARNER_TOKEN; the files of TLS in REPLAY_TLS_CA,
-    REPLAY_TLS_CERT and REPLAY_TLS_KEY for the server, and in REPLAY_LEARNER_TLS_CA and so on for the learner.
+    environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file. REPLAY_TOKEN holds the token for
+    both, REPLAY_LEARNER_TOKEN another one for the learner. REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY name the
+    TLS files for the server, REPLAY_LEARNER_TLS_CA and so on those for the learner.
     """
 
     model_config = SettingsConfigDict(env_prefix="REPLAY_ACTOR_", cli_prog_name="replay-actor")
 
     server: str = option("localhost:50051", CONNECTIONS, "the replay server", "HOST:PORT")
-    learner: str = option("localhost:50052", CONNECTIONS, "the learner, as replay-train shows it", "HOST:PORT")
-    learner_timeout_s: float = option(60.0, CONNECTIONS, "seconds to wait for a learner that is not there", gt=0)
-    reconnect_timeout_s: float = option(120.0, CONNECTIONS, "seconds to wait for a replay server that went away", gt=0)
+    learner: str = option("localhost:50052", CONNECTIONS, "the learner's address, which replay-train logs", "HOST:PORT")
+    learner_timeout_s: float = option(60.0, CONNECTIONS, "seconds to wait for an unreachable learner", gt=0)
+    reconnect_timeout_s: float = option(120.0, CONNECTIONS, "seconds to wait for an unreachable replay server", gt=0)
     config: Path | None = option(None, PROCESS, "TOML file with these settings")
     exit_with_parent: bool = option(
-        False, PROCESS, "stop when standard input ends, as it does when the process that holds it dies"
+        False, PROCESS, "stop when standard input closes, as it does when the parent process dies"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = option("info", PROCESS, "least severe messages logged")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", PROCESS, "minimum severity of log messages"
+    )
 
     @field_validator("server", "learner")
     @classmethod

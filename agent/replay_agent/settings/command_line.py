@@ -1,4 +1,4 @@
-"""What the settings of all commands share: where values come from, and a help page in groups."""
+"""Settings of all commands: sources of values, and a help page in groups."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pydantic_settings import (
 from replay_agent import __version__
 
 GROUP, METAVAR = "group", "metavar"
-# The word for no value: TOML has no null, and a preset's value has to be switched off somehow.
+# Unsets a value: TOML has no null, and users must be able to unset a preset.
 NONE = "none"
 MAX_PORT = 65535
-# What stands for a value in the help page, by the type's name; for others argparse's own choice is good.
+# Placeholders for values in the help page by type; argparse chooses the others.
 METAVARS: Mapping[str, str] = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "tuple[int,...]": "N,N"}
 
 
@@ -53,13 +53,13 @@ class CommandSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment, TOML file, and what a subclass adds; flags come first of all."""
+        """Environment, TOML file, then sources of a subclass; flags precede all of them."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls), *cls.later_sources(settings_cls)
 
     @model_validator(mode="before")
     @classmethod
     def _read_none(cls, values: Any) -> Any:
-        """Where a setting may have no value, the word ``none`` says so."""
+        """The word ``none`` unsets an optional setting."""
         if not isinstance(values, Mapping):
             return values
         return {
@@ -69,7 +69,7 @@ class CommandSettings(BaseSettings):
 
     @classmethod
     def later_sources(cls, settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Where a value comes from that none of the others has."""
+        """Sources of values that no other source has."""
         return ()
 
 
@@ -83,7 +83,7 @@ def option(default: Any, group: str, description: str, metavar: str | None = Non
         default: value where none is given.
         group: the heading.
         description: what it does, with its unit.
-        metavar: what stands for a value in the help page; None: what suits the type.
+        metavar: placeholder for the value in the help page; None: by type.
         **constraints: of pydantic, such as ``ge``.
     """
     return Field(default, description=description, json_schema_extra={GROUP: group, METAVAR: metavar}, **constraints)
@@ -97,7 +97,7 @@ def load(settings_class: type[Settings], arguments: Sequence[str]) -> Settings:
         arguments: the command line, without the program's name.
 
     Raises:
-        pydantic.ValidationError: names each setting that cannot be used.
+        pydantic.ValidationError: names each invalid setting.
         SettingsError: the TOML file cannot be read.
         SystemExit: after ``--help``, or for an unknown flag.
     """
@@ -114,7 +114,7 @@ def load(settings_class: type[Settings], arguments: Sequence[str]) -> Settings:
 
 
 def split_list(value: Any) -> Any:
-    """Take lists apart that are one word, as variables of the environment are and flags may be: ``a,b``."""
+    """Split lists that are one word, as in environment variables and flags: ``a,b``."""
     if isinstance(value, str):
         return tuple(value.split(","))
     if isinstance(value, list | tuple):
@@ -136,7 +136,7 @@ def check_address(value: str | None) -> str | None:
     """Accept HOST:PORT.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the value is not HOST:PORT.
     """
     if value is None:
         return None
@@ -147,7 +147,7 @@ def check_address(value: str | None) -> str | None:
 
 
 def explain(error: ValidationError | SettingsError) -> str:
-    """Say which settings cannot be used, and why, without the library's own vocabulary."""
+    """Say which settings are invalid and why, without the library's own vocabulary."""
     if not isinstance(error, ValidationError):
         return str(error)
     lines = []
@@ -159,7 +159,7 @@ def explain(error: ValidationError | SettingsError) -> str:
 
 
 def _config_file(arguments: Sequence[str], env_prefix: str) -> Path | None:
-    """The TOML file: it has to be known before all the settings are."""
+    """The TOML file, which must be known before settings are loaded."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default=os.environ.get(f"{env_prefix}CONFIG"))
     found = parser.parse_known_args(arguments)[0].config
@@ -167,7 +167,7 @@ def _config_file(arguments: Sequence[str], env_prefix: str) -> Path | None:
         return None
     path = Path(found)
     if not path.is_file():
-        raise SettingsError(f"config: expected a TOML file, got {str(path)!r}, which is not there")
+        raise SettingsError(f"config: expected a TOML file, got {str(path)!r}, which does not exist")
     return path
 
 

@@ -17,7 +17,7 @@ from replay_agent.settings.presets import PRESETS
 ENV_PREFIX = "REPLAY_TRAIN_"
 DEFAULT_ENV = "CartPole-v1"
 SETTINGS_FILE = "settings.json"
-# What belongs to one start of the command and not to the run that a later start resumes.
+# Settings of one start, which a resumed run does not inherit.
 NOT_RESUMED = frozenset({"resume", "config"})
 
 # A larger ratio would starve environment steps.
@@ -31,18 +31,18 @@ LEARNING = "learning"
 NETWORK = "network"
 EXPLORATION = "exploration"
 ACTING = "acting"
-JUDGING = "choosing and evaluating networks"
-KEEPING = "keeping and showing"
+JUDGING = "validation and evaluation"
+KEEPING = "checkpoints and logs"
 
 
 class TrainSettings(CommandSettings):
     """Learn a Gymnasium environment by Double DQN through a prioritized replay service.
 
-    Without --server it starts a replay server of its own. CartPole-v1, Acrobot-v1 and MountainCar-v0 bring tuned
-    values in place of the defaults below. Every flag can also be given as an environment variable (--batch-size as
-    REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128). The word none unsets what a preset or a resumed run
-    has, as in --solved-return none. A token for the server stands in the variable REPLAY_TOKEN, the files of TLS in
-    REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY.
+    Without --server it starts a replay server of its own. CartPole-v1, Acrobot-v1 and MountainCar-v0 have tuned
+    presets that override the defaults below. Every flag can also be given as an environment variable (--batch-size as
+    REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128). The word none unsets a value of a preset or a resumed
+    run, as in --solved-return none. REPLAY_TOKEN holds the server's token; REPLAY_TLS_CA, REPLAY_TLS_CERT and
+    REPLAY_TLS_KEY name the TLS files.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, cli_prog_name="replay-train")
@@ -50,132 +50,134 @@ class TrainSettings(CommandSettings):
     env: str = option(DEFAULT_ENV, RUN, "Gymnasium environment with discrete actions; module:EnvId imports module")
     steps: int = option(200_000, RUN, "environment steps to train for, over all actors", ge=1)
     seed: int = option(0, RUN, "seed of networks, environments, exploration and the table's draws", ge=0)
-    runs_dir: Path = option(Path("runs"), RUN, "directory for the directories of runs")
+    runs_dir: Path = option(Path("runs"), RUN, "parent directory of run directories")
     name: str | None = option(
         None,
         RUN,
-        "name of the run and its directory; made of environment, seed and time if absent",
+        "name of the run and its directory (default: environment, backend, seed and time)",
         pattern=NAME_PATTERN,
     )
-    resume: Path | None = option(None, RUN, "directory of a run to go on with, with its settings unless given anew")
+    resume: Path | None = option(None, RUN, "directory of a run to resume, with its settings unless overridden")
     config: Path | None = option(None, RUN, "TOML file with these settings")
     device: Literal["auto", "cpu", "cuda"] = option(
-        "auto", RUN, "where the networks live; auto takes a GPU for images, if there is one, and the CPU for vectors"
+        "auto", RUN, "device of the networks; auto uses a GPU, if present, for images and the CPU for vectors"
     )
     threads: int | None = option(
         None,
         RUN,
-        "CPU threads of torch in the trainer; 1 for vectors and torch's own choice for images if absent",
+        "CPU threads of torch in the trainer (default: 1 for vectors, torch's choice for images)",
         ge=1,
     )
 
-    server: str | None = option(None, REPLAY, "a running replay server; starts one of its own if absent", "HOST:PORT")
-    table: str | None = option(None, REPLAY, "table to use; the run's name if absent", pattern=NAME_PATTERN)
+    server: str | None = option(None, REPLAY, "running replay server (default: start one)", "HOST:PORT")
+    table: str | None = option(None, REPLAY, "table to use (default: the run's name)", pattern=NAME_PATTERN)
     keep_table: bool | None = option(
-        None, REPLAY, "leave the table on the server at the end; if absent, only a table named with --table is left"
+        None, REPLAY, "keep the table on the server at the end (default: only if named by --table)"
     )
-    capacity: int = option(100_000, REPLAY, "rows that the table keeps", ge=1)
-    backend: Literal["sum_tree", "rank", "uniform"] = option("sum_tree", REPLAY, "how priorities turn into draws")
+    capacity: int = option(100_000, REPLAY, "maximum rows in the table", ge=1)
+    backend: Literal["sum_tree", "rank", "uniform"] = option("sum_tree", REPLAY, "how priorities determine draws")
     alpha: float = option(0.6, REPLAY, "priority exponent, 0 to 1; 0 draws uniformly", ge=0, le=1)
-    beta_start: float = option(0.4, REPLAY, "importance-sampling exponent at first; it goes to 1 in a line", ge=0, le=1)
-    beta_steps: int | None = option(None, REPLAY, "environment steps until beta is 1; --steps if absent", ge=0)
+    beta_start: float = option(0.4, REPLAY, "initial importance-sampling exponent; increases linearly to 1", ge=0, le=1)
+    beta_steps: int | None = option(None, REPLAY, "environment steps until beta is 1 (default: --steps)", ge=0)
     weight_norm: Literal["batch", "table"] = option(
-        "batch", REPLAY, "largest weight, of the batch or of the table, that weights are divided by"
+        "batch", REPLAY, "normalize weights by the largest weight of the batch or of the table"
     )
     draw_mode: Literal["stratified", "independent"] = option("stratified", REPLAY, "how the rows of a batch are drawn")
-    prefetch: int = option(3, REPLAY, "batches on their way at once; 1 asks for none ahead of need", ge=1)
+    prefetch: int = option(3, REPLAY, "batches in flight; 1 disables prefetching", ge=1)
     lockstep: bool = option(
         False,
         REPLAY,
-        "wait for every insert and update, so that equal seeds give equal runs; slower, and without actors",
+        "wait for every insert and update, so that equal seeds give equal runs; slower, excludes --actors",
     )
-    reconnect_timeout_s: float = option(120.0, REPLAY, "seconds to wait for a server that went away", gt=0)
+    reconnect_timeout_s: float = option(120.0, REPLAY, "seconds to wait for an unreachable server", gt=0)
 
     replay_ratio: float = option(0.25, PACE, "gradient steps per environment step", gt=0, le=MAX_REPLAY_RATIO)
     learning_starts: int = option(2_000, PACE, "rows in the table before the first gradient step", ge=1)
-    lead_steps: int = option(1_000, PACE, "environment steps that actors may be ahead of the replay ratio", ge=1)
+    lead_steps: int = option(1_000, PACE, "environment steps by which actors may run ahead of the replay ratio", ge=1)
 
     batch_size: int = option(64, LEARNING, "rows in a batch", ge=1)
-    learning_rate: float = option(5e-4, LEARNING, "step size of Adam", gt=0)
+    learning_rate: float = option(5e-4, LEARNING, "learning rate of Adam", gt=0)
     adam_epsilon: float = option(1e-8, LEARNING, "Adam's epsilon", gt=0)
-    max_grad_norm: float = option(10.0, LEARNING, "length to which gradients are clipped", gt=0)
-    huber_delta: float = option(
-        1.0, LEARNING, "TD error, in units of return, from which on the loss grows linearly", gt=0
-    )
+    max_grad_norm: float = option(10.0, LEARNING, "gradient norm above which gradients are clipped", gt=0)
+    huber_delta: float = option(1.0, LEARNING, "TD error, in units of return, above which the loss is linear", gt=0)
     gamma: float = option(0.99, LEARNING, "discount factor of one environment step, 0 to 1", ge=0, le=1)
-    n_step: int = option(3, LEARNING, "environment steps that a return spans before it bootstraps", ge=1)
-    double: bool = option(True, LEARNING, "Double DQN: the online network chooses and the target network values")
+    n_step: int = option(3, LEARNING, "environment steps before bootstrapping", ge=1)
+    double: bool = option(
+        True, LEARNING, "Double DQN: the online network selects actions, the target network evaluates them"
+    )
     target_interval: int = option(1, LEARNING, "gradient steps between updates of the target network", ge=1)
     target_tau: float = option(
-        0.005, LEARNING, "how far an update moves the target network to the online one; 1 copies it", gt=0, le=1
+        0.005,
+        LEARNING,
+        "fraction by which an update moves the target network towards the online one; 1 copies it",
+        gt=0,
+        le=1,
     )
 
     hidden_sizes: tuple[int, ...] | None = option(
         None,
         NETWORK,
-        "units of each dense hidden layer, such as 256,256; 128,128 for vectors and 512 for images if absent",
+        "units of each dense hidden layer, such as 256,256 (default: 128,128 for vectors, 512 for images)",
     )
     scale_observations: bool = option(
         False,
         NETWORK,
-        "bring vectors into [-1, 1] by the bounds of the environment's observations, where it has some; "
-        "for observations whose elements differ in size",
+        "scale vectors to [-1, 1] by the bounds of the observation space, where it is bounded; "
+        "helps if elements differ in magnitude",
     )
-    dueling: bool = option(False, NETWORK, "dueling heads: value and advantages apart")
+    dueling: bool = option(False, NETWORK, "dueling heads: separate value and advantages")
 
-    epsilon_start: float = option(1.0, EXPLORATION, "probability of a random action at first", ge=0, le=1)
-    epsilon_end: float = option(0.05, EXPLORATION, "probability of a random action in the end", ge=0, le=1)
-    epsilon_steps: int = option(20_000, EXPLORATION, "environment steps from the one to the other", ge=0)
+    epsilon_start: float = option(1.0, EXPLORATION, "initial probability of a random action", ge=0, le=1)
+    epsilon_end: float = option(0.05, EXPLORATION, "final probability of a random action", ge=0, le=1)
+    epsilon_steps: int = option(20_000, EXPLORATION, "environment steps over which epsilon decreases", ge=0)
 
     actors: int = option(0, ACTING, "actor processes to start on this machine", ge=0)
-    act: bool | None = option(
-        None, ACTING, "whether the trainer acts itself; if absent, it does unless --actors are started"
-    )
-    learner_host: str = option("127.0.0.1", ACTING, "address on which actors may join; 0.0.0.0 lets other machines")
-    learner_port: int = option(0, ACTING, "port on which actors may join; 0 picks a free one", ge=0, le=MAX_PORT)
-    learner_tls_cert: Path | None = option(None, ACTING, "certificate, PEM, for TLS with actors")
-    learner_tls_key: Path | None = option(None, ACTING, "private key of the certificate, PEM, without a password")
+    act: bool | None = option(None, ACTING, "let the trainer act itself (default: only without --actors)")
+    learner_host: str = option("127.0.0.1", ACTING, "address to listen on for actors; 0.0.0.0 admits other machines")
+    learner_port: int = option(0, ACTING, "port to listen on for actors; 0 picks a free one", ge=0, le=MAX_PORT)
+    learner_tls_cert: Path | None = option(None, ACTING, "TLS certificate for actors, PEM")
+    learner_tls_key: Path | None = option(None, ACTING, "private key of the certificate, PEM, unencrypted")
     learner_tls_client_ca: Path | None = option(
-        None, ACTING, "authority, PEM, that has to have signed actors' certificates; without it they need none"
+        None, ACTING, "CA that must have signed actors' certificates, PEM; actors need none if absent"
     )
     learner_tokens: Path | None = option(
-        None, ACTING, "TOML file of tokens, as the server's; an actor needs the right to write to the run's table"
+        None, ACTING, "TOML file of tokens, in the server's format; actors need the right to write to the run's table"
     )
     learner_insecure: bool = option(
         False,
         ACTING,
-        "listen for actors beyond this machine without tokens and client certificates, where all are trusted",
+        "accept actors from other machines without tokens or client certificates; for trusted networks",
     )
-    publish_interval: int = option(50, ACTING, "gradient steps between versions of the weights that actors get", ge=1)
-    grant_steps: int = option(50, ACTING, "environment steps that an actor takes between two reports", ge=1)
+    publish_interval: int = option(50, ACTING, "gradient steps between published versions of the weights", ge=1)
+    grant_steps: int = option(50, ACTING, "environment steps of an actor between two reports", ge=1)
 
     validate_interval: int = option(5_000, JUDGING, "environment steps between greedy validations", ge=1)
-    validation_episodes: int = option(20, JUDGING, "episodes of a validation, for the best network so far, too", ge=1)
+    validation_episodes: int = option(20, JUDGING, "episodes of a validation, also for the best network so far", ge=1)
     confirm_episodes: int = option(
         100,
         JUDGING,
-        "episodes, those of the validation among them, over which a network has to be as good as the best so far",
+        "episodes, including those of the validation, over which a network must match the best so far",
         ge=1,
     )
     solved_return: float | None = option(
-        None, JUDGING, "mean return over the confirming episodes at which training ends; never if absent"
+        None, JUDGING, "mean return over the confirming episodes at which training ends (default: never)"
     )
-    evaluation_episodes: int = option(
-        100, JUDGING, "greedy episodes with the best network at the end, on new seeds", ge=0
-    )
+    evaluation_episodes: int = option(100, JUDGING, "final greedy episodes with the best network, on new seeds", ge=0)
 
     checkpoint_interval_s: float = option(60.0, KEEPING, "seconds between checkpoints", gt=0)
-    keep_checkpoints: int = option(2, KEEPING, "checkpoints that are kept", ge=1)
+    keep_checkpoints: int = option(2, KEEPING, "checkpoints to keep", ge=1)
     log_interval_s: float = option(1.0, KEEPING, "seconds between points in TensorBoard", gt=0)
     replay_checkpoints: bool = option(
         False,
         KEEPING,
-        "have the server write a checkpoint of the table with each of the trainer's, which names it; "
-        "for a --server that has --checkpoint-dir",
+        "checkpoint the table on the server with each checkpoint of the trainer; "
+        "needs a --server with --checkpoint-dir",
     )
     tensorboard: bool = option(True, KEEPING, "write TensorBoard logs")
-    progress: bool = option(True, KEEPING, "show a progress bar; without a terminal, a line now and then")
-    log_level: Literal["debug", "info", "warning", "error"] = option("info", KEEPING, "least severe messages logged")
+    progress: bool = option(True, KEEPING, "show a progress bar, or periodic log lines without a terminal")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", KEEPING, "minimum severity of log messages"
+    )
 
     @field_validator("hidden_sizes", mode="before")
     @classmethod
@@ -204,15 +206,15 @@ class TrainSettings(CommandSettings):
 
     @model_validator(mode="after")
     def _gets_to_learn(self) -> Self:
-        """Refuse what never takes a gradient step, or waits for rows that never come."""
+        """Refuse settings under which no gradient step could ever be taken."""
         if self.learning_starts > self.capacity:
             raise ValueError(
-                f"expected learning_starts of at most capacity, or the table never has so many rows; "
+                f"expected learning_starts of at most capacity, which bounds the rows of the table; "
                 f"got learning_starts {self.learning_starts}, capacity {self.capacity}"
             )
         if self.acts and self.n_step > self.learning_starts:
             raise ValueError(
-                "expected n_step of at most learning_starts, or learning waits for a first row that is not complete; "
+                "expected n_step of at most learning_starts, or learning waits for a first row that never completes; "
                 f"got n_step {self.n_step}, learning_starts {self.learning_starts}"
             )
         steps_with_credit = self.steps - self.learning_starts + 1
@@ -228,7 +230,7 @@ class TrainSettings(CommandSettings):
         if (self.learner_tls_cert is None) != (self.learner_tls_key is None):
             raise ValueError("expected learner_tls_cert and learner_tls_key together, got one of them")
         if self.learner_tls_client_ca is not None and self.learner_tls_cert is None:
-            raise ValueError("expected learner_tls_cert and learner_tls_key where there is learner_tls_client_ca")
+            raise ValueError("expected learner_tls_cert and learner_tls_key with learner_tls_client_ca")
         return self
 
     @classmethod
@@ -243,16 +245,16 @@ class TrainSettings(CommandSettings):
 
     @property
     def drops_table(self) -> bool:
-        """Whether the table goes when training is done."""
+        """Whether the table is dropped when training is done."""
         return self.table is None if self.keep_table is None else not self.keep_table
 
     def save(self, path: Path) -> None:
-        """Write them for `resume` to find."""
+        """Write them for a later `resume`."""
         path.write_text(self.model_dump_json(indent=2, exclude=set(NOT_RESUMED)) + "\n")
 
 
 class _LaterSource(PydanticBaseSettingsSource):
-    """A source that depends on what earlier sources said."""
+    """A source that depends on the values of earlier sources."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Unused: all values come at once."""
@@ -268,9 +270,9 @@ class _ResumedRun(_LaterSource):
             return {}
         path = Path(run_dir) / SETTINGS_FILE
         if not path.is_file():
-            raise ValueError(f"resume: expected the directory of a run, but {path} is not there")
+            raise ValueError(f"resume: expected the directory of a run, but {path} does not exist")
         values: dict[str, Any] = json.loads(path.read_text())
-        # None is kept, too: it was chosen, so a preset must not replace it.
+        # None is kept, too: the user chose it, so a preset must not replace it.
         return values
 
 

@@ -44,9 +44,9 @@ from replay_agent.training.trainer import Ending, Trainer
 
 log = logging.getLogger("replay_agent")
 
-# An embedded server that does not answer for this long is not restarting: it is gone.
+# An embedded server is never restarted: after this long without an answer it is dead.
 EMBEDDED_TIMEOUT_S = 15.0
-# How many times smaller the step size should be after a run diverged.
+# Suggested reduction of the learning rate after a run diverged.
 SMALLER_STEP = 10
 FAILURES = (
     ActorsFailError,
@@ -61,27 +61,27 @@ FAILURES = (
     UnusableFileError,
     ValueError,
 )
-"""What `train` raises for a cause that the user can mend; the message says which."""
+"""Errors of `train` that a user can act on; the message says how."""
 
 
 def train(settings: TrainSettings, stop: StopRequest, console: Console) -> TrainingReport:
-    """Run the whole of a training, from an empty or resumed run to its report.
+    """Train, from a new or resumed run to its report.
 
     Args:
         settings: of the run.
-        stop: asks to stop.
+        stop: requests a stop.
         console: shows progress.
 
     Raises:
         ExposedError: actors on other machines could join without protection.
-        UnusableFileError: the learner's tokens or certificates cannot be used.
-        UnsupportedEnvironmentError: the environment does not suit.
-        RunDirectoryError: the run's directory cannot be used.
-        EmbeddedServerError: no server of its own could be started, or it is gone.
+        UnusableFileError: the learner's tokens or certificates are unusable.
+        UnsupportedEnvironmentError: the environment is unsupported.
+        RunDirectoryError: the run directory is unusable.
+        EmbeddedServerError: the embedded server did not start, or died.
         CheckpointError: there is nothing to resume.
-        DivergedError: numbers of the learner are not finite; the checkpoints from before are kept.
-        ActorsFailError: actors cannot be kept alive, or cannot connect to the learner.
-        ReplayError: the server refuses or is gone.
+        DivergedError: training diverged; earlier checkpoints are kept.
+        ActorsFailError: actors repeatedly fail, or cannot connect to the learner.
+        ReplayError: the server is unreachable, or refuses.
     """
     check_exposure(
         settings.learner_host,
@@ -104,7 +104,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
             ReplayClient(
                 address,
                 token=own.token if own and embedded else token_from_environment(),
-                # A server of our own is reached from this machine only, without TLS.
+                # The embedded server listens on loopback only, without TLS.
                 tls=None if embedded else Tls.from_environment(),
                 wait_for_server_s=settings.reconnect_timeout_s,
             )
@@ -123,14 +123,14 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
             stack.callback(learner_server.close)
             log.info("replay server at %s, learner at %s, run in %s", address, learner_server.address, run.path)
             if own and embedded:
-                log.info("to look into the replay server: %s", own.command(address))
+                log.info("to inspect the replay server: %s", own.command(address))
             actors = OwnActors(address, learner_server.local_address, actor_environment(settings, own, os.environ))
             ending = _train(settings, trainer, run, actors, console)
             return _conclude(settings, trainer, run, ending)
 
 
 def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, actors: OwnActors, console: Console) -> Ending:
-    """Train with actors and progress bar; what was learned is saved whatever happens, unless it is not finite."""
+    """Train with actors and progress bar; save a checkpoint whatever happens, unless training diverged."""
     with ExitStack() as stack:
         pool = None
         if settings.actors:
@@ -161,7 +161,7 @@ def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView,
         raise
     except BaseException:
         trainer.save()
-        log.info("what was learned so far is kept; go on: replay-train --resume %s", run.path)
+        log.info("progress is saved; to resume: replay-train --resume %s", run.path)
         raise
     trainer.save()
     return ending
@@ -170,11 +170,11 @@ def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView,
 def _advice(settings: TrainSettings, trainer: Trainer, run: RunDirectory) -> str:
     """What to do about a run that diverged."""
     return (
-        f"It was noticed at environment step {trainer.pacer.env_steps}, and nothing of it is saved. Lower "
+        f"Detected at environment step {trainer.pacer.env_steps}; the diverged state was not saved. Lower "
         f"--learning-rate (now {settings.learning_rate:g}) or --max-grad-norm (now {settings.max_grad_norm:g}), or "
-        "have the environment scale its rewards down. If that does not help, look for observations or rewards that "
+        "scale the environment's rewards down. If that does not help, look for observations or rewards that "
         "are not finite.\n"
-        f"Go on from the last finite checkpoint: replay-train --resume {run.path} "
+        f"To resume from the last finite checkpoint: replay-train --resume {run.path} "
         f"--learning-rate {settings.learning_rate / SMALLER_STEP:g}"
     )
 
@@ -205,7 +205,7 @@ def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, endi
         try:
             trainer.table.drop()
         except TABLE_LOST:
-            log.info("somebody else has dropped the table")
+            log.info("the table was already dropped")
     return report
 
 
@@ -228,7 +228,7 @@ def _embedded_server(run: RunDirectory, own: OwnAccess, lock: int, stack: ExitSt
 
 @contextmanager
 def _explained_by(embedded: EmbeddedServer | None) -> Iterator[None]:
-    """When calls fail because the server of our own is gone, say what became of it."""
+    """If calls fail because the embedded server died, report how it died."""
     try:
         yield
     except ReplayError as error:

@@ -19,7 +19,7 @@ from typing import Any
 from replay_agent.settings.train_settings import SETTINGS_FILE, TrainSettings
 
 RANDOM_SUFFIX_BYTES = 2
-# A trainer that was killed leaves a server behind that takes a moment to see it.
+# The server of a killed trainer takes a moment to notice and exit.
 IN_USE_TIMEOUT_S = 20.0
 LOCK_LOOK_S = 0.05
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -63,10 +63,10 @@ class RunDirectory:
         """Lock the run against other processes.
 
         Yields:
-            A file descriptor. Processes that inherit it hold the lock, too, until they end.
+            A file descriptor; processes that inherit it hold the lock, too.
 
         Raises:
-            RunDirectoryError: somebody else holds it, and does not let go within some seconds.
+            RunDirectoryError: another process holds it for longer than `IN_USE_TIMEOUT_S`.
         """
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -76,7 +76,7 @@ class RunDirectory:
             os.close(descriptor)
 
     def begin(self, settings: TrainSettings) -> None:
-        """Note the settings for later starts, and that there was one more."""
+        """Save the settings for later starts, and count this start."""
         settings.model_copy(update={"name": self.name}).save(self.settings)
         written = self._starts.with_suffix(".new")
         written.write_text(f"{self._count_starts() + 1}\n")
@@ -99,7 +99,7 @@ class RunDirectory:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise RunDirectoryError(
-                        f"{self.path} is in use by another replay-train, or by the server that one started; stop it"
+                        f"{self.path} is in use by another replay-train, or by the server that it started; stop it"
                     ) from None
                 time.sleep(LOCK_LOOK_S)
             else:
@@ -123,7 +123,7 @@ def open_run_directory(settings: TrainSettings) -> RunDirectory:
     try:
         path.mkdir(parents=True)
     except FileExistsError:
-        raise RunDirectoryError(f"{path} exists: go on with it by --resume {path}, or choose another --name") from None
+        raise RunDirectoryError(f"{path} exists: resume it with --resume {path}, or choose another --name") from None
     return RunDirectory(path)
 
 

@@ -1,4 +1,4 @@
-"""The training loop: acts if it is to act, learns as the replay ratio allows, and does now and then what is due."""
+"""The training loop: acts, learns at the replay ratio, validates, saves checkpoints and supervises actors."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from replay_agent.training.timing import Interval
 
 log = logging.getLogger(__name__)
 
-# How long the learner sleeps at most before it looks at the table again; a report of an actor wakes it.
+# Longest sleep of the learner between looks at the table; a report of an actor wakes it.
 ROWS_WAIT_S = 0.05
 SUPERVISE_INTERVAL_S = 0.25
 SHOW_INTERVAL_S = 0.2
-# Silence of all actors that is worth a word.
+# Silence of all actors after which the log says so.
 SILENCE_S = 30.0
-# Noting an episode takes up to 0.1 ms, most of it TensorBoard's: actors that report many do not hold learning up.
+# Recording an episode takes up to 0.1 ms, mostly in TensorBoard: the limit keeps busy actors from delaying learning.
 EPISODES_PER_TURN = 16
 DROPPED_INTERVAL_S = 10.0
 
@@ -62,7 +62,7 @@ class Ending(StrEnum):
 def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
     """The network that the settings and the environment ask for."""
     shape, dtype = env.observation_shape, env.observation_dtype
-    # Images are scaled by their dtype; two bounds for each of their pixels would be too much for a message.
+    # Images are scaled by their dtype; bounds of every pixel would be too large for a message.
     is_scaled = settings.scale_observations and network_kind(shape, dtype) is NetworkKind.MLP
     return NetworkSpec(
         observation_shape=shape,
@@ -95,10 +95,10 @@ class Trainer:
             run: its directory.
             env: the environment.
             client: of the replay server.
-            stop: asks to stop.
-            metrics: takes in what happens.
-            device: where the networks live.
-            reconnect_timeout_s: seconds to wait for a server that went away.
+            stop: requests a stop.
+            metrics: receives metrics.
+            device: of the networks.
+            reconnect_timeout_s: seconds to wait for an unreachable server.
 
         Raises:
             TableExistsError: a table of this name has another config.
@@ -140,7 +140,7 @@ class Trainer:
         self._due = _Due(settings)
 
     def resume(self) -> None:
-        """Go on where the newest checkpoint of the run stands.
+        """Resume from the newest checkpoint of the run.
 
         Raises:
             CheckpointError: there is none that fits.
@@ -158,22 +158,22 @@ class Trainer:
         self._weights.publish(self.learner.weights())
         log.info("resumed at environment step %d", self.pacer.env_steps)
         if state.get("replay_checkpoint") is not None:
-            log.info("the table as it was then: replay-server --restore .../%s", state["replay_checkpoint"])
+            log.info("the table at that step: replay-server --restore .../%s", state["replay_checkpoint"])
 
     def train(self, progress: ProgressView, pool: ActorPool | None) -> Ending:
-        """Train until the environment is solved, the steps are used up, or somebody asks to stop.
+        """Train until the environment is solved, all steps are taken, or a stop is requested.
 
         Args:
-            progress: shows how it goes.
-            pool: actor processes to watch.
+            progress: shows the status.
+            pool: actor processes to supervise.
 
         Raises:
             DivergedError: a number of the learner, or a return, is not finite.
-            ReplayError: the server is gone, or refuses.
+            ReplayError: the server is unreachable, or refuses.
             ActorsFailError: actors cannot be kept alive.
         """
         if not checkpoints(self._run.checkpoints):
-            self.save()  # There is always one to go back to.
+            self.save()  # A run always has one to resume from.
         start, before_s = time.monotonic(), self.training_s
         try:
             while (ending := self._ending()) is None:
@@ -192,14 +192,14 @@ class Trainer:
         """Write a checkpoint; it names the replay checkpoint that belongs to it, if there is one.
 
         Raises:
-            DivergedError: a number of the learner is not finite; the checkpoints there are stay as they are.
+            DivergedError: a number of the learner is not finite; existing checkpoints are kept.
         """
         require_finite(self.learner)
-        self.table.flush()  # Steps that the checkpoint counts are in the table, even if this process is killed next.
+        self.table.flush()  # So that the table has every step that the checkpoint counts.
         keep = self._settings.keep_checkpoints
         replay_checkpoint = None
         if self._settings.replay_checkpoints and self.pacer.env_steps:
-            # One more than the trainer keeps: should it end before its own is written, the last one has its table.
+            # One more than the trainer keeps, in case it is killed before it writes its own.
             replay_checkpoint = self.table.checkpoint(keep + 1, self._settings.reconnect_timeout_s)
         state = {
             "replay_checkpoint": replay_checkpoint,
@@ -221,10 +221,10 @@ class Trainer:
         )
 
     def evaluate_best(self) -> EvaluationResult:
-        """Play greedily with the best network, or with the present one if none was validated, on new seeds.
+        """Evaluate the best network, or the current one if none was validated, greedily on new seeds.
 
         Raises:
-            EvaluationStoppedError: somebody asked to stop.
+            EvaluationStoppedError: a stop was requested.
             DivergedError: a return is not finite.
         """
         network = self.learner.online
@@ -234,7 +234,7 @@ class Trainer:
         return self._evaluate(network, self._seeds.evaluation(count))
 
     def close(self) -> None:
-        """Tell actors that it is over, send what is left, and close the environment."""
+        """Tell actors that the run is over, flush the table, and close the environment."""
         self.service.finish()
         self.table.close()
         if self._actor is not None:
@@ -271,7 +271,7 @@ class Trainer:
         return Ending.STEPS_DONE if self.pacer.env_steps >= self._settings.steps else None
 
     def _turn(self, progress: ProgressView, pool: ActorPool | None) -> None:
-        """Take one step, of whatever kind is due."""
+        """Take the environment step or gradient step that is due."""
         try:
             link = self.table.link()
             if self._actor is not None and not self.pacer.owes_update:
@@ -283,14 +283,14 @@ class Trainer:
         except TABLE_LOST as error:
             self.table.lose(error)
         except InvalidArgumentError:
-            # Priorities that are not finite are refused before anybody has looked at the figures.
+            # The server refuses non-finite priorities before the figures are checked.
             require_finite(self.learner)
             raise
         self._take_reports(EPISODES_PER_TURN)
         self._do_what_is_due(progress, pool)
 
     def _act(self, actor: Actor, link: ReplayLink) -> None:
-        """Take one environment step and insert what it completes."""
+        """Take one environment step and insert the transitions that it completes."""
         step = actor.step(self._epsilon(self.pacer.env_steps))
         self.pacer.count_own_step()
         for transition in step.transitions:
@@ -300,7 +300,7 @@ class Trainer:
             self._note_episode(step.episode)
 
     def _learn(self, link: ReplayLink) -> None:
-        """Take one gradient step and write the new priorities back; nothing here waits for the device."""
+        """Take one gradient step and write the new priorities back, without waiting for the device."""
         batch = link.next_batch(self._beta(self.pacer.env_steps))
         self.pacer.observe_inserted(batch.inserted)
         result = self.learner.update(transition_batch(batch))
@@ -311,7 +311,7 @@ class Trainer:
         self._shown.batch = batch
 
     def _wait_for_rows(self, link: ReplayLink) -> None:
-        """Learn from the table how far the actors are; sleep for a moment if there is nothing to do."""
+        """Count the actors' steps by the table; sleep briefly if no gradient step is due."""
         before = self.pacer.env_steps
         self.pacer.observe_inserted(link.table.describe().inserted)
         if self.pacer.env_steps > before:
@@ -325,16 +325,15 @@ class Trainer:
             log.warning("no new rows for %.0f s: waiting for actors to join, or to come back", SILENCE_S)
 
     def _take_reports(self, limit: int) -> None:
-        """Note episodes that actors told of; those of steps that the table has not received yet have to wait."""
-        # Each takes a step: so what actors make up is no more than what they could have played.
+        """Record reported episodes; those of steps that the table has not received yet wait."""
+        # Each episode takes at least one step, which limits episodes that actors make up.
         possible = self.pacer.env_steps - len(self.history.episode_steps)
         reports = self.service.reports
         for episode in reports.take_episodes(max(0, min(limit, possible))):
             self._note_episode(episode)
         if reports.dropped > self._shown.dropped and self._due.dropped.is_due():
             log.warning(
-                "%d finished episodes of actors are missing in the learning curve: too many came at once "
-                "(now %d in all)",
+                "%d episodes of actors are missing in the learning curve: too many were reported at once (%d in total)",
                 reports.dropped - self._shown.dropped,
                 reports.dropped,
             )
@@ -361,7 +360,7 @@ class Trainer:
             pool.supervise()
 
     def _validate(self) -> None:
-        """Judge the network as it is now."""
+        """Validate the current network."""
         require_finite(self.learner)
         step = self.pacer.env_steps
         found = self.selector.validate(self.learner.online)
@@ -371,7 +370,7 @@ class Trainer:
         self._next_validation = step + self._settings.validate_interval
 
     def _validate_last(self) -> None:
-        """Judge the last network, unless that has just been done."""
+        """Validate the last network, unless it just was."""
         judged = self.history.validation_steps
         if self.learner.updates and (not judged or judged[-1] < self.pacer.env_steps):
             self._validate()
@@ -390,7 +389,7 @@ class Trainer:
         return result
 
     def _guide(self) -> Guidance:
-        """What an actor is told; called from the service's threads."""
+        """Instructions for an actor; called from the service's threads."""
         granted = self.pacer.grant(self._settings.grant_steps)
         return Guidance(granted, self._epsilon(self.pacer.env_steps))
 
@@ -417,7 +416,7 @@ class Trainer:
 
 
 class _Due:
-    """What is done every so many seconds."""
+    """Periodic tasks."""
 
     def __init__(self, settings: TrainSettings) -> None:
         self.show = Interval(SHOW_INTERVAL_S)
@@ -429,7 +428,7 @@ class _Due:
 
 
 class _Shown:
-    """What is only shown."""
+    """State for display only."""
 
     def __init__(self) -> None:
         self.step_rate, self.update_rate = RateMeter(), RateMeter()
