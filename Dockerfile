@@ -35,7 +35,7 @@ COPY . .
 RUN pip install --quiet --no-deps --no-compile --target /opt/replay/application . \
     && find /opt/replay/application -exec touch --date=2000-01-01 {} + \
     && python -m compileall -q /opt/replay/application
-RUN python -m replay_server.warming
+RUN python -m replay_server.process.warming
 
 FROM service-dependencies AS server
 COPY --from=application /opt/replay/application /opt/replay/application

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from replay_server.backends import BACKENDS
-from replay_server.warming import warm_up
+from replay_server.process.warming import warm_up
 from rich.console import Console
 
 from benchmarks import backends, capacities, inserts, learner_step, many_writers, memory, reference_buffers

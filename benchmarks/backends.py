@@ -28,7 +28,7 @@ from replay_server.backends import (
     make_index,
     make_parameters,
 )
-from replay_server.warming import warm_up
+from replay_server.process.warming import warm_up
 from rich.console import Console
 from rich.table import Table
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from replay_client import Batch, ReplayClient, Table
-from replay_client.data_path import DataPath
+from replay_client._transport.data_path import DataPath
 from rich.console import Console
 
 from benchmarks.contestants import ROUNDS, WINDOW_S, Window, start_peers, take_turns

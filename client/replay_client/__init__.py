@@ -13,9 +13,7 @@ priorities back. Three modules need more than this package does, and are importe
 from replay_proto.schema import Column, Schema
 
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.checkpoints import Checkpoint, CheckpointTable
 from replay_client.client import ReplayClient
-from replay_client.description import TableDescription
 from replay_client.draws import DrawMode, WeightNorm
 from replay_client.errors import (
     CheckpointDamagedError,
@@ -43,10 +41,12 @@ from replay_client.errors import (
     WriterSupersededError,
     WriterUnknownError,
 )
-from replay_client.inspection import Inspection, LargestRows
+from replay_client.results.checkpoints import Checkpoint, CheckpointTable
+from replay_client.results.description import TableDescription
+from replay_client.results.inspection import Inspection, LargestRows
+from replay_client.results.stats import LimiterStats, MethodStats, Rates, ServerStats, Stats, TableStats, TimesSampled
 from replay_client.sampler import Sampler
 from replay_client.security import Tls
-from replay_client.stats import LimiterStats, MethodStats, Rates, ServerStats, Stats, TableStats, TimesSampled
 from replay_client.table import Table
 from replay_client.writer import Writer
 

@@ -18,9 +18,9 @@ from replay_proto.framing import Array, Framed, column_views
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_client.columns import Columns, T_co
+from replay_client._rows.columns import Columns, T_co
+from replay_client._rows.mapped_rows import MappedRows
 from replay_client.errors import InternalServerError
-from replay_client.mapped_rows import MappedRows
 
 
 @dataclass(frozen=True, eq=False, repr=False)

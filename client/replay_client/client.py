@@ -22,16 +22,16 @@ from typing import Final, Literal, get_args
 from replay_proto.schema import Column
 from replay_proto.v1 import replay_pb2
 
-from replay_client.address import checked_address
-from replay_client.checkpoints import Checkpoint
-from replay_client.connection import FIRST_CONTACT_S
-from replay_client.description import TableDescription, table_config
+from replay_client._transport.address import checked_address
+from replay_client._transport.connection import FIRST_CONTACT_S
+from replay_client._transport.server_link import LinkOptions, ServerLink
+from replay_client._transport.time_limits import time_limit
 from replay_client.errors import InvalidArgumentError, TableExistsError, TableNotFoundError
+from replay_client.results.checkpoints import Checkpoint
+from replay_client.results.description import TableDescription, table_config
+from replay_client.results.stats import Stats
 from replay_client.security import Tls
-from replay_client.server_link import LinkOptions, ServerLink
-from replay_client.stats import Stats
 from replay_client.table import Table, drop_table
-from replay_client.time_limits import time_limit
 
 log = logging.getLogger(__name__)
 

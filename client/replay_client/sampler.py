@@ -32,15 +32,15 @@ from replay_proto.calls import MOST_KEYS_AT_ONCE
 from replay_proto.framing import split_message
 from replay_proto.v1 import replay_pb2
 
+from replay_client._rows.checks import checked_keys, checked_priorities
+from replay_client._rows.columns import BatchOrKeys
+from replay_client._transport.answered_stream import AnsweredStream, Request
+from replay_client._transport.connection import Connection
+from replay_client._transport.data_path import DataPath
 from replay_client.batch import Batch, learned_batches
-from replay_client.columns import BatchOrKeys
-from replay_client.connection import Connection
-from replay_client.data_path import DataPath
-from replay_client.description import TableDescription
 from replay_client.draws import DrawOptions, checked_whole
 from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, InvalidArgumentError
-from replay_client.rows import checked_keys, checked_priorities
-from replay_client.streams import AnsweredStream, Request
+from replay_client.results.description import TableDescription
 
 _MESSAGES_IN_FLIGHT: Final = 4
 """A sampler that prefetches more batches than this asks for several in one message,"""
@@ -83,7 +83,7 @@ class Sampler:
             draw_over_wire: draws a batch in place of one whose rows were overwritten before they were copied.
             prefetch: how many batches are on their way while `next()` waits, at least 1.
             reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; see
-                `replay_client.time_limits`.
+                `replay_client._transport.time_limits`.
 
         Raises:
             InvalidArgumentError: for a prefetch below 1, or a time limit that is none.

@@ -24,8 +24,8 @@ from gymnasium import spaces
 from replay_proto.errors import FieldError
 from replay_proto.schema import SEPARATOR, Column
 
+from replay_client._rows.checks import nested_items
 from replay_client.errors import InvalidArgumentError
-from replay_client.rows import nested_items
 
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose values are single arrays of the space's own dtype and shape."""

@@ -22,21 +22,21 @@ from replay_proto.framing import Array, split_message
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
+from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows, packed_rows
+from replay_client._rows.columns import BatchOrKeys
+from replay_client._rows.mapped_rows import MappedRows
+from replay_client._transport.connection import Connection
+from replay_client._transport.data_path import DataPath
+from replay_client._transport.insert_ids import InsertId, InsertIds
+from replay_client._transport.server_link import ServerLink
+from replay_client._transport.time_limits import time_limit
 from replay_client.batch import Batch, Rows, UpdateResult, joined_rows, read_rows, sampled_batch
-from replay_client.columns import BatchOrKeys
-from replay_client.connection import Connection
-from replay_client.data_path import DataPath
-from replay_client.description import TableDescription
 from replay_client.draws import DrawMode, DrawOptions, WeightNorm, beta_for
 from replay_client.errors import ReplayError, TableReplacedError, WriterUnknownError
-from replay_client.insert_ids import InsertId, InsertIds
-from replay_client.inspection import Inspection
-from replay_client.mapped_rows import MappedRows
-from replay_client.rows import checked_keys, checked_priorities, checked_rows, packed_rows
+from replay_client.results.description import TableDescription
+from replay_client.results.inspection import Inspection
+from replay_client.results.stats import Stats, TableStats
 from replay_client.sampler import Sampler
-from replay_client.server_link import ServerLink
-from replay_client.stats import Stats, TableStats
-from replay_client.time_limits import time_limit
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
 
 if TYPE_CHECKING:

@@ -32,12 +32,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from replay_client._rows.checks import as_array, checked_keys, checked_priorities
+from replay_client._rows.columns import BatchOrKeys
+from replay_client._transport.time_limits import left_s
 from replay_client.batch import Batch, Drawn
-from replay_client.columns import BatchOrKeys
 from replay_client.errors import ClosedError, DeadlineExceededError
-from replay_client.rows import as_array, checked_keys, checked_priorities
 from replay_client.sampler import Sampler
-from replay_client.time_limits import left_s
 
 Device = torch.device | str
 """A device, or its name."""

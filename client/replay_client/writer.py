@@ -33,9 +33,11 @@ import numpy as np
 from replay_proto.framing import Array, blank_message, column_views, split_message
 from replay_proto.v1 import replay_pb2
 
-from replay_client.block import RowBlock
-from replay_client.connection import Connection
-from replay_client.description import TableDescription
+from replay_client._rows.block import RowBlock
+from replay_client._transport.answered_stream import AnsweredStream, Request
+from replay_client._transport.connection import Connection
+from replay_client._transport.insert_ids import WRITER_ID_BYTES
+from replay_client._transport.time_limits import left_s, time_limit
 from replay_client.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -48,9 +50,7 @@ from replay_client.errors import (
     TableResetError,
     WriterUnknownError,
 )
-from replay_client.insert_ids import WRITER_ID_BYTES
-from replay_client.streams import AnsweredStream, Request
-from replay_client.time_limits import left_s, time_limit
+from replay_client.results.description import TableDescription
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Writer:
             max_blocks_in_flight: how many blocks may wait for acknowledgement, 1 to `MAX_BLOCKS_IN_FLIGHT`.
             max_delay_s: for how long a row may wait for its block to fill, in seconds; `math.inf`: until it is full.
             reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; see
-                `replay_client.time_limits`.
+                `replay_client._transport.time_limits`.
 
         Raises:
             InvalidArgumentError: for a number out of range.

@@ -10,10 +10,10 @@ from replay_proto.extras import needs_extras
 from replay_proto.quiet import quiet_grpc
 
 from replay_server import __version__
-from replay_server.loading import loading
+from replay_server.process.loading import loading
 
 if TYPE_CHECKING:
-    from replay_server.settings import ServerSettings
+    from replay_server.process.settings import ServerSettings
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     quiet_grpc()
     # What is not needed to answer is not loaded: settings take 0.3 s, the server 1 s.
     with needs_extras("replay-server", "server"):
-        from replay_server.command_line import read_command_line
+        from replay_server.process.command_line import read_command_line
 
         settings = read_command_line(arguments)
         run = load_server()
@@ -35,7 +35,7 @@ def main() -> None:
 def load_server() -> Callable[[ServerSettings], None]:
     """Load the server, and return what runs it."""
     with loading():
-        from replay_server.main import run
+        from replay_server.process.main import run
     return run
 
 

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from replay_server import errors
-from replay_server.access.quota import Quota
-from replay_server.bounds import Bounds, check_descriptors, no_descriptors
-from replay_server.budgets import Budget, QueuedBudget
-from replay_server.long_calls import LongCalls
-from replay_server.storage.boot_mark import BootMark
-from replay_server.storage.durable_files import sync_folder
-from replay_server.storage.mapped_file import NoSpaceError
+from replay_server.auth.quota import Quota
+from replay_server.files.durable_files import sync_folder
+from replay_server.files.mapped_file import NoSpaceError
+from replay_server.flow.bounds import Bounds, check_descriptors, no_descriptors
+from replay_server.flow.budgets import Budget, QueuedBudget
+from replay_server.flow.long_calls import LongCalls
+from replay_server.flow.waiting import Waiters
+from replay_server.storage.power_loss.boot_mark import BootMark
 from replay_server.storage.root import Root
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory, finished_tables, full_bytes
-from replay_server.table import Table, memory_bytes
-from replay_server.table_config import TableConfig
-from replay_server.waiting import Waiters
+from replay_server.table.table import Table, memory_bytes
 
 T = TypeVar("T")
 

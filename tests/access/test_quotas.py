@@ -13,9 +13,9 @@ from replay_client import Column, ReplayClient, ResourceExhaustedError, Table
 from replay_proto.access.tokens import read_grants
 from replay_proto.access.watched import UnusableFileError
 from replay_proto.schema import Schema
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import full_bytes
-from replay_server.table import memory_bytes
-from replay_server.table_config import TableConfig
+from replay_server.table.table import memory_bytes
 
 from tests.support.access import token_entry
 from tests.support.server_process import ServerProcess

@@ -16,12 +16,12 @@ import pytest
 from replay_client.security import token_metadata
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 from replay_server import errors
-from replay_server.access.caller import Anyone
+from replay_server.auth.caller import Anyone
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.storage.root import Root
-from replay_server.table import NewRows
-from replay_server.table_config import TableConfig
+from replay_server.storage.table_config import TableConfig
+from replay_server.table.table import NewRows
 
 from tests.support.access import token_entry
 from tests.support.caller import make_draw, table_config

@@ -15,13 +15,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from replay_proto.access.tokens import Grant, Right
 from replay_proto.v1 import replay_pb2
-from replay_server.access.caller import TokenHolder
-from replay_server.access.revocation import Revocations
+from replay_server.auth.caller import TokenHolder
+from replay_server.auth.revocation import Revocations
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
-from replay_server.service.endpoints import all_endpoints
-from replay_server.service.rights import Demand
-from replay_server.service.statuses import CODES
+from replay_server.rpc.endpoints import all_endpoints
+from replay_server.rpc.rights import Demand
+from replay_server.rpc.statuses import CODES
 from replay_server.storage.root import Root
 
 from tests.support.wire import METHODS

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from replay_agent.processes.embedded_server import READY_PREFIX
-from replay_server.warming import _Progress
+from replay_server.process.warming import _Progress
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s  %(message)s")

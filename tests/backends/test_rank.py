@@ -9,7 +9,7 @@ import pytest
 from replay_server.backends import RankIndex, RankParameters, most_rows
 from replay_server.backends.structures import rank_tree
 from replay_server.backends.structures.power_sums import PowerSums, find_ranks, power_sums
-from replay_server.table_config import TableConfig
+from replay_server.storage.table_config import TableConfig
 
 from tests.backends.indexed_ring import IndexedRing
 from tests.support.rows import WHOLE

@@ -17,11 +17,11 @@ from replay_proto.rate_limit import RateLimit
 from replay_server.checkpoint.reading import restore
 from replay_server.checkpoint.snapshot import take_snapshots
 from replay_server.checkpoint.writing import write_checkpoint
-from replay_server.draws import Draw
-from replay_server.gates import LimiterGate
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table import NewRows, Table, WriterStamp
-from replay_server.table_config import TableConfig
+from replay_server.table.draws import Draw
+from replay_server.table.gates import LimiterGate
+from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support.rows import WHOLE, columns_of, values_in
 

@@ -15,11 +15,11 @@ from replay_server.checkpoint.manifest import CheckpointRemovedError, TableManif
 from replay_server.checkpoint.reading import restore, verify
 from replay_server.checkpoint.snapshot import take_snapshots
 from replay_server.checkpoint.writing import write_checkpoint
-from replay_server.gates import QueueGate
-from replay_server.storage.mapped_file import NoSpaceError
+from replay_server.files.mapped_file import NoSpaceError
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table import NewRows, Table
-from replay_server.table_config import TableConfig
+from replay_server.table.gates import QueueGate
+from replay_server.table.table import NewRows, Table
 
 from tests.support.inserting import insert_all
 from tests.support.rows import WHOLE, columns_of

@@ -14,9 +14,9 @@ from replay_server.checkpoint import writing
 from replay_server.checkpoint.reading import restore
 from replay_server.checkpoint.snapshot import take_snapshots
 from replay_server.checkpoint.writing import CancelledError, write_checkpoint
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table import NewRows, Table
-from replay_server.table_config import TableConfig
+from replay_server.table.table import NewRows, Table
 
 from tests.support.inserting import insert_all
 from tests.support.rows import WHOLE, columns_of, values_in

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from replay_client import Batch, Column, Rows, Table
-from replay_client.columns import Columns
+from replay_client._rows.columns import Columns
 from replay_client.torch import TensorBatch, to_torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 

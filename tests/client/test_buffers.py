@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from replay_client import buffers
-from replay_client.buffers import Buffers
+from replay_client._rows import buffers
+from replay_client._rows.buffers import Buffers
 
 
 def test_free_memory_of_other_sizes_is_let_go_of_before_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

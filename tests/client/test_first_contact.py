@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from replay_client import InvalidArgumentError, ReplayClient, ServerUnavailableError, Table
-from replay_client.address import checked_address
+from replay_client._transport.address import checked_address
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import rows

@@ -27,8 +27,8 @@ from replay_client import (
     ServerUnavailableError,
     Table,
 )
-from replay_client.frame_stream import FrameStream
-from replay_client.local_calls import LocalCalls
+from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.local_calls import LocalCalls
 from replay_proto.frames import FrameKind, frame_head
 from replay_proto.v1 import replay_pb2
 

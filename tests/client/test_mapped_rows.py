@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, Table
-from replay_client.data_path import DataPath
-from replay_client.mapped_rows import MappedRows
+from replay_client._rows.mapped_rows import MappedRows
+from replay_client._transport.data_path import DataPath
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, NONCE_FILE, WRITE_HORIZON, column_file
 
 from tests.client.numbered import assert_whole, rows

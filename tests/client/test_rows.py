@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from replay_client import Column, InvalidArgumentError, Schema
-from replay_client.block import RowBlock
-from replay_client.rows import as_array, checked_keys, checked_priorities, checked_rows, packed_rows
+from replay_client._rows.block import RowBlock
+from replay_client._rows.checks import as_array, checked_keys, checked_priorities, checked_rows, packed_rows
 from replay_proto.framing import column_views, split_message
 from replay_proto.schema import DTYPES
 from replay_proto.v1 import replay_pb2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from replay_client import Column, InvalidArgumentError, Schema, Table
-from replay_client.rows import flattened
+from replay_client._rows.checks import flattened
 from replay_client.spaces import columns_from_space, flatten_value, unflatten_value
 
 NESTED = spaces.Dict(

@@ -29,10 +29,10 @@ from replay_server.checkpoint.manifest import DamagedCheckpointError
 from replay_server.checkpoint.reading import RestoreError, restore
 from replay_server.checkpoint.snapshot import take_snapshots
 from replay_server.checkpoint.writing import write_checkpoint
-from replay_server.draws import Draw
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
-from replay_server.table import NewRows, Table, WriterStamp
-from replay_server.table_config import TableConfig
+from replay_server.table.draws import Draw
+from replay_server.table.table import NewRows, Table, WriterStamp
 from rich.progress import Progress, track
 
 from tests.faults.mutations import flipped, made_odd, mutated

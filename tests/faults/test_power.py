@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_proto.v1 import replay_pb2
-from replay_server.service.local_socket import SOCKET_NAME
+from replay_server.rpc.local_socket.listener import SOCKET_NAME
 
 from tests.faults.workers import CallWriter, StreamWriter, Writer
 from tests.support.caller import SAME_HOST, CalledTable, Caller

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from replay_server.checkpoint.reading import restore
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table import Table
+from replay_server.table.table import Table
 from rich.progress import track
 
 from tests.faults.report import at_least, document_with, write_section

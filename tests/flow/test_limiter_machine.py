@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from replay_proto.errors import FieldError
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
-from replay_server.limiter import Counters, difference, insert_allowed, samples_allowed, samples_needed
 from replay_server.storage.table_state import MAX_KEY
+from replay_server.table.limiter import Counters, difference, insert_allowed, samples_allowed, samples_needed
 
 from tests.support.examples import examples
 

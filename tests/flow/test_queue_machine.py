@@ -10,11 +10,11 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from replay_proto.schema import Column, Schema
-from replay_server.draws import Draw
-from replay_server.gates import QueueGate
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table import NewRows, Table
-from replay_server.table_config import TableConfig
+from replay_server.table.draws import Draw
+from replay_server.table.gates import QueueGate
+from replay_server.table.table import NewRows, Table
 
 from tests.support.examples import examples
 

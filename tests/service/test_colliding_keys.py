@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from replay_server.updates import resolve_update
+from replay_server.table.updates import resolve_update
 
 Keys = NDArray[np.int64]
 

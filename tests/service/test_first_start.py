@@ -14,7 +14,7 @@ import pytest
 from replay_server.backends import BACKENDS
 from replay_server.kernels import kernel_cache
 from replay_server.kernels.compile import KERNELS
-from replay_server.warming import warm_up
+from replay_server.process.warming import warm_up
 
 from tests.support.caller import Caller
 from tests.support.deadlines import PATIENCE_S
@@ -103,7 +103,7 @@ def test_what_needs_no_server_is_answered_without_loading_one(flag: str, answer:
         "try:\n"
         "    main()\n"
         "finally:\n"
-        "    assert not {'numba', 'uvloop', 'replay_server.table'} & set(sys.modules)\n"
+        "    assert not {'numba', 'uvloop', 'replay_server.table.table'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert answer in done.stdout

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay_server import table as table_module
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.storage.root import Root
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table_config import TableConfig
+from replay_server.table import table as table_module
 
 from tests.support.rows import WHOLE
 

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 from replay_proto.rate_limit import RateLimit
-from replay_server import inserting
-from replay_server.access.caller import Anyone
+from replay_server.auth.caller import Anyone
 from replay_server.catalog import Catalog
-from replay_server.draws import Draw
 from replay_server.errors import RequestError
-from replay_server.storage.mapped_file import NoSpaceError
+from replay_server.files.mapped_file import NoSpaceError
+from replay_server.flow import inserting
 from replay_server.storage.root import Root
 from replay_server.storage.row_store import RowStore
-from replay_server.table import NewRows, Table, WriterStamp
-from replay_server.table_config import TableConfig
+from replay_server.storage.table_config import TableConfig
+from replay_server.table.draws import Draw
+from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support.rows import WHOLE, columns_of, values_in
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import replay_server.inspection
+import replay_server.table.inspection
 from numpy.typing import NDArray
 from replay_client import Column, ReplayClient
 from replay_proto.v1 import replay_pb2
 from replay_server.backends import LiveRows
-from replay_server.inspection import LARGEST_ROWS, Rows, Seen, look, rank
+from replay_server.table.inspection import LARGEST_ROWS, Rows, Seen, look, rank
 
 from tests.support import formulas
 from tests.support.caller import CALL_TIMEOUT_S, CalledTable
@@ -129,8 +129,8 @@ def test_a_table_that_was_replaced_is_not_looked_into(new_table: NewTable) -> No
 
 
 def test_of_a_large_table_the_largest_are_exact_and_the_rest_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_server.inspection, "MOST_ROWS", 20_000)
-    monkeypatch.setattr(replay_server.inspection, "_PIECE_ROWS", 7_000)
+    monkeypatch.setattr(replay_server.table.inspection, "MOST_ROWS", 20_000)
+    monkeypatch.setattr(replay_server.table.inspection, "_PIECE_ROWS", 7_000)
     live = LiveRows(oldest=123_456, size=100_000, slots=101_000)
     random = np.random.default_rng(0)
     ring = np.full(live.slots, -1.0)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from replay_proto.framing import NO_ROWS, Framed
 from replay_proto.v1 import replay_pb2
-from replay_server.access.caller import Anyone
+from replay_server.auth.caller import Anyone
 from replay_server.catalog import Catalog
-from replay_server.service import gathering
-from replay_server.service.call import Call, Stream
-from replay_server.service.sampling import SamplingHandlers
+from replay_server.rpc.call import Call, Stream
+from replay_server.rpc.handlers import gathering
+from replay_server.rpc.handlers.sampling import SamplingHandlers
 from replay_server.storage.root import Root
-from replay_server.table import NewRows, Table
-from replay_server.table_config import TableConfig
+from replay_server.storage.table_config import TableConfig
+from replay_server.table.table import NewRows, Table
 
 from tests.support.caller import batches_in, make_draw
 from tests.support.inserting import insert_all

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 from replay_proto.errors import FieldError
-from replay_server.settings import load_settings
+from replay_server.process.settings import load_settings
 
 TABLE = """
 [[tables]]

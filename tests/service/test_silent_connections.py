@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from replay_proto.v1 import replay_pb2
-from replay_server.service.local_socket import MOST_SILENT
+from replay_server.rpc.local_socket.listener import MOST_SILENT
 
 from tests.support.caller import SAME_HOST, CalledTable, Caller
 from tests.support.frame_stub import HEAD, FrameLink, greeted, hello_for

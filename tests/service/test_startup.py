@@ -18,8 +18,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 from replay_server.storage.root import Root
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table_config import TableConfig
 
 from tests.support.caller import Caller, make_draw
 from tests.support.deadlines import PATIENCE_S, wait_until

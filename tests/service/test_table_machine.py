@@ -16,12 +16,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from replay_server.draws import Draw, DrawMode, WeightNorm
 from replay_server.errors import RequestError
-from replay_server.service.tables import describe
+from replay_server.rpc.handlers.tables import describe
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table import NewRows, Table, WriterStamp
-from replay_server.table_config import TableConfig
+from replay_server.table.draws import Draw, DrawMode, WeightNorm
+from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support import formulas
 from tests.support.examples import examples

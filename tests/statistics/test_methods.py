@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_server.statistics.methods import MethodFigures
+from replay_server.rpc.method_figures import MethodFigures
 
 
 def test_before_the_first_call_all_is_zero() -> None:

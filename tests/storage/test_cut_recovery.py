@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table import Table
+from replay_server.table.table import Table
 
 from tests.storage.test_power_loss import Life, live_values
 from tests.support.power import copy_of, damage_pages, mixture, write_files

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_server.storage.mapped_file import MappedFile
+from replay_server.files.mapped_file import MappedFile
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table import NewRows, Table, WriterStamp
-from replay_server.table_config import TableConfig
+from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.storage.test_power_loss import live_values
 from tests.support.inserting import insert_all

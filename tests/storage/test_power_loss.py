@@ -12,11 +12,11 @@ import pytest
 from replay_proto.framing import Array
 from replay_proto.rate_limit import RateLimit
 from replay_server.errors import RequestError
-from replay_server.gates import LimiterGate
-from replay_server.storage.row_checksums import RowChecksums
+from replay_server.storage.power_loss.row_checksums import RowChecksums
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
-from replay_server.table import NewRows, Table, WriterStamp
-from replay_server.table_config import TableConfig
+from replay_server.table.gates import LimiterGate
+from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support.inserting import insert_all
 from tests.support.power import copy_of, damage_pages, mixture, write_files

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from replay_proto.framing import Array
 from replay_server.errors import RequestError
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table import NewRows, Table, WriterStamp
-from replay_server.table_config import TableConfig
+from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support.inserting import insert_all
 from tests.support.rows import WHOLE, columns_of, values_in

@@ -11,7 +11,7 @@ from replay_proto.errors import FieldError
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import DTYPES, Column, Schema
 from replay_server.backends import most_rows
-from replay_server.table_config import TableConfig
+from replay_server.storage.table_config import TableConfig
 
 from tests.support.rows import WHOLE
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory, finished_tables
-from replay_server.table import NewRows, Table
-from replay_server.table_config import TableConfig
+from replay_server.table.table import NewRows, Table
 
 from tests.support.inserting import insert_all
 from tests.support.rows import WHOLE, columns_of

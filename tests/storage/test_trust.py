@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from replay_server import trust
 from replay_server.checkpoint.store import Checkpoints
+from replay_server.files import trust
+from replay_server.files.trust import UntrustedError
 from replay_server.storage.permissions import keep_private, share_with_group
 from replay_server.storage.root import Root
-from replay_server.trust import UntrustedError
 
 ANOTHER_USER = 54_321
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")

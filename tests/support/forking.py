@@ -24,8 +24,8 @@ STREAMS = 3
 def load_server() -> Callable[[], None]:
     """Load ``replay-server``, and return what runs it."""
     from replay_server import __main__ as program
-    from replay_server.loading import loading
-    from replay_server.warming import warm_up
+    from replay_server.process.loading import loading
+    from replay_server.process.warming import warm_up
 
     with loading():
         program.load_server()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from replay_server.table import NewRows, Table
+from replay_server.table.table import NewRows, Table
 
 
 def insert_all(table: Table, rows: NewRows) -> range:

@@ -27,7 +27,7 @@ from replay_client.cli.options import (
 from replay_client.cli.plain import plain_description, plain_inspection, plain_stats
 from replay_client.client import ReplayClient
 from replay_client.errors import ReplayError, TableNotFoundError
-from replay_client.stats import Stats
+from replay_client.results.stats import Stats
 
 _FAILURE = 1
 _DISTRIBUTION = "replay-service"

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from replay_client.checkpoints import Checkpoint
 from replay_client.cli import render
 from replay_client.cli.options import DEFAULT_SERVER, Json, Server, client_of, print_json, show
 from replay_client.cli.plain import plain
 from replay_client.cli.units import bytes_text, count_text
+from replay_client.results.checkpoints import Checkpoint
 
 PATIENCE_S = 3600.0
 """Large tables take a while to copy and to read."""

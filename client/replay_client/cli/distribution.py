@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_client.description import FIFO
-from replay_client.inspection import Inspection
-from replay_client.stats import TimesSampled
+from replay_client.results.description import FIFO
+from replay_client.results.inspection import Inspection
+from replay_client.results.stats import TimesSampled
 
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from replay_client.cli.distribution import PROPORTIONAL, RANKED, Bar, Distributions, labelled, priorities_in_force
 from replay_client.cli.units import count_text, duration_text, edge_text, number_text
-from replay_client.description import FIFO
+from replay_client.results.description import FIFO
 
 SIZE_INCHES = (15.0, 8.0)
 RESOLUTION_DPI = 110

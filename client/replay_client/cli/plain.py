@@ -10,8 +10,8 @@ from typing import Any
 from replay_client.batch import Rows
 from replay_client.cli.distribution import Distributions
 from replay_client.cli.row_text import value_text
-from replay_client.description import TableDescription
-from replay_client.stats import Stats
+from replay_client.results.description import TableDescription
+from replay_client.results.stats import Stats
 
 
 def plain_description(description: TableDescription) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from replay_client.checkpoints import Checkpoint
 from replay_client.cli.units import bytes_text, count_text, duration_text, number_text
-from replay_client.description import TableDescription
-from replay_client.stats import MethodStats, ServerStats, Stats, TableStats, TimesSampled
+from replay_client.results.checkpoints import Checkpoint
+from replay_client.results.description import TableDescription
+from replay_client.results.stats import MethodStats, ServerStats, Stats, TableStats, TimesSampled
 
 _BAR_WIDTH = 12
 _FILL_WIDTH = 10

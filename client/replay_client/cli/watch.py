@@ -17,7 +17,7 @@ from replay_client.cli.options import print_json
 from replay_client.cli.plain import plain_stats
 from replay_client.cli.units import bytes_text, duration_text, number_text
 from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
-from replay_client.stats import Stats, TableStats
+from replay_client.results.stats import Stats, TableStats
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The backend ``fifo``: a queue, whose rows go out oldest first and are gone once they have gone out often enough.
 
 What goes out is not drawn by priority but by age, and drawing changes the table: that is the part of
-`replay_server.gates.QueueGate`, beside the table. What is left for an index is to keep and count priorities, as
+`replay_server.table.gates.QueueGate`, beside the table. What is left for an index is to keep and count priorities, as
 ``uniform`` does.
 """
 

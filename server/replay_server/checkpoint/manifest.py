@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_state import TableState
-from replay_server.table_config import TableConfig
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "checkpoint.json"

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from replay_proto.framing import Array
 
 from replay_server.storage.row_store import LINK_BYTES
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_state import TableState
-from replay_server.table import Table
-from replay_server.table_config import TableConfig
+from replay_server.table.table import Table
 
 TURN_BYTES = 32 << 20
 """So much is copied in one turn of the event loop, in about 10 ms. What is more follows in later turns."""

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from replay_proto.errors import FieldError
 
-from replay_server import errors, held_folders, trust
+from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.checkpoint.manifest import (
     CheckpointManifest,
@@ -34,9 +34,10 @@ from replay_server.checkpoint.reading import verify
 from replay_server.checkpoint.snapshot import TableSnapshot, take_snapshots
 from replay_server.checkpoint.writing import CancelledError, write_checkpoint
 from replay_server.errors import RequestError
-from replay_server.storage.durable_files import sync_folder
-from replay_server.storage.mapped_file import tells_full
-from replay_server.table_config import is_table_name
+from replay_server.files import held_folders, trust
+from replay_server.files.durable_files import sync_folder
+from replay_server.files.mapped_file import tells_full
+from replay_server.storage.table_config import is_table_name
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Checkpoints:
         """Make sure that no other user of this machine can change, or has made, checkpoints in a directory.
 
         Raises:
-            UntrustedError: if one can; see `replay_server.trust`.
+            UntrustedError: if one can; see `replay_server.files.trust`.
             OSError: if it cannot be made or read.
         """
         trust.make_folder(folder)

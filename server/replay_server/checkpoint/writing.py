@@ -14,7 +14,7 @@ from replay_proto.layout import column_file
 
 from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, FileManifest, TableManifest
 from replay_server.checkpoint.snapshot import TableSnapshot
-from replay_server.storage.durable_files import sync_folder
+from replay_server.files.durable_files import sync_folder
 
 PRIORITIES_FILE = "priorities.bin"
 WRITERS_FILE = "writers.bin"

@@ -23,7 +23,7 @@ Element = TypeVar("Element", bound=np.generic)
 CACHE_LINE_BYTES = 64
 
 KERNELS: list[Any] = []
-"""Every kernel, as numba's dispatchers: what `replay_server.warming` compiles."""
+"""Every kernel, as numba's dispatchers: what `replay_server.process.warming` compiles."""
 
 types: Any = numba_types
 

@@ -36,8 +36,8 @@ import numpy as np
 import replay_proto
 from llvmlite import binding
 
-from replay_server import held_folders, trust
-from replay_server.storage.durable_files import sync_file
+from replay_server.files import held_folders, trust
+from replay_server.files.durable_files import sync_file
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON
 
-from replay_server.storage.mapped_file import MappedFile
+from replay_server.files.mapped_file import MappedFile
 from replay_server.storage.table_state import RESETTING, STATE_FIELDS, STATE_WORDS, StateField, TableState
 
 FIRST_STATE_WORD = WRITE_HORIZON + 1

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replay_server.storage.mapped_file import FILE_MODE
+from replay_server.files.mapped_file import FILE_MODE
 
 if TYPE_CHECKING:
     from replay_server.storage.root import Root

@@ -10,8 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-from replay_server import held_folders, trust
-from replay_server.storage.boot_mark import BOOT_FILE
+from replay_server.files import held_folders, trust
+from replay_server.storage.power_loss.boot_mark import BOOT_FILE
 
 _TABLES = "tables"
 _TEMPORARY = "replay-server-"
@@ -55,7 +55,7 @@ class Root:
         """Make sure that no other user of this machine can change, or has made, what a durable root is.
 
         Raises:
-            UntrustedError: if one can; see `replay_server.trust`.
+            UntrustedError: if one can; see `replay_server.files.trust`.
             OSError: if it cannot be made or read.
         """
         trust.make_folder(path)

@@ -12,8 +12,8 @@ from replay_proto.framing import Array, flat_rows
 from replay_proto.layout import column_file
 from replay_proto.schema import Column, Schema
 
-from replay_server.storage.mapped_file import MappedFile
-from replay_server.storage.row_checksums import CHECKSUM_BYTES, RowChecksums
+from replay_server.files.mapped_file import MappedFile
+from replay_server.storage.power_loss.row_checksums import CHECKSUM_BYTES, RowChecksums
 
 LINK_COLUMN = "_link"
 """Reserved column that says where each row came from: uint64[2], its stream and its episode."""

@@ -30,16 +30,16 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
-from replay_server.storage.durable_files import replace_file, sync_file, sync_folder
+from replay_server.files.durable_files import replace_file, sync_file, sync_folder
+from replay_server.files.mapped_file import MappedFile, NoSpaceError, tells_full
 from replay_server.storage.header import Header
-from replay_server.storage.mapped_file import MappedFile, NoSpaceError, tells_full
 from replay_server.storage.permissions import FOLDER_MODE
-from replay_server.storage.power_loss import PRIORITIES_FILE, PRIORITY_BYTES, recover
-from replay_server.storage.row_checksums import CHECKSUM_BYTES, CHECKSUMS_FILE
+from replay_server.storage.power_loss.recovery import PRIORITIES_FILE, PRIORITY_BYTES, recover
+from replay_server.storage.power_loss.row_checksums import CHECKSUM_BYTES, CHECKSUMS_FILE
+from replay_server.storage.power_loss.sync_point import SYNC_POINT_BYTES, SYNC_POINT_FILE, SyncPoint, SyncPoints
 from replay_server.storage.row_store import LINK_BYTES, RowStore
-from replay_server.storage.sync_point import SYNC_POINT_BYTES, SYNC_POINT_FILE, SyncPoint, SyncPoints
+from replay_server.storage.table_config import TableConfig
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRecords
-from replay_server.table_config import TableConfig
 
 FORMAT_VERSION = 3
 CHECKED_FORMAT_VERSION = 4

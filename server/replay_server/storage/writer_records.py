@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_server.errors import sequence_gap, sequence_too_old, writer_unknown
-from replay_server.storage.mapped_file import MappedFile
+from replay_server.files.mapped_file import MappedFile
 
 FILE_NAME = "writers.bin"
 WRITERS_KEPT = 4096

@@ -1,0 +1,151 @@
+"""Rows collected one by one until they are sent together.
+
+    block = RowBlock(schema, capacity=1024)
+    block.add({"obs": obs, "action": 1}, priority=None)         # copied; the caller may reuse its arrays
+    message = block.take(head)                                  # the wire form; the block is empty again
+
+`add` is on the path of every step of every actor, and is written for speed: a value of the very dtype and shape goes
+straight into its place, anything else takes the slow path, which checks and casts as `replay_client._rows.checks` does.
+Both accept and refuse the same things.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from replay_proto.framing import Array
+from replay_proto.schema import DTYPES, Column, Schema
+from replay_proto.v1 import replay_pb2
+
+from replay_client._rows.checks import checked_array, checked_value, flattened, packed_rows
+from replay_client.errors import InvalidArgumentError
+
+_PRIORITY: Final = Column("float64")
+_SLOW_DTYPES: Final = ("float16",)
+"""memoryview cannot store these."""
+_BOOLEANS: Final = frozenset({bool, np.bool_})
+_REALS: Final = frozenset(
+    {float, int, *_BOOLEANS, *(dtype.type for dtype in map(np.dtype, DTYPES) if dtype.kind in "iuf")}
+)
+"""What is a real number beyond doubt. memoryview takes anything that has a ``__float__``, complex numbers too."""
+
+
+class RowBlock:
+    """Room for some rows, filled in order."""
+
+    def __init__(self, schema: Schema, capacity: int) -> None:
+        """Make an empty one.
+
+        Args:
+            schema: the table's.
+            capacity: how many rows it takes.
+        """
+        self.capacity = capacity
+        self.count = 0
+        """Rows in it."""
+        self.has_priorities = False
+        """Whether its rows come with priorities: all do, or none does."""
+        self._schema = schema
+        self._columns: dict[str, Array] = {
+            name: np.empty((capacity, *column.shape), column.dtype.newbyteorder("=")) for name, column in schema.items()
+        }
+        self._priorities = np.empty(capacity, np.float64)
+        self._integers: list[tuple[str, memoryview[Any]]] = []
+        self._reals: list[tuple[str, memoryview[Any]]] = []
+        self._booleans: list[tuple[str, memoryview[Any]]] = []
+        self._arrays: list[tuple[str, Array, np.dtype[Any], tuple[int, ...]]] = []
+        for name, target in self._columns.items():
+            if target.ndim > 1 or target.dtype.name in _SLOW_DTYPES:
+                self._arrays.append((name, target, target.dtype, target.shape[1:]))
+            elif target.dtype == np.bool_:
+                self._booleans.append((name, target.data))
+            elif target.dtype.kind == "f":
+                self._reals.append((name, target.data))
+            else:
+                self._integers.append((name, target.data))
+
+    def accepts(self, priority: float | None) -> bool:
+        """Whether a row with such a priority can go into this block, apart from its room."""
+        return not self.count or self.has_priorities is (priority is not None)
+
+    def add(self, values: Mapping[str, Any], priority: float | None) -> None:
+        """Copy a row into the block, which has room for it and accepts it.
+
+        Args:
+            values: by column; nested observations as they are.
+            priority: None: the largest live one.
+
+        Raises:
+            InvalidArgumentError: it is not a row of this schema. The block is as before.
+        """
+        row = self.count
+        if priority is not None:
+            self._priorities[row] = _checked_priority(priority)
+        if len(values) != len(self._columns) or not self._add_fast(values, row):
+            self._add_checked(values, row)
+        self.has_priorities = priority is not None
+        self.count = row + 1
+
+    def columns(self) -> dict[str, Array]:
+        """Views of the rows in it."""
+        return {name: column[: self.count] for name, column in self._columns.items()}
+
+    def take(self, head: replay_pb2.WriteRequest) -> bytes:
+        """Empty the block into a message.
+
+        Args:
+            head: the message; the number of rows and their priorities are filled in here.
+
+        Returns:
+            Its wire form.
+        """
+        count = self.count
+        head.insertion.row_count = count
+        if self.has_priorities:
+            head.insertion.priorities = self._priorities[:count].tobytes()
+        message = packed_rows(head, self._schema, self.columns(), count)
+        self.count = 0
+        return message
+
+    def _add_fast(self, values: Mapping[str, Any], row: int) -> bool:
+        """Store a row of values that need no cast; False if one of them does, or is wrong."""
+        try:
+            for name, integers in self._integers:
+                integers[row] = values[name]  # refuses what is not whole, or out of range
+            for name, reals in self._reals:
+                value = values[name]
+                if type(value) not in _REALS:
+                    return False
+                reals[row] = value
+            for name, booleans in self._booleans:
+                value = values[name]
+                if type(value) not in _BOOLEANS:
+                    return False
+                booleans[row] = value
+            for name, arrays, dtype, shape in self._arrays:
+                value = values[name]
+                if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+                    return False
+                arrays[row] = value
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return False
+        return True
+
+    def _add_checked(self, values: Mapping[str, Any], row: int) -> None:
+        flat = flattened(self._schema, values)
+        checked = {name: checked_value(name, column, flat[name]) for name, column in self._schema.items()}
+        for name, value in checked.items():
+            self._columns[name][row] = value
+
+
+def _checked_priority(priority: Any) -> float:
+    value = (
+        priority if isinstance(priority, float | int) else checked_array("priority", _PRIORITY, priority).astype(float)
+    )
+    if np.ndim(value) == 0 and 0.0 <= value <= sys.float_info.max:
+        return float(value)
+    expected = "a finite number of at least 0, such as abs(td_error)"
+    raise InvalidArgumentError.of_field("priority", expected, repr(priority))

@@ -1,0 +1,261 @@
+"""Rows as callers give them, checked against a table's schema and packed for the wire.
+
+    columns, row_count = checked_rows(schema, {"obs": obs, "action": [1, 0]})
+    message = packed_rows(replay_pb2.InsertRequest(...), schema, columns, row_count)
+
+What is accepted: arrays of a dtype of the same kind (`numpy.can_cast(..., "same_kind")`), and numbers and lists of
+them; whole numbers by their value, so that 255 fits where uint8 is due and 256 does not; and 0 and 1 of any dtype where
+bool is due. Tensors count as arrays, on whatever device and whether they need gradients or not. What never happens:
+broadcasting, wrapping of integers that do not fit, guessing of columns.
+Nested observations are mappings or tuples: ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.framing import Array, blank_message, column_views
+from replay_proto.schema import SEPARATOR, Column, Schema
+
+from replay_client._rows.columns import BatchOrKeys, Columns
+from replay_client.errors import InvalidArgumentError
+
+_PRIORITY: Final = Column("float64")
+_KEY: Final = Column("int64")
+
+
+def checked_rows(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Array], int]:
+    """Check columns of rows.
+
+    Args:
+        schema: the table's.
+        given: by column, ``[n, *shape]``; nested observations as they are.
+
+    Returns:
+        Arrays in the order of the schema, of a dtype that casts to the column's, and how many rows they have.
+
+    Raises:
+        InvalidArgumentError: for a missing or unknown column, a wrong dtype, shape or length, or no rows.
+    """
+    flat = flattened(schema, given)
+    columns: dict[str, Array] = {}
+    row_count: int | None = None
+    for name, column in schema.items():
+        array = checked_array(f"columns.{name}", column, flat[name])
+        if row_count is None and array.ndim:
+            row_count = len(array)
+        if array.shape != (row_count, *column.shape):
+            expected = ",".join(str(size) for size in ("n" if row_count is None else row_count, *column.shape))
+            raise InvalidArgumentError.of_field(f"columns.{name}", f"{column.dtype}[{expected}]", described(array))
+        columns[name] = array
+    if not row_count:
+        raise InvalidArgumentError.of_field("row_count", "at least 1", "0")
+    return columns, row_count
+
+
+def checked_value(name: str, column: Column, value: Any) -> Array:
+    """Check the value of one row in one column.
+
+    Returns:
+        ``[*shape]``, of a dtype that casts to the column's.
+
+    Raises:
+        InvalidArgumentError: for a wrong dtype or shape.
+    """
+    array = checked_array(f"columns.{name}", column, value)
+    if array.shape != column.shape:
+        raise InvalidArgumentError.of_field(f"columns.{name}", str(column), described(array))
+    return array
+
+
+def checked_array(field: str, column: Column, value: Any) -> Array:
+    """Make an array of a value and check that its elements fit a column, whatever its shape.
+
+    Raises:
+        InvalidArgumentError: for a dtype of another kind, an integer out of range, or what is neither 0 nor 1 where
+            bool is due.
+    """
+    try:
+        array = as_array(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InvalidArgumentError.of_field(field, str(column), f"{type(value).__name__}: {error}") from None
+    if array.dtype == column.dtype or not array.size:
+        return array
+    if column.dtype.kind == "b":
+        return _as_booleans(field, column, array)
+    if array.dtype.kind == "f" and column.dtype.kind == "u" and not isinstance(value, np.ndarray):
+        array = _large_integers(value, array)
+    if not _is_castable(array.dtype, column.dtype, by_value=not array.ndim or not isinstance(value, np.ndarray)):
+        raise InvalidArgumentError.of_field(field, str(column), described(array))
+    _check_range(field, column, array)
+    return array
+
+
+def as_array(value: Any) -> Array:
+    """An array of a number, an array, a tensor of any library, or a list of these; not copied where it need not be.
+
+    Raises:
+        ValueError: lists of different lengths.
+        TypeError, RuntimeError: what a library says of a tensor that cannot be read.
+    """
+    if not isinstance(value, np.ndarray) and hasattr(value, "detach"):
+        return _of_torch(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):
+        if not isinstance(value, list | tuple):
+            raise
+        array = np.asarray([as_array(part) for part in value])  # of tensors, which are read one by one
+    if array.dtype.kind == "V" and np.can_cast(array.dtype, np.float32):  # JAX's bfloat16 and smaller floats
+        return array.astype(np.float32)
+    return array
+
+
+def flattened(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by column, nested ones under their own names.
+
+    Raises:
+        InvalidArgumentError: for a missing or unknown column, or what is no mapping.
+    """
+    if not hasattr(given, "items"):
+        raise InvalidArgumentError.of_field("columns", "a mapping of names to arrays", type(given).__name__)
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        _flatten_into(flat, schema, name, value)
+    missing = [name for name in schema if name not in flat]
+    if missing or len(flat) != len(schema):
+        unknown = [str(name) for name in flat if name not in schema]
+        got = "; ".join(
+            f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names
+        )
+        raise InvalidArgumentError.of_field("columns", ", ".join(schema), got)
+    return flat
+
+
+def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """The parts of a nested value, each with its name: ``obs/camera`` of a mapping, ``obs/0`` of a tuple."""
+    parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+    return [(f"{name}{SEPARATOR}{key}", part) for key, part in parts]
+
+
+def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.float64]:
+    """Check priorities: one for each row, finite and not negative.
+
+    Returns:
+        ``float64[row_count]``, contiguous.
+
+    Raises:
+        InvalidArgumentError: for anything else.
+    """
+    array = checked_array("priorities", _PRIORITY, priorities)
+    if array.shape != (row_count,):
+        raise InvalidArgumentError.of_field("priorities", f"float64[{row_count}]", described(array))
+    checked = np.ascontiguousarray(array, dtype="<f8")
+    if row_count and not (checked.min() >= 0.0 and checked.max() < np.inf):
+        bad = checked[~(np.isfinite(checked) & (checked >= 0.0))]
+        expected = "finite numbers of at least 0, such as abs(td_errors)"
+        raise InvalidArgumentError.of_field("priorities", expected, repr(float(bad[0])))
+    return checked
+
+
+def checked_keys(batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
+    """Check keys, or take those of a batch.
+
+    Returns:
+        ``int64[n]``, contiguous.
+
+    Raises:
+        InvalidArgumentError: for another dtype or shape.
+    """
+    given = batch_or_keys.row_keys if isinstance(batch_or_keys, Columns) else batch_or_keys
+    if isinstance(given, Mapping):
+        raise InvalidArgumentError.of_field("keys", "a batch, or int64[n]", type(given).__name__)
+    array = checked_array("keys", _KEY, given)
+    if array.ndim != 1:
+        raise InvalidArgumentError.of_field("keys", "a batch, or int64[n]", described(array))
+    return np.ascontiguousarray(array, dtype="<i8")
+
+
+def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row_count: int) -> bytes:
+    """The wire form of a message with rows, the rows copied once.
+
+    Args:
+        head: the message without ``rows``.
+        schema: the table's.
+        columns: as `checked_rows` returns them.
+        row_count: how many rows.
+    """
+    message, rows = blank_message(head, schema.row_bytes * row_count)
+    for name, view in column_views(schema, rows, row_count).items():
+        np.copyto(view, columns[name], casting="unsafe")  # the kinds were checked
+    return message
+
+
+def described(array: Array) -> str:
+    """Dtype and shape, such as ``float64[32,4]``; the value of a scalar."""
+    if not array.ndim:
+        return f"{array.dtype.name} {array.item()!r}"
+    return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
+
+
+def _flatten_into(flat: dict[str, Any], schema: Schema, name: str, value: Any) -> None:
+    if name not in schema and isinstance(value, Mapping | tuple):
+        for part_name, part in nested_items(name, value):
+            _flatten_into(flat, schema, part_name, part)
+    elif name in flat:
+        raise InvalidArgumentError.of_field(f"columns.{name}", "a column given once", "it again")
+    else:
+        flat[name] = value
+
+
+def _of_torch(tensor: Any) -> Array:
+    """The array of a tensor: torch itself is not imported here."""
+    tensor = tensor.detach()
+    try:
+        return np.asarray(tensor.numpy(force=True))
+    except TypeError:  # NumPy has no such dtype: bfloat16 and smaller floats
+        return np.asarray(tensor.float().numpy(force=True))
+
+
+def _as_booleans(field: str, column: Column, array: Array) -> Array:
+    """Booleans of zeros and ones: environments and other buffers often have ``done`` as a float."""
+    if np.can_cast(array.dtype, np.float64, "same_kind"):
+        is_one = np.asarray(array == 1)
+        if np.all(is_one | (array == 0)):
+            return is_one
+    raise InvalidArgumentError.of_field(field, f"{column}, or 0 and 1", described(array))
+
+
+def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], *, by_value: bool) -> bool:
+    if np.can_cast(given, wanted, "same_kind"):
+        return True
+    # Numbers outside of arrays have no dtype that anybody chose: whole ones may go where unsigned ones are due.
+    return by_value and given.kind in "iu" and wanted.kind in "iu"
+
+
+def _large_integers(value: Any, floats: Array) -> Array:
+    """What NumPy makes floats of because no integer type of its own holds all of it, such as ``[2**63, 0]``."""
+    elements = np.asarray(value, dtype=object)
+    if not all(isinstance(element, int | np.integer) for element in elements.flat):
+        return floats
+    try:
+        return elements.astype(np.uint64)
+    except OverflowError:  # one is negative, or too large for any
+        return floats
+
+
+def _check_range(field: str, column: Column, array: Array) -> None:
+    """Refuse integers that the column's dtype cannot hold: a cast would wrap them silently."""
+    if column.dtype.kind not in "iu" or np.can_cast(array.dtype, column.dtype, "safe"):
+        return
+    bounds = np.iinfo(column.dtype.name)
+    smallest, largest = int(array.min()), int(array.max())
+    if smallest < bounds.min or largest > bounds.max:
+        worst = smallest if smallest < bounds.min else largest
+        raise InvalidArgumentError.of_field(
+            field, f"{column.dtype.name}, {bounds.min} to {bounds.max}", f"{worst} in {described(array)}"
+        )

@@ -1,0 +1,1 @@
+"""How messages reach a server: over gRPC, or over a socket on its host; retries and time limits."""

@@ -1,0 +1,48 @@
+"""How the rows of a table and a learner's calls travel, where there is something shorter than gRPC.
+
+The server names a table's directory and a socket. Whoever can read the nonce in that directory is on the same host and
+may use both.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from replay_proto.layout import NONCE_BYTES, NONCE_FILE
+
+from replay_client._rows.mapped_rows import MappedRows
+from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.local_calls import LocalCalls
+from replay_client.results.description import TableDescription
+
+_ORDERED_LOADS: Final = ("x86_64", "AMD64")
+"""Machines, as Python names them, whose memory order the check of a copy of rows relies on."""
+
+
+@dataclass(frozen=True)
+class DataPath:
+    """The short ways to one table; without any of them, everything goes over gRPC."""
+
+    rows: MappedRows | None = None
+    """Copies the rows of batches."""
+    calls: LocalCalls | None = None
+    """Makes the calls of a learner."""
+
+    @classmethod
+    def on_same_host(cls, table: TableDescription, authorization: str = "") -> DataPath:
+        """What there is, if the server offers it, this is its host, and we may read the table's directory."""
+        try:
+            nonce = (Path(table.directory) / NONCE_FILE).read_bytes() if table.directory else b""
+            if len(nonce) != NONCE_BYTES:
+                return cls()
+            rows = MappedRows(table, nonce) if platform.machine() in _ORDERED_LOADS else None
+        except OSError:
+            return cls()
+        return cls(rows, LocalCalls(table, nonce, authorization) if table.socket else None)
+
+    def open_learn_stream(self) -> FrameStream | None:
+        """A learner's stream without gRPC, if there is a way and somebody answers."""
+        return None if self.calls is None else self.calls.open_stream("Learn")

@@ -1,0 +1,131 @@
+"""One connection on which a server is called in frames: the messages are those of gRPC, the cost is a fraction.
+
+    stream = FrameStream(link)                  # a connected socket
+    stream.send(request)
+    answer = stream.receive()                   # answers come in the order of the requests
+
+The contract's `FrameHello` says what is sent.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from contextlib import suppress
+from typing import Final
+
+from google.rpc import status_pb2
+from replay_proto.frames import FrameError, FrameKind, FrameParser, frame_head
+
+from replay_client._transport.time_limits import left_s
+from replay_client.errors import DeadlineExceededError, ServerUnavailableError, from_status
+
+_RECEIVE_BYTES: Final = 1 << 16
+_LONGEST_BYTES: Final = (1 << 32) - 1
+"""The server's own bounds decide what is too large."""
+_LONGEST_WAIT_MS: Final = (1 << 31) - 1
+"""What the system takes."""
+_SEND_PATIENCE_S: Final = 0.05
+"""For so long a server is waited for that does not take in what it is sent."""
+
+
+class FrameStream:
+    """One connection, for calls of one method. One thread sends and receives; any may cancel."""
+
+    def __init__(self, link: socket.socket) -> None:
+        """Take over a connected socket."""
+        link.setblocking(False)
+        self._link = link
+        self._parser = FrameParser(_LONGEST_BYTES)
+        self._chunk = memoryview(bytearray(_RECEIVE_BYTES))
+        self._unsent = memoryview(b"")
+
+    def send(self, message: bytes) -> None:
+        """Send a message. If the connection is gone, `receive` will say so.
+
+        What the server does not take in soon is kept, and sent by the next `receive` or `send`: both ends could wait
+        for each other otherwise, the server for us to take in its answers.
+        """
+        frame = frame_head(len(message)) + message
+        # Where the server has not taken in the last message, it is not waited for again.
+        deadline = time.monotonic() + (0.0 if self._unsent else _SEND_PATIENCE_S)
+        self._unsent = memoryview(b"".join((self._unsent, frame)) if self._unsent else frame)
+        while self._send_some() and self._wait(select.POLLOUT, deadline):
+            pass
+
+    def receive(self, timeout_s: float | None = None) -> bytes:
+        """Wait for the next answer.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None or `math.inf`: for as long as the connection lasts.
+
+        Raises:
+            ServerUnavailableError: the connection has ended.
+            DeadlineExceededError: there was no answer in time; the connection is of no use any more.
+            ReplayError: the request was refused.
+        """
+        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        try:
+            kind, content = self._frame(deadline)
+        except TimeoutError:
+            self.cancel()
+            raise DeadlineExceededError("there was no answer in time") from None
+        except (OSError, FrameError) as error:
+            self.cancel()
+            raise ServerUnavailableError(f"the connection to the server broke: {error}") from None
+        if kind is FrameKind.STATUS:
+            raise from_status(status_pb2.Status.FromString(content))
+        return content
+
+    def cancel(self) -> None:
+        """End it from here; `receive` raises from then on, also where it waits already."""
+        with suppress(OSError):  # it has ended
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it and let go of the socket. Only when nobody receives."""
+        self.cancel()
+        self._link.close()
+
+    def _frame(self, deadline: float) -> tuple[FrameKind, bytes]:
+        while (taken := self._parser.take()) is None:
+            self._wait_to_receive(deadline)
+            size = self._receive_some(self._chunk)
+            self._parser.feed(self._chunk[:size])
+        return taken
+
+    def _receive_some(self, into: memoryview) -> int:
+        """Receive what is there; how much that is."""
+        try:
+            size = self._link.recv_into(into)
+        except BlockingIOError:
+            return 0
+        if not size:
+            raise ConnectionResetError("the server ended it")
+        return size
+
+    def _wait_to_receive(self, deadline: float) -> None:
+        """Wait until something came, or something more could be sent."""
+        if not self._wait(select.POLLIN | (select.POLLOUT if self._send_some() else 0), deadline):
+            raise TimeoutError
+
+    def _send_some(self) -> bool:
+        """Send as much as the server takes in now; whether something is left."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._link.send(self._unsent) :]
+        except BlockingIOError:
+            return True
+        except OSError:
+            # The server has ended it. Why, it may have said before.
+            self._unsent = memoryview(b"")
+        return False
+
+    def _wait(self, events: int, deadline: float) -> bool:
+        """Wait for the socket; False if the deadline comes first."""
+        poll = select.poll()
+        poll.register(self._link, events)
+        wait_s = left_s(deadline, time.monotonic())
+        return bool(poll.poll(None if wait_s is None else min(wait_s * 1000, _LONGEST_WAIT_MS)))

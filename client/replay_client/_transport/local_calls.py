@@ -1,0 +1,162 @@
+"""A learner's calls of one table on the server's host: over a unix-domain socket, without gRPC.
+
+    stream = calls.open_stream("Learn")                 # None while nobody answers there: use gRPC
+    answer = calls.call("Sample", request, timeout_s=30.0)
+
+Whatever fails here other than by a refusal, or for lack of time, fails silently: the caller goes on over gRPC, which
+tells what is the matter if that fails too.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Final, Literal
+
+from replay_proto.v1 import replay_pb2
+
+from replay_client._transport.frame_stream import FrameStream
+from replay_client.errors import ReplayError, ServerUnavailableError
+from replay_client.results.description import TableDescription
+
+FrameMethod = Literal["Learn", "Sample", "UpdatePriorities"]
+
+HELLO_TIMEOUT_S: Final = 2.0
+"""How long a server may take to accept a connection and answer a hello."""
+_RETRY_S: Final = 1.0
+"""Where we were not answered, or not wanted, we do not ask again for so long."""
+
+
+class NobodyThereError(Exception):
+    """Nobody listens where the server should; nothing was lost by trying."""
+
+
+class LocalCalls:
+    """The way to one table on the server's host. Threads may share one."""
+
+    def __init__(self, table: TableDescription, nonce: bytes, authorization: str = "") -> None:
+        """Nothing is opened yet.
+
+        Args:
+            table: the table.
+            nonce: what the file in its directory holds.
+            authorization: says who calls, where the server wants to know.
+        """
+        self._hello = replay_pb2.FrameHello(
+            table=table.name, table_uid=table.uid, nonce=nonce, authorization=authorization
+        )
+        self._path = Path(table.socket)
+        self._idle: defaultdict[FrameMethod, list[FrameStream]] = defaultdict(list)
+        self._lock = threading.Lock()
+        self._not_before_s = 0.0
+        self._is_closed = False
+
+    def open_stream(self, method: FrameMethod, timeout_s: float = HELLO_TIMEOUT_S) -> FrameStream | None:
+        """Connect; None while nobody answers there within `timeout_s`, or we are not wanted."""
+        if time.monotonic() < self._not_before_s:
+            return None
+        try:
+            return self._greeted(method, time.monotonic() + timeout_s)
+        except NobodyThereError:
+            return None
+        except (OSError, ReplayError):
+            self._not_before_s = time.monotonic() + _RETRY_S
+            return None
+
+    def call(self, method: FrameMethod, request: bytes, timeout_s: float) -> bytes | None:
+        """Make one call.
+
+        Args:
+            method: which.
+            request: its wire form; it may be applied twice without harm.
+            timeout_s: how long it may take.
+
+        Returns:
+            The answer; None if there is nobody to ask, the connection broke, or the server is shutting down: ask over
+            gRPC, which waits for it to come back.
+
+        Raises:
+            ReplayError: the request was refused, or took too long.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            idle = self._idle[method]
+            stream = idle.pop() if idle else None
+        # Half of the time is left to gRPC where nobody answers.
+        stream = stream or self.open_stream(method, min(timeout_s / 2, HELLO_TIMEOUT_S))
+        if stream is None:
+            return None
+        is_whole = False  # once no answer may come any more that nobody waits for
+        try:
+            stream.send(request)
+            answer = stream.receive(max(0.0, deadline - time.monotonic()))
+            is_whole = True
+        except ServerUnavailableError:
+            return None
+        except ReplayError as error:
+            is_whole = bool(error.reason)
+            raise
+        finally:
+            if is_whole:
+                self._keep(method, stream)
+            else:
+                stream.close()
+        return answer
+
+    def close(self) -> None:
+        """Close the connections that nobody uses, and those in use after their calls."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, defaultdict(list)
+        for streams in idle.values():
+            for stream in streams:
+                stream.close()
+
+    def _greeted(self, method: FrameMethod, deadline: float) -> FrameStream:
+        """A connection on which the server has answered our hello."""
+        hello = replay_pb2.FrameHello(method=method)
+        hello.MergeFrom(self._hello)
+        link = self._connect(deadline)
+        try:
+            stream = FrameStream(link)
+            stream.send(hello.SerializeToString())
+            stream.receive(max(0.0, deadline - time.monotonic()))
+        except BaseException:
+            link.close()
+            raise
+        return stream
+
+    def _keep(self, method: FrameMethod, stream: FrameStream) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._idle[method].append(stream)
+                return
+        stream.close()
+
+    def _connect(self, deadline: float) -> socket.socket:
+        """Connect to a socket whose path may be longer than a socket's address.
+
+        Raises:
+            NobodyThereError: see there; it is tried again at once.
+            OSError: anything else.
+        """
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            link.settimeout(max(0.0, deadline - time.monotonic()))
+            folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
+            try:
+                link.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+            finally:
+                os.close(folder)
+        except (FileNotFoundError, ConnectionRefusedError):
+            # It costs next to nothing to see that, and a server that came back is found at once.
+            link.close()
+            raise NobodyThereError from None
+        except BaseException:
+            link.close()
+            raise
+        return link

@@ -1,0 +1,1 @@
+"""What a server tells about itself, its tables and its checkpoints."""

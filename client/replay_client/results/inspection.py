@@ -1,0 +1,108 @@
+"""What the rows of a table look like, as `Table.inspect` returns it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.v1 import replay_pb2
+
+from replay_client.results.description import TableDescription
+from replay_client.results.stats import TimesSampled
+
+
+@dataclass(frozen=True, eq=False)
+class LargestRows:
+    """The rows of ranks 1 to 10, exactly: of the largest priorities, of equal ones the newest first."""
+
+    row_keys: NDArray[np.int64]
+    """int64[k]; k is less than ten in a smaller table."""
+    priorities: NDArray[np.float64]
+    """float64[k]."""
+    probabilities: NDArray[np.float64]
+    """float64[k]: with which each is drawn; 1 in a queue."""
+    ages_s: NDArray[np.float64]
+    """float64[k]: seconds since each was inserted, or since the server began."""
+    times_sampled: NDArray[np.int64]
+    """int64[k]: how often each was drawn, since it was inserted or the server began."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """The rows of one table at a moment that lasts some milliseconds."""
+
+    table: TableDescription
+    """What it is and how far it is filled."""
+    looked_at: int
+    """Rows whose priorities were looked at: all, or of more than 2^20 so many, chosen at random."""
+    total_mass: float
+    """Mass of all live rows."""
+    ranks: NDArray[np.int64]
+    """int64[m]: some ranks, ascending, from 1, the largest priority, on; empty if the table is."""
+    priorities: NDArray[np.float64]
+    """float64[m]: priorities of the rows of these ranks."""
+    probabilities: NDArray[np.float64]
+    """float64[m]: with which they are drawn; 1 in a queue."""
+    largest: LargestRows
+    """The rows of the first ranks."""
+    ages_s: NDArray[np.float64]
+    """float64[n]: ages of live rows, in seconds, newest first, with equally many rows between each two."""
+    times_sampled: tuple[TimesSampled, ...]
+    """How often live rows have been drawn; exact."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all ranks are; otherwise those beyond `largest` are estimated from `looked_at` rows."""
+        return self.looked_at >= self.table.size
+
+    @property
+    def rows(self) -> NDArray[np.float64]:
+        """float64[m]: how many rows each of `ranks` stands for: those nearer to it than to its neighbours."""
+        if not len(self.ranks):
+            return np.empty(0)
+        between = (self.ranks[1:] + self.ranks[:-1]) / 2
+        return np.diff(np.concatenate([[0.5], between, [max(self.table.size, int(self.ranks[-1])) + 0.5]]))
+
+    def weights(self, beta: float) -> NDArray[np.float64]:
+        """Importance-sampling weights of the rows of `ranks`, over the largest (Schaul et al. 2016, section 3.4).
+
+        Args:
+            beta: exponent of the weights, at least 0.
+
+        Returns:
+            float64[m]: ``(size * probability) ** -beta`` over that of the least probable row that is ever drawn,
+            as with `weight_norm="table"`; 0 for rows that never are.
+        """
+        drawn = self.probabilities > 0
+        weights = np.zeros(len(self.probabilities))
+        if drawn.any():
+            weights[drawn] = (self.probabilities[drawn].min() / self.probabilities[drawn]) ** beta
+        return weights
+
+    @classmethod
+    def from_proto(cls, message: replay_pb2.InspectResponse) -> Inspection:
+        """Read it from a message."""
+        largest = message.largest
+        return cls(
+            table=TableDescription.from_proto(message.table),
+            looked_at=message.looked_at,
+            total_mass=message.total_mass,
+            ranks=_array(message.by_rank.ranks, "<i8"),
+            priorities=_array(message.by_rank.priorities, "<f8"),
+            probabilities=_array(message.by_rank.probabilities, "<f8"),
+            largest=LargestRows(
+                row_keys=_array(largest.keys, "<i8"),
+                priorities=_array(largest.priorities, "<f8"),
+                probabilities=_array(largest.probabilities, "<f8"),
+                ages_s=_array(largest.ages_s, "<f8"),
+                times_sampled=_array(largest.times_sampled, "<i8"),
+            ),
+            ages_s=_array(message.ages_s, "<f8"),
+            times_sampled=tuple(TimesSampled(bar.at_least, bar.at_most, bar.rows) for bar in message.times_sampled),
+        )
+
+
+def _array(data: bytes, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(data, dtype).copy()

@@ -1,0 +1,1 @@
+"""Files and folders: made durable, mapped, swept, and safe from other users."""

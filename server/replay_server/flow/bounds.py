@@ -1,0 +1,209 @@
+"""What a caller may ask for at most: bounds that the settings set, and the refusals that name them.
+
+Bounds that follow from something else are kept where that is: bytes of a reply (`service.gathering`), rows of an insert
+(`table`), calls that wait (`waiting`).
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from replay_proto.access.serving import DEFAULT_MAX_CONNECTIONS
+from replay_proto.inserts import MOST_ROWS_AT_ONCE
+
+from replay_server import errors
+from replay_server.defaults import (
+    DEFAULT_CALLER_SHARE,
+    DEFAULT_MAX_CHECKPOINT_SERIES,
+    DEFAULT_MAX_OUTGOING_BYTES,
+    DEFAULT_MAX_REPLY_BYTES,
+    DEFAULT_MAX_REQUEST_BYTES,
+    DEFAULT_MAX_ROWS_PER_CALL,
+    DEFAULT_MAX_STREAMS,
+    DEFAULT_MAX_WAITING,
+    DEFAULT_MAX_WAITING_BYTES,
+)
+from replay_server.storage.table_config import TableConfig
+
+PLAIN_BYTES: Final = 1 << 20
+"""What a request may have beside its rows, and its arrays of keys and priorities: the contract says so."""
+_BYTES_PER_ROW: Final = 16
+"""A key and a priority."""
+
+_OTHER_FILES: Final = 6
+"""Links, header, priorities, writers' records, and where there are any checksums and sync points."""
+_TABLES_SHARE: Final = 0.2
+"""Part of the descriptors that tables may take; connections may take three quarters."""
+_DESCRIPTORS_SETTING: Final = "limit of open files of the server's process, of which tables may take a fifth"
+
+HEAD_BYTES = 1 << 16
+"""What a message may carry beside its rows and what is said about each: some numbers, and a table's name."""
+ABOUT_A_ROW_BYTES = 32
+"""A row's key, priority, stream and episode; of one drawn, its key, probability and weight take less."""
+ABOUT_A_BATCH_BYTES = 128
+"""The numbers that come with a batch."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """See `ServerSettings`, whose settings of the same names these are."""
+
+    max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    """A message taken."""
+    max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES
+    """A message sent."""
+    max_rows_per_call: int = DEFAULT_MAX_ROWS_PER_CALL
+    """Rows or keys of one request other than an insert, or of its answer."""
+    max_waiting_calls: int = DEFAULT_MAX_WAITING
+    """Calls that wait at once, over all tables."""
+    max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES
+    """Rows of inserts that wait at once, over all tables."""
+    max_wait_s: float = math.inf
+    """A call that waits, in seconds."""
+    max_outgoing_bytes: int = DEFAULT_MAX_OUTGOING_BYTES
+    """Replies that are built or on their way."""
+    caller_share: float = DEFAULT_CALLER_SHARE
+    """Part of the above, and of all streams, that one caller may hold."""
+    max_connections: int = DEFAULT_MAX_CONNECTIONS
+    """Connections of gRPC at once."""
+    max_streams: int = DEFAULT_MAX_STREAMS
+    """Streams that are open at once."""
+    max_streams_per_connection: int = 96
+    """Streams that are open at once on one connection of gRPC."""
+    max_local_connections: int = 1024
+    """Connections to the local socket at once."""
+    max_tables: int = 1024
+    """Tables at once."""
+    max_columns: int = 512
+    """Columns of one table."""
+    max_table_bytes: int | None = None
+    """One table once it is full; None: what the file system has."""
+    max_bytes: int | None = None
+    """All tables once they are full; None: what the file system has."""
+    max_checkpoint_bytes: int | None = None
+    """All checkpoints; None: what the file system has."""
+    max_checkpoint_series: int = DEFAULT_MAX_CHECKPOINT_SERIES
+    """Series of checkpoints."""
+
+    @property
+    def max_rows_bytes(self) -> int:
+        """Rows of a reply, with all that is said about each of them."""
+        return self.max_reply_bytes - HEAD_BYTES
+
+    def check_message(self, size: int) -> None:
+        """Refuse a request that is too long.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("bytes of a request", self.max_request_bytes, size, "max_request_mb of the server")
+
+    @property
+    def max_head_bytes(self) -> int:
+        """A request without its rows, other than an insert."""
+        return min(self.max_request_bytes, PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_call)
+
+    @property
+    def head_setting(self) -> str:
+        """What sets it."""
+        by_message = self.max_head_bytes == self.max_request_bytes
+        return ("max_request_mb" if by_message else "max_rows_per_call") + " of the server"
+
+    def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
+        """Refuse a request of which too much would have to be parsed.
+
+        Args:
+            size: its bytes without its rows.
+            plain: without its arrays, too.
+            is_insert: whether it inserts rows.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
+        most, setting = self.max_head_bytes, self.head_setting
+        if is_insert:
+            most, setting = PLAIN_BYTES + _BYTES_PER_ROW * MOST_ROWS_AT_ONCE, "not a setting"
+        _check("bytes of a message beside its rows", most, size, setting)
+
+    def check_columns(self, columns: int) -> None:
+        """Refuse more columns than a table may have.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("columns of a table", self.max_columns, columns, "max_columns of the server")
+
+    def check_rows(self, rows: int) -> None:
+        """Refuse more rows, or keys, than one call may name or ask for.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("rows of one call", self.max_rows_per_call, rows, "max_rows_per_call of the server")
+
+    def check_table(self, config: TableConfig, size: int, others: Sequence[int]) -> None:
+        """Refuse a table that is too large, or one too many.
+
+        Args:
+            config: of the new table.
+            size: bytes of its files once it is full, see `full_bytes`.
+            others: the same of each table that there is.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
+        self.check_columns(len(config.schema))
+        most, setting = min(  # or it could never be inserted, or drawn
+            (self.max_request_bytes - HEAD_BYTES, "max_request_mb of the server"),
+            (self.max_rows_bytes - ABOUT_A_ROW_BYTES - ABOUT_A_BATCH_BYTES, "max_reply_mb of the server"),
+        )
+        _check("bytes of a row", most, config.schema.row_bytes, setting)
+        _check("bytes of a full table", self.max_table_bytes, size, "max_table_bytes of the server")
+        if self.max_bytes is not None:
+            total = size + sum(others)
+            _check("bytes of all tables once full", self.max_bytes, total, "max_bytes of the server")
+
+    def check_checkpoint(self, series: Collection[str], size: int) -> None:
+        """Refuse a checkpoint of one series too many, or for which there is no room.
+
+        Args:
+            series: all that there would be.
+            size: bytes of all checkpoints, the new one included.
+
+        Raises:
+            RequestError: TOO_LARGE.
+        """
+        _check("series of checkpoints", self.max_checkpoint_series, len(series), "max_checkpoint_series of the server")
+        _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
+
+
+def descriptors_of(config: TableConfig) -> int:
+    """File descriptors that a table takes: two for each column and for each of its other files."""
+    return 2 * (len(config.schema) + _OTHER_FILES)
+
+
+def check_descriptors(config: TableConfig, others: Sequence[TableConfig]) -> None:
+    """Refuse a table whose files would take descriptors that connections need.
+
+    Raises:
+        RequestError: TOO_LARGE.
+    """
+    most = int(_TABLES_SHARE * resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    total = sum(map(descriptors_of, others), descriptors_of(config))
+    _check("file descriptors of all tables", most, total, _DESCRIPTORS_SETTING)
+
+
+def no_descriptors(config: TableConfig) -> errors.RequestError:
+    """There are no descriptors left for the files of a table."""
+    return errors.too_large("file descriptors left", 0, descriptors_of(config), _DESCRIPTORS_SETTING)
+
+
+def _check(bound: str, most: int | None, got: int, setting: str) -> None:
+    if most is not None and got > most:
+        raise errors.too_large(bound, most, got, setting)

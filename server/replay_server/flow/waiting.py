@@ -1,0 +1,362 @@
+"""Calls that wait for a table: draws for rows, or for what its gate allows, and inserts for what its gate allows.
+
+Draws wait in one line and inserts in another, first come first served: whoever comes while others wait goes behind
+them. What a call waits for is given to it by the call that brings it about, at once: nobody can come in between, and
+a call that is sent away instead has had no effect. `Waiters.changed` is called after everything that may let
+somebody on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from replay_server import errors
+from replay_server.auth.caller import Caller
+from replay_server.errors import Lack, RequestError
+from replay_server.flow import inserting
+from replay_server.flow.budgets import Budget
+from replay_server.flow.inserting import takes_long
+from replay_server.table.gates import Gate
+from replay_server.table.table import NewRows, Table, WriterStamp
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Draw:
+    """A draw that waits."""
+
+    rows: int
+    admitted: asyncio.Future[None]
+    granted: int = 0
+
+
+@dataclass(eq=False)
+class _Insert:
+    """An insert that waits; it is applied when its turn comes."""
+
+    rows: NewRows
+    stamp: WriterStamp | None
+    admitted: asyncio.Future[range | Awaitable[range]]
+
+
+@dataclass
+class _Lines:
+    """Who waits for one table."""
+
+    draws: deque[_Draw] = field(default_factory=deque)
+    inserts: deque[_Insert] = field(default_factory=deque)
+
+    def refuse_all(self, refusal: Callable[[], RequestError]) -> None:
+        """Send everybody away."""
+        futures: list[asyncio.Future[Any]] = [
+            *(draw.admitted for draw in self.draws),
+            *(insert.admitted for insert in self.inserts),
+        ]
+        self.draws.clear()
+        self.inserts.clear()
+        for admitted in futures:
+            if not admitted.done():
+                admitted.set_exception(refusal())
+
+
+class Waiters:
+    """Lets calls wait until they may go on, the table is reset or dropped, or the server closes."""
+
+    def __init__(self, calls: Budget, rows: Budget, longest_s: float = math.inf) -> None:
+        """Begin with nobody waiting.
+
+        Args:
+            calls: counts calls that wait.
+            rows: counts bytes of rows that wait to be inserted.
+            longest_s: nobody waits longer, whatever they ask for, in seconds.
+        """
+        self._longest_s = longest_s
+        self._calls = calls
+        self._rows = rows
+        self._lines: dict[bytes, _Lines] = {}
+        self._closing = False
+
+    def check_draw(self, table: Table, rows: int, wait_s: float) -> None:
+        """Refuse a draw that would be refused at once.
+
+        Raises:
+            RequestError: TABLE_EMPTY, LIMITED or TOO_LARGE.
+        """
+        if table.gate is not None:
+            table.gate.check_draw(rows)
+        if wait_s > 0:
+            return
+        if table.size == 0:
+            raise errors.table_empty(table.name, _draw_lacks(table, rows, 0).needed)
+        if table.gate is not None:
+            granted = 0 if self._has_line(table, "draws") else table.gate.grant(rows)
+            table.gate.give_back(granted)
+            if granted < rows:
+                raise errors.limited(table.name, table.gate.draw_lacks(rows, granted))
+
+    async def draw(self, caller: Caller, table: Table, rows: int, wait_s: float) -> None:
+        """Return once so many rows may be drawn; they count as drawn by then, and are to be drawn without waiting.
+
+        Args:
+            caller: who draws.
+            table: the table; look it up again afterwards.
+            rows: how many.
+            wait_s: how long to wait, in seconds; infinity: as long as the call lasts.
+
+        Raises:
+            RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
+                TOO_LARGE, or UNAUTHENTICATED if the caller's token is valid no more.
+        """
+        self.check_draw(table, rows, wait_s)
+        draw = _Draw(rows, asyncio.get_running_loop().create_future())
+        if not self._has_line(table, "draws") and _grant(table, draw):
+            _count_drawn(table, rows)
+            # The samples taken may be what an insert waits for.
+            self.changed(table)
+            return
+        resets = table.resets
+        line = self._lines_of(table).draws
+        line.append(draw)
+        try:
+            self.changed(table)
+            await self._wait(caller, table, draw.admitted, wait_s, lambda: _draw_lacks(table, rows, draw.granted))
+            if table.resets != resets:
+                raise errors.table_reset(table.name)
+            caller.check_valid()
+            _count_drawn(table, rows)
+        except BaseException:
+            if draw in line:
+                line.remove(draw)
+            if draw.granted and table.gate is not None and table.resets == resets:
+                table.gate.give_back(draw.granted)
+            # Those behind may be let on in its place.
+            self.changed(table)
+            raise
+
+    async def insert(
+        self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
+    ) -> range:
+        """Insert rows once they are allowed, as `Table.insert` does.
+
+        Args:
+            caller: who inserts.
+            table: the table.
+            rows: what to add.
+            stamp: whose insert it is; a repeat is answered at once.
+            wait_s: how long to wait, in seconds; None or infinity: as long as the call lasts.
+
+        Raises:
+            RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
+                TOO_LARGE, or UNAUTHENTICATED if the caller's token is valid no more.
+        """
+        table.check_rows_at_once(rows.count)
+        if table.turns.are_free:
+            inserted = self._insert(caller, table, rows, stamp, wait_s)
+        else:
+            async with table.turns.mine():
+                inserted = self._insert(caller, table, rows, stamp, wait_s)
+        return inserted if isinstance(inserted, range) else await inserted
+
+    def _insert(
+        self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
+    ) -> range | Awaitable[range]:
+        """Insert rows, start a long insert, or join the line. The caller awaits the result at once."""
+        gate = table.gate
+        if gate is None or table.is_repeat(stamp):
+            return self._apply(table, rows, stamp)
+        gate.check_insert(rows.count)
+        if not self._has_line(table, "inserts") and gate.insert_allowed(rows.count):
+            return self._apply(table, rows, stamp)
+        if wait_s == 0:
+            lines = self._lines.get(table.uid)
+            ahead = 0 if lines is None else _rows_up_to(lines.inserts)
+            raise errors.limited(table.name, gate.insert_lacks(ahead + rows.count))
+        size = rows.count * table.config.schema.row_bytes
+        self._rows.check(caller.identity, size)
+        insert = _Insert(rows, stamp, asyncio.get_running_loop().create_future())
+        self._lines_of(table).inserts.append(insert)
+        table.figures.insert_waits()
+        self._rows.take(caller.identity, size)
+        return self._inserted(caller, table, gate, insert, size, wait_s)
+
+    async def _inserted(
+        self, caller: Caller, table: Table, gate: Gate, insert: _Insert, size: int, wait_s: float | None
+    ) -> range:
+        """Wait for the turn of an insert in line."""
+        line = self._lines_of(table).inserts
+        try:
+            inserted = await self._wait(
+                caller, table, insert.admitted, wait_s, lambda: gate.insert_lacks(_rows_up_to(line, insert))
+            )
+        finally:
+            table.figures.insert_left()
+            self._rows.give_back(caller.identity, size)
+            if insert in line:
+                line.remove(insert)
+                self.changed(table)
+        return inserted if isinstance(inserted, range) else await inserted
+
+    def _apply(self, table: Table, rows: NewRows, stamp: WriterStamp | None) -> range | Awaitable[range]:
+        """Insert rows that are allowed, or begin to where that takes long, and let others on."""
+        inserted = self._insert_or_begin(table, rows, stamp)
+        self.changed(table)
+        return inserted
+
+    def _insert_or_begin(self, table: Table, rows: NewRows, stamp: WriterStamp | None) -> range | Awaitable[range]:
+        if not takes_long(table, rows):
+            return table.insert(rows, stamp)
+
+        begun = table.turns.begin(inserting.insert(table, rows, stamp), lambda: self.changed(table))
+        # It goes on to its end if the caller hangs up.
+        return asyncio.shield(begun)
+
+    def changed(self, table: Table) -> None:
+        """Let those on who may go on now; call it when rows came or went, or were granted or given back."""
+        lines = self._lines.get(table.uid)
+        if lines is None:
+            return
+        moved = True
+        while moved:
+            moved = self._serve_draws(table, lines.draws)
+            moved = self._serve_inserts(table, lines.inserts) or moved
+        if not lines.draws and not lines.inserts:
+            del self._lines[table.uid]
+
+    def leave(self, table: Table, rows: int, resets: int) -> None:
+        """Give back what a draw was let on for and has not drawn. Samples that a rate limiter has counted stay counted.
+
+        Args:
+            table: the table.
+            rows: how many.
+            resets: how often the table had been reset by then: a reset has given them back.
+        """
+        if table.is_queue and table.gate is not None and table.resets == resets:
+            table.gate.give_back(rows)
+            self.changed(table)
+
+    def send_away(self, table: Table, refusal: Callable[[str], RequestError]) -> None:
+        """Refuse all who wait for a table; ``refusal`` is made with its name."""
+        lines = self._lines.pop(table.uid, None)
+        if lines is not None:
+            lines.refuse_all(lambda: refusal(table.name))
+
+    def close(self) -> None:
+        """Send everybody away; nobody waits from now on."""
+        self._closing = True
+        for lines in self._lines.values():
+            lines.refuse_all(errors.shutting_down)
+        self._lines.clear()
+
+    async def _wait(
+        self,
+        caller: Caller,
+        table: Table,
+        admitted: asyncio.Future[T],
+        wait_s: float | None,
+        lacks: Callable[[], Lack],
+    ) -> T:
+        """Wait for a call's turn, and count it as long as it does."""
+        if not admitted.done():
+            if self._closing:
+                raise errors.shutting_down()
+            self._calls.check(caller.identity)
+            table.figures.has_to_wait()
+
+        def expire(allowed_s: float) -> None:
+            # Whoever was let on at the last moment stays so: refused is only what has had no effect.
+            if not admitted.done():
+                admitted.set_exception(errors.waited_too_long(table.name, allowed_s, lacks()))
+
+        timer = None
+        allowed_s = self._longest_s if wait_s is None else min(wait_s, self._longest_s)
+        if allowed_s < math.inf:
+            timer = asyncio.get_running_loop().call_later(allowed_s, expire, allowed_s)
+        self._calls.take(caller.identity)
+
+        def end(refusal: RequestError) -> None:
+            if not admitted.done():
+                admitted.set_exception(refusal)
+
+        try:
+            with caller.while_valid(end), table.figures.one_waits():
+                return await admitted
+        finally:
+            self._calls.give_back(caller.identity)
+            if timer is not None:
+                timer.cancel()
+
+    def _has_line(self, table: Table, line: Literal["draws", "inserts"]) -> bool:
+        """Whether somebody waits already."""
+        lines = self._lines.get(table.uid)
+        return lines is not None and any(not waiter.admitted.done() for waiter in getattr(lines, line))
+
+    def _lines_of(self, table: Table) -> _Lines:
+        return self._lines.setdefault(table.uid, _Lines())
+
+    def _serve_draws(self, table: Table, line: deque[_Draw]) -> bool:
+        """Grant what there is to those who came first; whether there was anything."""
+        moved = False
+        while line:
+            draw = line[0]
+            if not draw.admitted.done():
+                before = draw.granted
+                if not _grant(table, draw):
+                    return moved or draw.granted > before
+                draw.admitted.set_result(None)
+                moved = True
+            line.popleft()
+        return moved
+
+    def _serve_inserts(self, table: Table, line: deque[_Insert]) -> bool:
+        """Apply the inserts that came first, as far as they are allowed; whether there was one."""
+        moved = False
+        while line and table.turns.under_way is None:
+            insert = line[0]
+            if not insert.admitted.done():
+                try:
+                    if not _insert_allowed(table, insert):
+                        return moved
+                    insert.admitted.set_result(self._insert_or_begin(table, insert.rows, insert.stamp))
+                except Exception as error:
+                    insert.admitted.set_exception(error)
+                moved = True
+            line.popleft()
+        return moved
+
+
+def _grant(table: Table, draw: _Draw) -> bool:
+    """Grant a draw what it still lacks, as far as there is any; whether it has all now."""
+    if table.gate is None:
+        return table.size > 0
+    draw.granted += table.gate.grant(draw.rows - draw.granted)
+    return draw.granted == draw.rows
+
+
+def _count_drawn(table: Table, rows: int) -> None:
+    if table.gate is not None:
+        table.gate.count_drawn(rows)
+
+
+def _draw_lacks(table: Table, rows: int, granted: int) -> Lack:
+    return Lack("rows", table.size, 1) if table.gate is None else table.gate.draw_lacks(rows, granted)
+
+
+def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:
+    """Rows of the inserts in line, to and including the last."""
+    rows = 0
+    for insert in line:
+        rows += 0 if insert.admitted.done() else insert.rows.count
+        if insert is last:
+            break
+    return rows
+
+
+def _insert_allowed(table: Table, insert: _Insert) -> bool:
+    """Whether it is allowed, or was applied meanwhile over another stream of its writer."""
+    return table.gate is None or table.gate.insert_allowed(insert.rows.count) or table.is_repeat(insert.stamp)

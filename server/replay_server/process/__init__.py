@@ -1,0 +1,1 @@
+"""The process: settings, start, the gRPC server around the service, stop."""

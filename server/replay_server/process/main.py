@@ -1,0 +1,289 @@
+"""What `replay-server` does: restores the tables, serves until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import uvloop
+from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
+from replay_proto.access.watched import UnusableFileError
+from replay_proto.errors import FieldError
+
+from replay_server import __version__
+from replay_server.auth.caller import Authenticator
+from replay_server.catalog import Catalog, NotWrittenError
+from replay_server.checkpoint.manifest import CheckpointRemovedError, DamagedCheckpointError
+from replay_server.checkpoint.reading import RestoreError, restore
+from replay_server.checkpoint.store import Checkpoints, CheckpointsInUseError
+from replay_server.errors import RequestError
+from replay_server.files import trust
+from replay_server.process.allocation import tune_allocator
+from replay_server.process.loading import loading
+from replay_server.process.server import BindError, ReplayServer
+from replay_server.process.settings import ServerSettings
+from replay_server.process.syncing import Syncer
+from replay_server.process.warming import WarmUpCancelledError, warm_up
+from replay_server.rpc.local_socket.listener import SOCKET_NAME
+from replay_server.storage.permissions import GROUP_UMASK, UMASK, GroupError, keep_private, share_with_group
+from replay_server.storage.root import Root, RootInUseError
+from replay_server.storage.table_directory import DamagedTableError
+
+T = TypeVar("T")
+
+log = logging.getLogger("replay_server")
+
+
+class StartError(Exception):
+    """The server cannot start as it was told to; the message says why."""
+
+
+REFUSALS_TO_START = (
+    StartError,
+    BindError,
+    UnusableFileError,
+    GroupError,
+    RootInUseError,
+    DamagedTableError,
+    CheckpointsInUseError,
+    DamagedCheckpointError,
+    CheckpointRemovedError,
+    RestoreError,
+    OSError,
+)
+
+
+def run(settings: ServerSettings) -> None:
+    """Run the server until SIGTERM or SIGINT.
+
+    Exits with 1 if it cannot start, or the disk does not take its tables at the end.
+    """
+    _allow_many_files()
+    tune_allocator()
+    try:
+        uvloop.run(serve(settings))
+    except (*REFUSALS_TO_START, NotWrittenError) as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+async def serve(settings: ServerSettings) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        StartError: if a table of the config file cannot be made.
+        BindError: if the address cannot be listened on.
+        UnusableFileError: if the tokens or certificates cannot be used.
+        GroupError: if files cannot be given to the group.
+        RootInUseError: if another server has the data directory.
+        DamagedTableError: if a stored table cannot be read.
+        CheckpointsInUseError: if another server has the directory for checkpoints.
+        DamagedCheckpointError: if the checkpoint to restore cannot be read.
+        CheckpointRemovedError: if the checkpoint to restore is removed meanwhile.
+        RestoreError: if the checkpoint to restore has tables that are there already.
+        NotWrittenError: if the disk did not take the tables at the end.
+    """
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    if settings.exit_with_parent:
+        _stop_with_parent(stop)
+    authenticator, credentials = Authenticator(settings.tokens), _credentials(settings)
+    os.umask(UMASK if settings.group is None else GROUP_UMASK)
+    root = _root(settings)
+    checked = settings.durability == "power"
+    catalog = Catalog(root, settings.bounds(), checked=checked)
+    syncer: Syncer | None = None
+    checkpoints: Checkpoints | None = None
+    try:
+        keep_private(root) if settings.group is None else share_with_group(root, settings.group)
+        checkpoints = _checkpoints(catalog, settings)
+        server = ReplayServer(
+            catalog,
+            keepalive_s=settings.keepalive_s,
+            connection_s=settings.max_connection_s if settings.tls_client_ca is not None else None,
+            offer_reflection=settings.reflection,
+            socket=root.tables / SOCKET_NAME if settings.same_host else None,
+            offer_health=settings.health,
+            authenticator=authenticator,
+            credentials=credentials,
+            checkpoints=checkpoints,
+        )
+        # Before anything is made: a port that is taken is found out while all is as it was.
+        port = server.bind(settings.host, settings.port)
+        if not await _warm_up(stop):
+            return
+        if settings.restore is not None:
+            restored = restore(settings.restore, root.tables, checked=checked)
+            log.info("%s restored: %d tables", settings.restore, len(restored.tables))
+        catalog.restore()
+        # Tables keep the checksums that they have, whatever the setting says now.
+        if checked or any(table.directory.is_checked for table in catalog):
+            syncer = Syncer(catalog, settings.sync_every)
+        await _make_tables(catalog, settings)
+        await server.start()
+        log.info("version %s, tables in %s", __version__, root.path)
+        print(f"replay-server listening on {settings.host}:{port}", flush=True)
+        periodic = _periodic_checkpoints(checkpoints, settings.checkpoint_every)
+        await stop.wait()
+        log.info("stopping")
+        if periodic is not None:
+            periodic.cancel()
+        await server.stop(settings.drain_s)
+    finally:
+        try:
+            await catalog.inserts_ended()
+            if checkpoints is not None:
+                await checkpoints.close()
+            if syncer is not None:
+                await syncer.close()
+        finally:
+            _let_go_of(catalog, root)
+    log.info("stopped")
+
+
+async def _warm_up(stop: asyncio.Event) -> bool:
+    """Compile or load kernels before there are tables; what is loaded is frozen out of garbage collection.
+
+    Returns:
+        Whether it was done; False if the server was told to stop meanwhile.
+    """
+    cancelled = threading.Event()
+    with loading():
+        warming = asyncio.create_task(asyncio.to_thread(warm_up, cancelled))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((warming, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        cancelled.set()
+        try:
+            await warming
+        except WarmUpCancelledError:
+            log.info("stopped before the kernels were compiled")
+            return False
+    return True
+
+
+def _let_go_of(catalog: Catalog, root: Root) -> None:
+    """Write the tables out.
+
+    Raises:
+        NotWrittenError: if the disk does not take some.
+    """
+    try:
+        catalog.close()
+    finally:
+        root.close()
+
+
+def _root(settings: ServerSettings) -> Root:
+    """Where the tables are.
+
+    Raises:
+        StartError: if they cannot be there.
+        RootInUseError: if another server has the data directory.
+    """
+    if settings.data_dir is None:
+        return _in_directory("memory_dir", settings.memory_dir, trust.check_folder, Root.in_memory, settings.trust_dirs)
+    return _in_directory("data_dir", settings.data_dir, Root.check_durable, Root.durable, settings.trust_dirs)
+
+
+def _checkpoints(catalog: Catalog, settings: ServerSettings) -> Checkpoints | None:
+    """Where checkpoints are written.
+
+    Raises:
+        StartError: if they cannot be written there.
+        CheckpointsInUseError: if another server has the directory.
+    """
+    if settings.checkpoint_dir is None:
+        return None
+    return _in_directory(
+        "checkpoint_dir",
+        settings.checkpoint_dir,
+        Checkpoints.check,
+        lambda path: Checkpoints(catalog, path, settings.keep_checkpoints),
+        settings.trust_dirs,
+    )
+
+
+def _in_directory(
+    setting: str, path: Path, check: Callable[[Path], None], use: Callable[[Path], T], trust_dirs: bool
+) -> T:
+    """Check a directory before it is used.
+
+    Raises:
+        StartError: if it cannot be used, or another user can change what is in it and ``trust_dirs`` is not set.
+    """
+    try:
+        try:
+            check(path)
+        except trust.UntrustedError as error:
+            if not trust_dirs:
+                raise StartError(
+                    f"{setting}: {error}; where nobody else is, as in a container, --trust-dirs goes without this check"
+                ) from error
+            log.warning("%s: %s", setting, error)
+        return use(path)
+    except OSError as error:
+        raise StartError(
+            f"{setting}: expected a directory that the server may write to, got {str(path)!r}: {error.strerror}"
+        ) from error
+
+
+def _credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    # A session that is resumed shows no certificate, just as a connection that goes on.
+    renewal_s = min(RENEWAL_S, settings.max_connection_s)
+    return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, renewal_s).credentials()
+
+
+async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:
+    for wanted in settings.tables:
+        try:
+            await catalog.create(wanted.to_config())
+        except (FieldError, RequestError) as error:
+            raise StartError(f"table {wanted.name!r} of {settings.config}: {error}") from error
+
+
+def _periodic_checkpoints(checkpoints: Checkpoints | None, every_s: float | None) -> asyncio.Task[None] | None:
+    if checkpoints is None or every_s is None:
+        return None
+    return asyncio.create_task(checkpoints.create_every(every_s), name="periodic-checkpoints")
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+def _stop_with_parent(stop: asyncio.Event) -> None:
+    """Stop when standard input ends: whoever holds its other end is gone, however it went."""
+    loop = asyncio.get_running_loop()
+
+    def watch(told: Callable[[], object]) -> None:
+        # Not through sys.stdin: its lock, held by a thread that never ends, would break the interpreter's own end.
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        with suppress(RuntimeError):  # the server has ended already, for another reason
+            told()
+
+    # A daemon thread: nothing waits for it when the server stops for another reason.
+    threading.Thread(
+        target=watch, args=(lambda: loop.call_soon_threadsafe(stop.set),), name="parent-watch", daemon=True
+    ).start()
+
+
+def _allow_many_files() -> None:
+    """Take as many file descriptors as we may have: a table needs two for each of its files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

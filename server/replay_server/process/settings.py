@@ -1,0 +1,412 @@
+"""Settings of the server: from flags, environment variables and a TOML file, in this order of precedence.
+
+    replay-server --port 50051 --config server.toml
+    REPLAY_SERVER_PORT=50051 replay-server
+
+A TOML file has the same names, and tables to make at start:
+
+    port = 50051
+
+    [[tables]]
+    name = "cartpole"
+    capacity = 1_000_000
+    backend = "sum_tree"
+    parameters = { alpha = 0.6 }
+    [tables.columns]
+    obs = { dtype = "float32", shape = [4] }
+    action = { dtype = "int64" }
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSuppress,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+from replay_proto.access.exposure import Protection
+from replay_proto.access.serving import DEFAULT_MAX_CONNECTIONS
+from replay_proto.rate_limit import ErrorBuffer, RateLimit
+from replay_proto.schema import Column, Schema
+
+from replay_server.defaults import (
+    DEFAULT_BACKEND,
+    DEFAULT_CALLER_SHARE,
+    DEFAULT_MAX_CHECKPOINT_SERIES,
+    DEFAULT_MAX_OUTGOING_BYTES,
+    DEFAULT_MAX_REPLY_BYTES,
+    DEFAULT_MAX_REQUEST_BYTES,
+    DEFAULT_MAX_ROWS_PER_CALL,
+    DEFAULT_MAX_STREAMS,
+    DEFAULT_MAX_WAITING,
+    DEFAULT_SYNC_EVERY_S,
+)
+
+if TYPE_CHECKING:  # these load the kernels, which --help and a refusal do without
+    from replay_server.flow.bounds import Bounds
+    from replay_server.storage.table_config import TableConfig
+
+_OWN_FAULT = "Value error, "
+"""What pydantic puts before the messages of our own checks."""
+ENV_PREFIX = "REPLAY_SERVER_"
+MAX_PORT = 65535
+BYTES_PER_MB = 1 << 20
+MIN_KEEPALIVE_S, MAX_KEEPALIVE_S = 0.1, 86_400.0
+MAX_CONNECTION_S = 7 * 86_400.0
+MAX_MESSAGE_MB = 2047
+"""gRPC counts the bytes of a message in 31 bits."""
+
+
+class ColumnSettings(BaseModel):
+    """A column of a table in the TOML file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dtype: str
+    """bool, int8 to int64, uint8 to uint64 or float16 to float64."""
+    shape: list[int] = []
+    """Sizes of its dimensions; empty for a scalar."""
+
+
+class TableSettings(BaseModel):
+    """A table in the TOML file, made at start unless it is there."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    """Its name."""
+    capacity: int
+    """Rows kept."""
+    columns: dict[str, ColumnSettings]
+    """By name, in order."""
+    backend: str = DEFAULT_BACKEND
+    """sum_tree, rank, uniform or fifo."""
+    parameters: dict[str, float] = {}
+    """Of the backend, such as alpha."""
+    seed: int | None = None
+    """Makes draws repeat."""
+    min_size: int | None = None
+    """Draws wait until there are so many rows."""
+    samples_per_insert: float | None = None
+    """How often a row is drawn on average: draws and inserts wait for each other to keep it."""
+    error_buffer: ErrorBuffer | None = None
+    """How far from it samples may stray; required with it."""
+
+    def to_config(self) -> TableConfig:
+        """The table's config, checked.
+
+        Raises:
+            FieldError: names the field that cannot be used.
+        """
+        from replay_server.storage.table_config import TableConfig
+
+        columns = {name: Column(column.dtype, column.shape) for name, column in self.columns.items()}
+        return TableConfig(
+            self.name,
+            Schema(columns),
+            self.capacity,
+            self.backend,
+            self.parameters,
+            self.seed,
+            RateLimit.of(self.min_size, self.samples_per_insert, self.error_buffer),
+        )
+
+
+class ServerSettings(BaseSettings):
+    """Prioritized experience replay as a gRPC service. `--version` prints its version."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        extra="forbid",
+        cli_prog_name="replay-server",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    host: str = Field("127.0.0.1", description="address to listen on; the default is reached from this machine only")
+    port: int = Field(50051, ge=0, le=MAX_PORT, description="port to listen on; 0 picks a free one")
+    data_dir: Path | None = Field(
+        None, description="directory that keeps the tables over restarts; without it they live in memory only"
+    )
+    durability: Literal["process", "power"] = Field(
+        "process",
+        description="what tables in the data directory outlive: a killed server; or a loss of power too, by checksums "
+        "and regular syncing",
+    )
+    sync_every: float = Field(
+        DEFAULT_SYNC_EVERY_S,
+        gt=0,
+        allow_inf_nan=False,
+        description="with durability power, seconds of inserts that a loss of power may take",
+    )
+    memory_dir: Path = Field(
+        Path("/dev/shm"), description="directory in memory for tables, where there is no data directory"
+    )
+    config: Path | None = Field(None, description="TOML file with these settings, and tables to make at start")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe messages logged")
+    max_request_mb: int = Field(
+        DEFAULT_MAX_REQUEST_BYTES // BYTES_PER_MB,
+        ge=1,
+        le=MAX_MESSAGE_MB,
+        description="largest request, in MiB: a row has to fit into it; nobody else is served while gRPC receives one",
+    )
+    max_reply_mb: int = Field(
+        DEFAULT_MAX_REPLY_BYTES // BYTES_PER_MB,
+        ge=1,
+        le=MAX_MESSAGE_MB,
+        description="largest reply, in MiB: a batch has to fit into it",
+    )
+    max_rows_per_call: int = Field(
+        DEFAULT_MAX_ROWS_PER_CALL,
+        ge=1,
+        description="most rows or keys of one request other than an insert, or of its answer: nobody else is served "
+        "while they are looked up",
+    )
+    max_waiting_calls: int = Field(
+        DEFAULT_MAX_WAITING,
+        ge=0,
+        description="most calls that wait at once, over all tables",
+    )
+    max_waiting_mb: int = Field(1024, ge=1, description="most MiB of rows that wait to be inserted, over all tables")
+    max_wait_s: float = Field(
+        math.inf,
+        gt=0,
+        description="most seconds that a call waits, whatever it asks for; default: as long as the call lasts",
+    )
+    max_outgoing_mb: int = Field(
+        DEFAULT_MAX_OUTGOING_BYTES // BYTES_PER_MB,
+        ge=1,
+        description="most MiB of answers with rows that are built or on their way; draws and reads beyond wait",
+    )
+    caller_share: float = Field(
+        DEFAULT_CALLER_SHARE,
+        gt=0,
+        le=1,
+        description="part of max_waiting_calls, max_waiting_mb, max_outgoing_mb and max_streams that one caller may "
+        "hold: whoever has the same token or, without tokens, calls from the same host",
+    )
+    max_connections: int = Field(
+        DEFAULT_MAX_CONNECTIONS,
+        ge=1,
+        description="most connections of gRPC at once, and at most as many as three quarters of the process's limit of "
+        "open files; further ones are closed at once",
+    )
+    max_streams: int = Field(DEFAULT_MAX_STREAMS, ge=1, description="most streams open at once")
+    max_streams_per_connection: int = Field(
+        96,
+        ge=1,
+        description="most streams open at once on one connection of gRPC; it may have 32 other calls beside them",
+    )
+    max_local_connections: int = Field(
+        1024, ge=1, description="most connections at once to the socket for clients on this host"
+    )
+    max_tables: int = Field(1024, ge=1, description="most tables at once")
+    max_columns: int = Field(512, ge=1, description="most columns of one table")
+    max_table_bytes: ByteSize | None = Field(
+        None, ge=1, description="most bytes of one table once it is full, such as 20GiB; default: what the disk has"
+    )
+    max_bytes: ByteSize | None = Field(
+        None,
+        ge=1,
+        description="most bytes of all tables once they are full; default: what the disk has",
+    )
+    drain_s: float = Field(
+        5.0, ge=0, allow_inf_nan=False, description="seconds that calls at work have to end when the server stops"
+    )
+    keepalive_s: float = Field(
+        30.0,
+        ge=MIN_KEEPALIVE_S,
+        le=MAX_KEEPALIVE_S,
+        description="seconds of silence after which a client is asked whether it is there; one that does not answer "
+        "within 10 more is let go of",
+    )
+    same_host: bool = Field(
+        True, description="let clients on this host that can read the tables' files copy rows out of them"
+    )
+    reflection: bool = Field(True, description="offer gRPC server reflection")
+    health: bool = Field(True, description="offer gRPC's health service, which takes no token")
+    tls_cert: Path | None = Field(None, description="certificate for TLS, PEM; read again when it changes")
+    tls_key: Path | None = Field(None, description="private key of the certificate, PEM, without a password")
+    tls_client_ca: Path | None = Field(
+        None,
+        description="authority, PEM, that has to have signed clients' certificates; without it they need none",
+    )
+    max_connection_s: float = Field(
+        3600.0,
+        ge=2,
+        le=MAX_CONNECTION_S,
+        description="with tls_client_ca, seconds after which a connection is closed, and its client has to show its "
+        "certificate again",
+    )
+    tokens: Path | None = Field(
+        None, description="TOML file of bearer tokens and their rights; read again when it changes"
+    )
+    insecure: bool = Field(
+        False,
+        description="listen beyond this machine without tokens and client certificates, where everybody is trusted",
+    )
+    group: str | None = Field(
+        None, description="group whose members may read the tables' files; without it only the server's user may"
+    )
+    trust_dirs: bool = Field(
+        False,
+        description="use directories that other users of the machine own or may write to, where there are none, as in "
+        "a container",
+    )
+    checkpoint_dir: Path | None = Field(None, description="directory for checkpoints; without it there are none")
+    checkpoint_every: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds between checkpoints of all tables; without it they are written on request only",
+    )
+    keep_checkpoints: int = Field(
+        3, ge=1, description="checkpoints of a series that are kept, where the request does not say how many"
+    )
+    max_checkpoint_bytes: ByteSize | None = Field(
+        None,
+        ge=1,
+        description="most bytes of all checkpoints together, such as 100GiB, beyond which none is written on request; "
+        "default: what the disk has",
+    )
+    max_checkpoint_series: int = Field(
+        DEFAULT_MAX_CHECKPOINT_SERIES, ge=1, description="most series of checkpoints, likewise"
+    )
+    restore: Path | None = Field(None, description="checkpoint whose tables are made at start")
+    exit_with_parent: bool = Field(
+        False, description="stop when standard input ends, as it does when the process that holds it dies"
+    )
+    tables: CliSuppress[list[TableSettings]] = Field([], description="tables to make at start; from the TOML file")
+
+    @model_validator(mode="after")
+    def _has_a_place_for_durable_tables(self) -> Self:
+        if self.durability == "power" and self.data_dir is None:
+            raise ValueError(
+                "durability power needs a data_dir on a disk: tables in memory do not outlive a loss of power"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("expected tls_cert and tls_key together, got one of them")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("expected tls_cert and tls_key where there is tls_client_ca, got none")
+        return self
+
+    @property
+    def protection(self) -> Protection:
+        """How callers are kept out."""
+        return Protection(
+            tls=self.tls_cert is not None,
+            client_certificates=self.tls_client_ca is not None,
+            tokens=self.tokens is not None,
+        )
+
+    def bounds(self) -> Bounds:
+        """What callers may ask for at most."""
+        from replay_server.flow.bounds import Bounds
+
+        return Bounds(
+            max_request_bytes=self.max_request_mb * BYTES_PER_MB,
+            max_reply_bytes=self.max_reply_mb * BYTES_PER_MB,
+            max_rows_per_call=self.max_rows_per_call,
+            max_waiting_calls=self.max_waiting_calls,
+            max_waiting_bytes=self.max_waiting_mb * BYTES_PER_MB,
+            max_wait_s=self.max_wait_s,
+            max_outgoing_bytes=self.max_outgoing_mb * BYTES_PER_MB,
+            caller_share=self.caller_share,
+            max_connections=self.max_connections,
+            max_streams=self.max_streams,
+            max_streams_per_connection=self.max_streams_per_connection,
+            max_local_connections=self.max_local_connections,
+            max_tables=self.max_tables,
+            max_columns=self.max_columns,
+            max_table_bytes=self.max_table_bytes,
+            max_bytes=self.max_bytes,
+            max_checkpoint_bytes=self.max_checkpoint_bytes,
+            max_checkpoint_series=self.max_checkpoint_series,
+        )
+
+    @model_validator(mode="after")
+    def _has_a_place_for_checkpoints(self) -> Self:
+        if self.checkpoint_every is not None and self.checkpoint_dir is None:
+            raise ValueError("checkpoint_every needs a checkpoint_dir to write to; give both or neither")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags (which come first of all), then the environment, then the TOML file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load_settings(arguments: Sequence[str]) -> ServerSettings:
+    """Read the settings from flags, the environment and the TOML file that one of these names.
+
+    Args:
+        arguments: the command line, without the program's name.
+
+    Raises:
+        pydantic.ValidationError: names each setting that cannot be used.
+        SettingsError: if the TOML file cannot be read.
+        SystemExit: after ``--help``, or for an unknown flag.
+    """
+
+    class FromFile(ServerSettings):
+        __doc__ = ServerSettings.__doc__
+        model_config = SettingsConfigDict(toml_file=_config_file(arguments))
+
+    return CliApp.run(FromFile, cli_args=list(arguments))
+
+
+def faults_of(error: ValidationError) -> list[str]:
+    """A line for each setting that cannot be used: its name, what was expected, and what came."""
+    return [_fault(found) for found in error.errors(include_url=False)]
+
+
+def _fault(found: ErrorDetails) -> str:
+    name = ".".join(map(str, found["loc"]))
+    message = found["msg"].removeprefix(_OWN_FAULT)
+    # What was found out about several settings together says itself what came.
+    return f"{name}: {message[:1].lower()}{message[1:]}, got {found['input']!r}" if name else message
+
+
+def _config_file(arguments: Sequence[str]) -> Path | None:
+    """The TOML file: it has to be known before all the settings are."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, default=os.environ.get(f"{ENV_PREFIX}CONFIG"))
+    found: Path | str | None = parser.parse_known_args(arguments)[0].config
+    if found is None:
+        return None
+    path = Path(found)
+    if not path.is_file():
+        fault = "no file" if path.exists() else "not there"
+        raise SettingsError(f"config: expected a TOML file, got {str(path)!r}, which is {fault}")
+    try:
+        tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"config: expected a TOML file, got {str(path)!r}: {error}") from error
+    return path

@@ -1,0 +1,139 @@
+"""Writes tables with checksums to the disk now and then, beside the event loop: several tables side by side.
+
+Each table has a schedule of its own, so a table that takes long delays no other one.
+
+No call waits for this: what was acknowledged since the last sync point is in the page cache, which a killed server does
+not take away, but a loss of power does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from replay_server.catalog import Catalog
+from replay_server.table.table import Table
+
+log = logging.getLogger(__name__)
+
+
+_LOOKS_PER_INTERVAL = 10
+_LONGEST_LOOK_S = 0.02
+_AT_ONCE = 16
+"""Tables that are synced at the same time. A thread that syncs waits for the disk, which takes such calls together."""
+_MOST_UNSYNCED = 4
+"""A table is synced early once this part of its ring is new: a loss of power takes as much at both ends."""
+
+
+class Syncer:
+    """Syncs the tables of a catalog that have checksums."""
+
+    def __init__(self, catalog: Catalog, every_s: float) -> None:
+        """Begin; `close` ends it.
+
+        Args:
+            catalog: the tables.
+            every_s: seconds from one sync of a table to its next one.
+        """
+        self._catalog = catalog
+        self._every_s = every_s
+        self._synced: dict[bytes, _Synced] = {}
+        self._syncing: dict[bytes, asyncio.Task[None]] = {}
+        # Threads of its own: gathers and other work beside the loop do not wait behind a slow disk.
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sync")
+        self._closing = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name="syncer")
+
+    async def close(self) -> None:
+        """Begin no more, and wait for those that are being done."""
+        self._closing.set()
+        await self._task
+        self._threads.shutdown()
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            self._look()
+            try:
+                await asyncio.wait_for(self._closing.wait(), min(self._every_s / _LOOKS_PER_INTERVAL, _LONGEST_LOOK_S))
+            except TimeoutError:
+                continue
+        await asyncio.gather(*self._syncing.values())
+
+    def _look(self) -> None:
+        # In a call of its own: a variable that outlived it would keep a dropped table, and its space.
+        for table in self._catalog:
+            if table.directory.is_checked and table.uid not in self._syncing and self._is_due(table):
+                task = asyncio.create_task(self._sync_held(table.name, table.uid), name=f"sync-{table.name}")
+                self._syncing[table.uid] = task
+                task.add_done_callback(functools.partial(self._ended, table.uid))
+        self._synced = {table.uid: self._synced[table.uid] for table in self._catalog if table.uid in self._synced}
+
+    def _ended(self, uid: bytes, _: asyncio.Task[None]) -> None:
+        del self._syncing[uid]
+
+    def _is_due(self, table: Table) -> bool:
+        last = self._synced.get(table.uid)
+        if last is None:
+            return True
+        if _state(table) == last.state:
+            return False
+        # A disk that refuses is not asked more often than it has to be.
+        crowded = bool(last.state) and table.inserted - last.inserted >= table.config.slots // _MOST_UNSYNCED
+        return time.monotonic() - last.at_s >= self._every_s or crowded
+
+    async def _sync_held(self, name: str, uid: bytes) -> None:
+        """Sync a table, unless it is dropped before its files are free."""
+        table = self._catalog.get(name)
+        if table is None or table.uid != uid:
+            return
+        async with self._catalog.hold(table):
+            if self._catalog.get(name) is table:
+                await self._try_to_sync(table)
+
+    async def _try_to_sync(self, table: Table) -> None:
+        """Sync a table, and remember when, and whether the disk took it."""
+        state: tuple[object, ...] = _state(table)
+        now, inserted = time.monotonic(), table.inserted
+        try:
+            await self._sync(table)
+        except Exception as error:  # of whatever kind: the next sync, and those of other tables, have to go on
+            table.figures.sync_failed()
+            log.error(
+                "table %s was not synced, a loss of power would take the last %d rows; tried again in %g s: %s",
+                *(table.name, table.directory.unsynced, self._every_s, error),
+                exc_info=not isinstance(error, OSError),
+            )
+            # Again when it is due again, though nothing more may have been stored.
+            state, now = (), time.monotonic()
+        self._synced[table.uid] = _Synced(now, inserted, state)
+
+    async def _sync(self, table: Table) -> None:
+        """Sync a table.
+
+        Raises:
+            OSError: if the disk refuses.
+        """
+        directory = table.directory
+        if directory.has_to_be_stored_anew:
+            log.info(
+                "table %s is stored anew: after a sync that failed, nothing is known to be on the disk", table.name
+            )
+            async with directory.storing_beside:
+                for _ in directory.store_anew():
+                    await asyncio.sleep(0)
+        await asyncio.get_running_loop().run_in_executor(self._threads, directory.sync, directory.sync_point())
+
+
+class _Synced:
+    def __init__(self, at_s: float, inserted: int, state: tuple[object, ...]) -> None:
+        self.at_s = at_s
+        self.inserted = inserted
+        self.state = state
+
+
+def _state(table: Table) -> tuple[object, ...]:
+    """Differs whenever something was stored."""
+    return (table.directory.header.state, table.figures.updates)

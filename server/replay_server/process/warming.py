@@ -1,0 +1,169 @@
+"""Compiles or loads every kernel before the server serves, so that no caller waits for a compilation.
+
+On a new machine, or with a new version, two processes compile the kernels side by side, while this one logs their
+progress. Then, and on every later start, the kernels are loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+
+from replay_server.backends import BACKENDS, rank, warm_up_backend
+from replay_server.kernels import kernel_cache
+from replay_server.kernels.compile import KERNELS
+from replay_server.storage.power_loss.checksum_kernels import compile_checksums
+from replay_server.table.figures.times_sampled import TimesSampled
+from replay_server.table.updates import first_unusable, resolve_update
+
+log = logging.getLogger(__name__)
+
+_SHARES = ("_warm_up_ranked_writes", "_warm_up_the_rest")
+"""What each process compiles: about as long. They have no kernel in common, see `kernel_cache`."""
+_RANK = rank.RankIndex.name
+_LOOK_S = 0.1
+_SAY_S = 3.0
+
+
+class WarmUpCancelledError(Exception):
+    """The server was told to stop while its kernels were being compiled."""
+
+
+def warm_up(cancelled: threading.Event | None = None) -> None:
+    """Load every kernel; compile first what was not compiled before, and say so.
+
+    Args:
+        cancelled: ends the compilation once it is set.
+
+    Raises:
+        WarmUpCancelledError: if it was cancelled.
+    """
+    folder = kernel_cache.folder()
+    if not kernel_cache.is_complete(folder):
+        _compile_beside(cancelled or threading.Event())
+    # What the other processes did not compile is compiled here.
+    warm_up_backend(_RANK)
+    _warm_up_the_rest()
+    if not kernel_cache.is_complete(folder):
+        kernel_cache.set_complete(folder)
+
+
+def _warm_up_ranked_writes() -> None:
+    rank.warm_up_writing()
+
+
+def _warm_up_the_rest() -> None:
+    rank.warm_up_drawing()
+    for name in BACKENDS:
+        if name != _RANK:
+            warm_up_backend(name)
+    _warm_up_what_tables_share()
+
+
+def _warm_up_what_tables_share() -> None:
+    keys, priorities = np.arange(4, dtype=np.int64), np.ones(4)
+    counts = TimesSampled(8)
+    counts.appear(len(keys))
+    counts.draw(keys)
+    counts.disappear(keys)
+    first_unusable(priorities, 1.0)
+    resolve_update(keys, priorities, 0, len(keys))
+    compile_checksums()
+
+
+def _compile_beside(cancelled: threading.Event) -> None:
+    """Have other processes compile, or wait for those of another server that does."""
+    folder = kernel_cache.folder()
+    progress = _Progress()
+    while True:
+        with kernel_cache.lock(folder) as is_ours:
+            if is_ours:
+                if not kernel_cache.is_complete(folder):
+                    kernel_cache.remove_unfinished(folder)
+                    _compile(progress, cancelled)
+                progress.end()
+                return
+        progress.say(by_another=True)
+        _wait(cancelled)
+
+
+def _compile(progress: _Progress, cancelled: threading.Event) -> None:
+    try:
+        helpers = [_start_helper(share) for share in _SHARES]
+    except OSError as error:
+        log.warning("kernels are compiled one after the other, as no process could be started beside: %s", error)
+        return
+    try:
+        while any(helper.poll() is None for helper in helpers):
+            progress.say()
+            _wait(cancelled)
+    finally:
+        for helper in helpers:
+            helper.kill()
+            helper.wait()
+    failed = [helper.returncode for helper in helpers if helper.returncode]
+    if failed:
+        log.warning("a process that compiled kernels ended with %d; this one goes on without it", failed[0])
+
+
+def _start_helper(share: str) -> subprocess.Popen[bytes]:
+    # The same modules as here, and the same folder, which may be a temporary one of this process.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "NUMBA_CACHE_DIR": str(kernel_cache.folder().parent),
+    }
+    code = f"from replay_server import warming; warming.{share}()"
+    return subprocess.Popen([sys.executable, "-P", "-c", code], env=environment, stdin=subprocess.DEVNULL)
+
+
+def _wait(cancelled: threading.Event) -> None:
+    if cancelled.wait(_LOOK_S):
+        raise WarmUpCancelledError
+
+
+class _Progress:
+    """Says how far the compilation is: in one line on a terminal, else in a line every few seconds."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._said = -_SAY_S
+        self._terminal = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
+        where = kernel_cache.folder()
+        kept = (
+            "for this start alone, since no folder for them can be written to: set NUMBA_CACHE_DIR"
+            if kernel_cache.is_temporary()
+            else f"first start of this version; kept in {where}"
+        )
+        log.info("compiling %d kernels (%s)", len(KERNELS), kept)
+
+    def say(self, *, by_another: bool = False) -> None:
+        passed = time.monotonic() - self._began
+        if not self._terminal and passed - self._said < _SAY_S:
+            return
+        self._said = passed
+        done = min(kernel_cache.kernels_in(kernel_cache.folder()), len(KERNELS))
+        line = f"compiling kernels: {done} of {len(KERNELS)} after {passed:.0f} s"
+        if by_another:
+            line += ", by another server"
+        if self._terminal:
+            sys.stderr.write(f"\r{line}\x1b[K")
+            sys.stderr.flush()
+        else:
+            log.info("%s", line)
+
+    def end(self) -> None:
+        if self._terminal:
+            sys.stderr.write("\r\x1b[K")
+        log.info("kernels compiled in %.0f s", time.monotonic() - self._began)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    warm_up()

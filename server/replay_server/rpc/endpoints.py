@@ -1,0 +1,70 @@
+"""All RPCs of the contract: the type of their requests, the right that each takes, and the handler that answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from replay_proto.access.tokens import Right
+from replay_proto.v1 import replay_pb2
+
+from replay_server.catalog import Catalog
+from replay_server.checkpoint.store import Checkpoints
+from replay_server.rpc import rights
+from replay_server.rpc.endpoint import AnyEndpoint, Endpoint, Handler, M
+from replay_server.rpc.handlers.checkpoints import CheckpointHandlers
+from replay_server.rpc.handlers.inserts import InsertHandlers
+from replay_server.rpc.handlers.inspection import InspectionHandler
+from replay_server.rpc.handlers.sampling import SamplingHandlers
+from replay_server.rpc.handlers.stats import StatsHandler
+from replay_server.rpc.handlers.tables import TableHandlers
+from replay_server.rpc.rights import Demand
+
+SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
+
+
+def all_endpoints(
+    catalog: Catalog, *, socket: Path | None = None, checkpoints: Checkpoints | None = None
+) -> dict[str, AnyEndpoint]:
+    """The whole service over these tables, by name of the method.
+
+    Args:
+        catalog: the tables.
+        socket: where clients on this host may make calls without gRPC; None: they may not, nor copy rows out of the
+            tables' files.
+        checkpoints: where checkpoints are written; None: nowhere.
+    """
+    endpoints: dict[str, AnyEndpoint] = {}
+
+    def add(name: str, request: type[M], demand: Demand, handler: Handler[M], *, is_stream: bool = False) -> None:
+        endpoints[name] = Endpoint(request, demand, handler, catalog.bounds, is_stream=is_stream)
+
+    read, write, admin = map(rights.on_table, (Right.READ, Right.WRITE, Right.ADMIN))
+    to_list, to_describe = rights.to_list(), rights.on_table(Right.any())
+    all_tables, to_copy = rights.to_administer_all(), rights.to_copy(catalog.bounds.max_tables)
+
+    tables = TableHandlers(catalog, socket=socket)
+    add("CreateTable", replay_pb2.CreateTableRequest, rights.to_create(), tables.create)
+    add("DropTable", replay_pb2.DropTableRequest, admin, tables.drop)
+    add("ListTables", replay_pb2.ListTablesRequest, to_list, tables.list)
+    add("DescribeTable", replay_pb2.DescribeTableRequest, to_describe, tables.describe)
+    add("ResetTable", replay_pb2.ResetTableRequest, admin, tables.reset)
+
+    inserts = InsertHandlers(catalog)
+    add("Insert", replay_pb2.InsertRequest, write, inserts.insert)
+    add("Write", replay_pb2.WriteRequest, write, inserts.write, is_stream=True)
+
+    sampling = SamplingHandlers(catalog, same_host=socket is not None)
+    add("Sample", replay_pb2.SampleRequest, read, sampling.sample)
+    add("Read", replay_pb2.ReadRequest, read, sampling.read)
+    add("UpdatePriorities", replay_pb2.UpdatePrioritiesRequest, write, sampling.update)
+    add("Learn", replay_pb2.LearnRequest, rights.to_learn(), sampling.learn, is_stream=True)
+
+    stats, inspection = StatsHandler(catalog, endpoints), InspectionHandler(catalog)
+    add("Stats", replay_pb2.StatsRequest, rights.to_see_figures(), stats.stats)
+    add("Inspect", replay_pb2.InspectRequest, read, inspection.inspect)
+
+    kept = CheckpointHandlers(checkpoints)
+    add("Checkpoint", replay_pb2.CheckpointRequest, to_copy, kept.create)
+    add("ListCheckpoints", replay_pb2.ListCheckpointsRequest, all_tables, kept.list)
+    add("VerifyCheckpoint", replay_pb2.VerifyCheckpointRequest, all_tables, kept.verify)
+    return endpoints

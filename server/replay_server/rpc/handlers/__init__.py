@@ -1,0 +1,1 @@
+"""What each RPC does: checks fields, calls tables, builds messages."""

@@ -1,0 +1,67 @@
+"""Checkpoint, ListCheckpoints, VerifyCheckpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from replay_proto.framing import Framed
+from replay_proto.v1 import replay_pb2
+
+from replay_server import errors
+from replay_server.checkpoint.store import Checkpoint, Checkpoints
+from replay_server.rpc.call import Call
+from replay_server.rpc.rights import check_series, series_of
+
+
+def describe(checkpoint: Checkpoint) -> replay_pb2.CheckpointDescription:
+    """A checkpoint as the contract has it."""
+    return replay_pb2.CheckpointDescription(
+        name=checkpoint.folder.name,
+        directory=str(checkpoint.folder),
+        taken_s=checkpoint.manifest.taken_s,
+        bytes=checkpoint.manifest.nbytes,
+        tables=[
+            replay_pb2.CheckpointTable(
+                name=table.config.name,
+                table_uid=table.uid,
+                size=table.size,
+                inserted=table.state.inserted,
+                left_out=table.left_out,
+            )
+            for table in checkpoint.manifest.tables
+        ],
+    )
+
+
+class CheckpointHandlers:
+    """What is done with checkpoints."""
+
+    def __init__(self, checkpoints: Checkpoints | None) -> None:
+        """Serve these; None: the server has no place for any."""
+        self._given = checkpoints
+
+    async def create(self, request: Framed[replay_pb2.CheckpointRequest], call: Call) -> bytes:
+        """Write one."""
+        head, series = request.head, series_of(request.head, call.caller)
+
+        def check(tables: Iterable[str]) -> None:
+            check_series(call.caller, series, tables)
+
+        made = await self._checkpoints.create(list(head.tables), series, head.keep, check)
+        return replay_pb2.CheckpointResponse(checkpoint=describe(made)).SerializeToString()
+
+    async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest], _call: Call) -> bytes:
+        """Describe all."""
+        found = await self._checkpoints.all()
+        return replay_pb2.ListCheckpointsResponse(checkpoints=map(describe, found)).SerializeToString()
+
+    async def verify(self, request: Framed[replay_pb2.VerifyCheckpointRequest], _call: Call) -> bytes:
+        """Read one through."""
+        found = await self._checkpoints.verify(request.head.name)
+        return replay_pb2.VerifyCheckpointResponse(checkpoint=describe(found)).SerializeToString()
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        if self._given is None:
+            raise errors.checkpoints_off()
+        return self._given

@@ -1,0 +1,142 @@
+"""Fields of requests, checked: arrays out of bytes, numbers in range."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto import framing
+from replay_proto.errors import FieldError
+from replay_proto.framing import Array
+from replay_proto.schema import Schema
+from replay_proto.v1 import replay_pb2
+
+from replay_server.storage.table_directory import UID_BYTES
+from replay_server.storage.writer_records import WRITER_ID_BYTES
+from replay_server.table.draws import Draw, DrawMode, WeightNorm
+from replay_server.table.updates import first_unusable
+
+_DRAW_MODES = {
+    replay_pb2.DRAW_MODE_UNSPECIFIED: DrawMode.STRATIFIED,
+    replay_pb2.DRAW_MODE_STRATIFIED: DrawMode.STRATIFIED,
+    replay_pb2.DRAW_MODE_INDEPENDENT: DrawMode.INDEPENDENT,
+}
+_WEIGHT_NORMS = {
+    replay_pb2.WEIGHT_NORM_UNSPECIFIED: WeightNorm.BATCH,
+    replay_pb2.WEIGHT_NORM_BATCH: WeightNorm.BATCH,
+    replay_pb2.WEIGHT_NORM_TABLE: WeightNorm.TABLE,
+}
+
+_LARGEST_FINITE = float(np.finfo(np.float64).max)
+MAX_AHEAD = 1 << 20
+"""No learner has more batches on their way; sums of it stay far from overflowing."""
+MAX_BATCHES = 256
+"""Batches of one message: all are drawn in one go, while other callers wait."""
+
+
+def table_uid(value: bytes, *, required: bool = False) -> bytes:
+    """A table's uid, or empty where it may be left out."""
+    if len(value) == UID_BYTES or (not value and not required):
+        return value
+    allowed = f"{UID_BYTES} bytes" + ("" if required else ", or none")
+    raise FieldError("table_uid", allowed, f"{len(value)} bytes")
+
+
+def writer_id(value: bytes) -> bytes:
+    """A writer's id."""
+    if len(value) != WRITER_ID_BYTES:
+        raise FieldError("writer_id", f"{WRITER_ID_BYTES} bytes", f"{len(value)} bytes")
+    return value
+
+
+def keys(value: bytes) -> NDArray[np.int64]:
+    """int64[n]: keys."""
+    if len(value) % 8:
+        raise FieldError("keys", "int64[n]: a multiple of 8 bytes", f"{len(value)} bytes")
+    return np.frombuffer(value, "<i8").copy()  # kernels take nothing read-only
+
+
+def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
+    """float64[count]: priorities.
+
+    Args:
+        value: what came.
+        count: how many there have to be.
+        limit: the largest that the table's backend takes.
+    """
+    if len(value) != 8 * count:
+        raise FieldError("priorities", f"float64[{count}]: {8 * count} bytes", f"{len(value)} bytes")
+    array = np.frombuffer(value, "<f8").copy()  # kernels take nothing read-only
+    place = first_unusable(array, min(limit, _LARGEST_FINITE))
+    if place >= 0:
+        most = f" and at most {limit:g}" if math.isfinite(limit) else ""
+        raise FieldError("priorities", f"finite numbers of at least 0{most}", f"{array[place]} at position {place}")
+    return array
+
+
+def row_count(value: int) -> int:
+    """Number of rows of an insert."""
+    if value < 1:
+        raise FieldError("row_count", "at least 1", str(value))
+    return value
+
+
+def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
+    """Rows of an insert by column, as they lie in the message."""
+    expected = count * schema.row_bytes
+    if len(rows) != expected:
+        raise FieldError("rows", f"{expected} bytes ({count} rows of {schema.row_bytes})", f"{len(rows)} bytes")
+    views = framing.column_views(schema, rows, count)
+    for name, values in views.items():
+        if values.dtype == np.bool_ and (largest := int(values.view(np.uint8).max())) > 1:
+            raise FieldError(f"rows.{name}", "bytes 0 or 1", f"byte {largest}")
+    return views
+
+
+def sequence(value: int) -> int:
+    """Number of an insert among those of its writer."""
+    if value < 1:
+        raise FieldError("sequence", "at least 1 where there is a writer_id", str(value))
+    return value
+
+
+def draw(value: replay_pb2.Draw) -> Draw:
+    """A batch to draw."""
+    if value.batch_size < 1:
+        raise FieldError("batch_size", "at least 1", str(value.batch_size))
+    if not (math.isfinite(value.beta) and value.beta >= 0):
+        raise FieldError("beta", "a finite number of at least 0", str(value.beta))
+    mode = _DRAW_MODES.get(value.draw_mode)
+    if mode is None:
+        raise FieldError("draw_mode", "STRATIFIED (1) or INDEPENDENT (2)", str(value.draw_mode))
+    norm = _WEIGHT_NORMS.get(value.weight_norm)
+    if norm is None:
+        raise FieldError("weight_norm", "BATCH (1) or TABLE (2)", str(value.weight_norm))
+    return Draw(value.batch_size, value.beta, norm, mode)
+
+
+def insert_wait_s(insertion: replay_pb2.Insertion) -> float | None:
+    """How long an insert waits, in seconds; None: as long as its call lasts."""
+    return wait_s(insertion.wait_s) if insertion.HasField("wait_s") else None
+
+
+def wait_s(value: float) -> float:
+    """How long to wait, in seconds; infinity: as long as the call or stream lasts."""
+    if not value >= 0:
+        raise FieldError("wait_s", "a number of seconds, at least 0", str(value))
+    return value
+
+
+def batch_count(value: int) -> int:
+    """How many batches to answer in one message."""
+    if not 0 <= value <= MAX_BATCHES:
+        raise FieldError("batches", f"0 (which counts as 1) to {MAX_BATCHES}", str(value))
+    return value or 1
+
+
+def ahead(value: int) -> int:
+    """How many batches are on their way before these."""
+    if not 0 <= value <= MAX_AHEAD:
+        raise FieldError("ahead", f"0 to {MAX_AHEAD}", str(value))
+    return value

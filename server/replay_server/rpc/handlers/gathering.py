@@ -1,0 +1,102 @@
+"""Replies that carry rows: built once, in their wire form, on the loop or beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+from replay_proto.framing import blank_message, column_views
+
+from replay_server import errors
+from replay_server.catalog import Catalog
+from replay_server.flow.bounds import ABOUT_A_BATCH_BYTES, ABOUT_A_ROW_BYTES
+from replay_server.flow.long_calls import LONG_ROWS
+from replay_server.rpc.call import Call
+from replay_server.table.table import Table
+
+INLINE_BYTES = 1 << 22
+"""Up to this much is gathered on the event loop (about 0.3 ms); more, in a worker thread. The way to a thread and back
+costs the loop 0.1 ms, during which it serves nobody either."""
+_ATTEMPTS_BESIDE = 3
+"""A gather beside the loop that was overtaken by inserts is tried again this often, then done on the loop."""
+
+Choice = tuple[Message, Sequence[NDArray[np.int64]]]
+"""A reply without its rows, and the keys of its rows, batch by batch."""
+
+
+def reply_bytes(rows: int, row_bytes: int, batches: int = 1) -> int:
+    """How long a reply with so many rows is at most; ``row_bytes``: of each, 0 if only its key is sent."""
+    return rows * (row_bytes + ABOUT_A_ROW_BYTES) + batches * ABOUT_A_BATCH_BYTES
+
+
+async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool:
+    """Wait until a reply may be built on the event loop, and have its bytes counted until it was sent.
+
+    Args:
+        call: what is answered.
+        catalog: all tables; calls for them share what is waited for.
+        size: of the reply, in bytes.
+        rows: how many it is about.
+
+    Returns:
+        Whether it had to wait.
+
+    Raises:
+        RequestError: TOO_LARGE, if too many calls wait; UNAUTHENTICATED, if the token was taken away meanwhile.
+    """
+    caller = call.caller.identity
+    waits = not catalog.outgoing.take_now(caller, size)
+    if waits:
+        await catalog.outgoing.take_in_turn(caller, size)
+    call.when_sent(lambda: catalog.outgoing.give_back(caller, size))
+    if rows > LONG_ROWS:
+        waits |= await catalog.long_calls.turn(caller)
+    if waits:
+        call.caller.check_valid()
+    return waits
+
+
+def check_reply_size(table: Table, rows: int, limit_bytes: int, batches: int = 1) -> None:
+    """Make sure that a reply with so many rows may be sent, with all that is said about each of them.
+
+    Raises:
+        RequestError: TOO_LARGE.
+    """
+    size = reply_bytes(rows, table.config.schema.row_bytes, batches)
+    if size > limit_bytes:
+        raise errors.too_large("bytes of a reply", limit_bytes, size, "max_reply_mb of the server")
+
+
+async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int) -> bytes:
+    """Build a reply out of rows of a table.
+
+    Args:
+        table: where the rows are.
+        choose: decides on the rows (int64[n] per batch) and the rest of the reply. Called again when
+            rows were overwritten while they were gathered beside the loop; its last call counts.
+        rows: how many rows there will be, at most.
+
+    Returns:
+        The reply in its wire form.
+    """
+    if rows * table.config.schema.row_bytes > INLINE_BYTES:
+        for _ in range(_ATTEMPTS_BESIDE):
+            head, batches = choose()
+            message = await asyncio.to_thread(_gather, table, head, batches)
+            if not any(len(keys) and table.overtaken(keys) for keys in batches):
+                return message
+    return _gather(table, *choose())
+
+
+def _gather(table: Table, head: Message, batches: Sequence[NDArray[np.int64]]) -> bytes:
+    schema = table.config.schema
+    message, rows = blank_message(head, schema.row_bytes * sum(map(len, batches)))
+    start = 0
+    for keys in batches:
+        end = start + schema.row_bytes * len(keys)
+        table.directory.rows.gather(keys, column_views(schema, rows[start:end], len(keys)))
+        start = end
+    return message

@@ -1,0 +1,86 @@
+"""Insert, and the stream on which a writer sends."""
+
+from __future__ import annotations
+
+from replay_proto.errors import FieldError
+from replay_proto.framing import Framed
+from replay_proto.v1 import replay_pb2
+
+from replay_server.catalog import Catalog
+from replay_server.flow.long_calls import LONG_ROWS
+from replay_server.rpc.call import Call
+from replay_server.rpc.handlers import fields
+from replay_server.rpc.handlers.writer_streams import WriterStreams
+from replay_server.table.table import NewRows, Table, WriterStamp
+
+InsertMessage = replay_pb2.InsertRequest | replay_pb2.WriteRequest
+
+
+class InsertHandlers:
+    """How rows come in."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        """Serve these tables."""
+        self._catalog = catalog
+        self._streams = WriterStreams()
+
+    async def insert(self, request: Framed[replay_pb2.InsertRequest], call: Call) -> bytes:
+        """Add rows."""
+        table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
+        keys = await self._insert(call, table, request, request.head.writer_id)
+        return replay_pb2.InsertResponse(keys=[_key_range(keys)], table_uid=table.uid).SerializeToString()
+
+    async def write(self, request: Framed[replay_pb2.WriteRequest], call: Call) -> bytes:
+        """Add rows, for a writer's stream."""
+        head, stream = request.head, call.stream
+        name = stream.constant("table", head.table)
+        uid = stream.constant("table_uid", fields.table_uid(head.table_uid))
+        writer_id = fields.writer_id(stream.constant("writer_id", head.writer_id))
+        table = self._catalog.find(name, uid)
+        self._streams.claim(stream, table.uid, writer_id)
+        keys = await self._insert(call, table, request, writer_id)
+        return replay_pb2.WriteResponse(
+            keys=[_key_range(keys)], sequence=head.insertion.sequence, table_uid=table.uid
+        ).SerializeToString()
+
+    async def _insert(
+        self,
+        call: Call,
+        table: Table,
+        request: Framed[replay_pb2.InsertRequest] | Framed[replay_pb2.WriteRequest],
+        writer_id: bytes,
+    ) -> range:
+        insertion = request.head.insertion
+        rows = _new_rows(table, insertion, request.rows)
+        wait_s = fields.insert_wait_s(insertion)
+        if rows.count > LONG_ROWS and await self._catalog.long_calls.turn(call.caller.identity):
+            call.caller.check_valid()
+            table = self._catalog.find(table.name, table.uid)
+        return await self._catalog.waiters.insert(
+            call.caller, table, rows, _stamp(writer_id, insertion.sequence), wait_s
+        )
+
+
+def _new_rows(table: Table, insertion: replay_pb2.Insertion, rows: memoryview) -> NewRows:
+    count = fields.row_count(insertion.row_count)
+    return NewRows(
+        columns=fields.columns(table.config.schema, rows, count),
+        count=count,
+        priorities=(
+            fields.priorities(insertion.priorities, count, table.priority_limit) if insertion.priorities else None
+        ),
+        stream=insertion.stream,
+        episode=insertion.episode,
+    )
+
+
+def _stamp(writer_id: bytes, sequence: int) -> WriterStamp | None:
+    if not writer_id:
+        if sequence:
+            raise FieldError("sequence", "0 where there is no writer_id", str(sequence))
+        return None
+    return WriterStamp(fields.writer_id(writer_id), fields.sequence(sequence))
+
+
+def _key_range(keys: range) -> replay_pb2.KeyRange:
+    return replay_pb2.KeyRange(first=keys.start, count=len(keys))

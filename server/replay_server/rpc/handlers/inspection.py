@@ -1,0 +1,86 @@
+"""Inspect: what the rows of a table look like."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.framing import Framed
+from replay_proto.v1 import replay_pb2
+
+from replay_server.catalog import Catalog
+from replay_server.rpc.call import Call
+from replay_server.rpc.handlers import fields
+from replay_server.rpc.handlers.tables import describe
+from replay_server.table.inspection import Ranked, look, rank
+from replay_server.table.table import Table
+
+_AGES = 257
+"""Ages that are told: both ends, and the resolution of 1/256 between them."""
+
+
+class InspectionHandler:
+    """Looks into tables beside the event loop, into one at a time."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        """Serve these tables."""
+        self._catalog = catalog
+        self._random = np.random.default_rng()
+        # One worker thread at most is taken from those that gather rows.
+        self._one_at_a_time = asyncio.Lock()
+
+    async def inspect(self, request: Framed[replay_pb2.InspectRequest], _call: Call) -> bytes:
+        """What the rows of a table look like."""
+        name, uid = request.head.table, fields.table_uid(request.head.table_uid)
+        self._catalog.find(name, uid)
+        async with self._one_at_a_time:
+            table = self._catalog.find(name, uid)
+            seen = await asyncio.to_thread(look, table.live, table.directory.priorities, self._random)
+            table = self._catalog.find(name, uid or table.uid)
+            ranked = await asyncio.to_thread(rank, seen.still_live(table.oldest))
+            table = self._catalog.find(name, table.uid)
+        return _to_proto(table, ranked).SerializeToString()
+
+
+def _to_proto(table: Table, ranked: Ranked) -> replay_pb2.InspectResponse:
+    return replay_pb2.InspectResponse(
+        table=describe(table),
+        looked_at=ranked.looked_at,
+        total_mass=table.total_mass,
+        by_rank=replay_pb2.RankedRows(
+            ranks=ranked.ranks.tobytes(),
+            priorities=ranked.priorities.tobytes(),
+            probabilities=table.probabilities(ranked.priorities, ranked.ranks).tobytes(),
+        ),
+        largest=_largest(table, ranked),
+        ages_s=_ages_s(table, _evenly_apart(table)).tobytes(),
+        times_sampled=[
+            replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
+            for at_least, at_most, rows in table.figures.snapshot().times_sampled
+        ],
+    )
+
+
+def _largest(table: Table, ranked: Ranked) -> replay_pb2.LargestRows:
+    rows = ranked.largest.only(ranked.largest.keys >= table.oldest)
+    ranks = np.arange(1, len(rows.keys) + 1)
+    return replay_pb2.LargestRows(
+        keys=rows.keys.tobytes(),
+        priorities=rows.priorities.tobytes(),
+        probabilities=table.probabilities(rows.priorities, ranks).tobytes(),
+        ages_s=_ages_s(table, rows.keys).tobytes(),
+        times_sampled=table.figures.times_sampled(rows.keys).tobytes(),
+    )
+
+
+def _evenly_apart(table: Table) -> NDArray[np.int64]:
+    """int64[n]: keys of live rows, newest first, from end to end."""
+    if not table.size:
+        return np.empty(0, np.int64)
+    return np.linspace(table.inserted - 1, table.oldest, min(table.size, _AGES)).round().astype(np.int64)
+
+
+def _ages_s(table: Table, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64[n]: ages in seconds."""
+    return np.array([table.figures.age_s(key) for key in keys.tolist()], np.float64)

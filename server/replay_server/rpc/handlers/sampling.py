@@ -1,0 +1,256 @@
+"""Sample, Read, UpdatePriorities, and the stream on which a learner does both."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+from replay_proto.framing import Framed
+from replay_proto.v1 import replay_pb2
+
+from replay_server import errors
+from replay_server.catalog import Catalog
+from replay_server.flow.long_calls import LONG_ROWS
+from replay_server.rpc.call import Call
+from replay_server.rpc.handlers import fields
+from replay_server.rpc.handlers.gathering import Choice, check_reply_size, hold_reply, reply_bytes, reply_with_rows
+from replay_server.table.draws import Draw, DrawnBatch
+from replay_server.table.table import Table
+
+Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
+"""Makes a reply, without its rows, out of batches of a table."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a request asks to be drawn."""
+
+    table: str
+    uid: bytes
+    draw: Draw
+    batches: int
+    wait_s: float
+    same_host: replay_pb2.SameHost
+    ahead: int = 0
+    """Batches that are on their way before these; only of a learner's stream."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of all batches."""
+        return self.batches * self.draw.batch_size
+
+
+class SamplingHandlers:
+    """How rows go out, and priorities come back."""
+
+    def __init__(self, catalog: Catalog, *, same_host: bool) -> None:
+        """Serve these tables.
+
+        Args:
+            catalog: the tables.
+            same_host: whether clients on this host may copy rows themselves.
+        """
+        self._catalog = catalog
+        self._same_host = same_host
+
+    async def sample(self, request: Framed[replay_pb2.SampleRequest], call: Call) -> bytes:
+        """Draw a batch."""
+        message = request.head
+        wanted = _Wanted(
+            table=message.table,
+            uid=fields.table_uid(message.table_uid),
+            draw=fields.draw(message.draw),
+            batches=1,
+            wait_s=fields.wait_s(message.draw.wait_s),
+            same_host=message.same_host,
+        )
+        self._check_size(wanted)
+
+        def reply(table: Table, drawn: Sequence[DrawnBatch]) -> Message:
+            return replay_pb2.SampleResponse(batch=_to_proto(drawn[0]), table_uid=table.uid)
+
+        table = await self._admit(call, wanted)
+        return await self._drawn(call, table, wanted, reply)
+
+    async def read(self, request: Framed[replay_pb2.ReadRequest], call: Call) -> bytes:
+        """Return rows by key."""
+        message = request.head
+        keys = fields.keys(message.keys)
+        table = self._catalog.find(message.table, fields.table_uid(message.table_uid))
+        row_bytes = table.config.schema.row_bytes
+        check_reply_size(table, len(keys), self._catalog.bounds.max_rows_bytes)
+        self._catalog.bounds.check_rows(len(keys))
+        if await hold_reply(call, self._catalog, reply_bytes(len(keys), row_bytes), len(keys)):
+            table = self._catalog.find(table.name, table.uid)
+
+        def choose() -> Choice:
+            live = table.live_keys(keys)
+            links = table.directory.rows.links(live)
+            head = replay_pb2.ReadResponse(
+                keys=live.tobytes(),
+                priorities=table.priorities(live).tobytes(),
+                streams=links[:, 0].tobytes(),
+                episodes=links[:, 1].tobytes(),
+                table_uid=table.uid,
+            )
+            return head, [live]
+
+        return await reply_with_rows(table, choose, len(keys))
+
+    async def update(self, request: Framed[replay_pb2.UpdatePrioritiesRequest], call: Call) -> bytes:
+        """Set priorities."""
+        message = request.head
+        table = self._catalog.find(message.table, fields.table_uid(message.table_uid, required=True))
+        result = await self._update(call, table, message.update)
+        return replay_pb2.UpdatePrioritiesResponse(result=result).SerializeToString()
+
+    async def learn(self, request: Framed[replay_pb2.LearnRequest], call: Call) -> bytes:
+        """Set priorities and draw batches, for a learner's stream."""
+        message = request.head
+        name = call.stream.constant("table", message.table)
+        uid = call.stream.constant("table_uid", fields.table_uid(message.table_uid))
+        wanted = _wanted_on_a_stream(name, uid, message)
+        table = self._catalog.find(name, uid)
+        if wanted is not None:
+            self._check_size(wanted)
+            if not self._replaces_batch(table, wanted.same_host):
+                self._catalog.waiters.check_draw(table, wanted.rows, wanted.wait_s)
+        response = replay_pb2.LearnResponse(table_uid=table.uid)
+        if message.HasField("update"):
+            fields.table_uid(uid, required=True)
+            response.update.CopyFrom(await self._update(call, table, message.update))
+        if wanted is None:
+            return response.SerializeToString()
+
+        def reply(_: Table, drawn: Sequence[DrawnBatch]) -> Message:
+            del response.batches[:]
+            response.batches.extend(map(_to_proto, drawn))
+            return response
+
+        table = await self._admit(call, wanted)
+        answer = await self._drawn(call, table, wanted, reply)
+        table.figures.asked_ahead(wanted.batches, wanted.ahead)
+        return answer
+
+    def _check_size(self, wanted: _Wanted) -> None:
+        """Refuse to draw more than one call may ask for.
+
+        Raises:
+            RequestError: TOO_LARGE, or TABLE_NOT_FOUND.
+        """
+        table, bounds = self._catalog.find(wanted.table, wanted.uid), self._catalog.bounds
+        check_reply_size(table, wanted.rows, bounds.max_rows_bytes, wanted.batches)
+        bounds.check_rows(wanted.rows)
+
+    async def _update(self, call: Call, table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
+        keys = fields.keys(update.keys)
+        self._catalog.bounds.check_rows(len(keys))
+        priorities = fields.priorities(update.priorities, len(keys), table.priority_limit)
+        if len(keys) > LONG_ROWS and await self._catalog.long_calls.turn(call.caller.identity):
+            call.caller.check_valid()
+            table = self._catalog.find(table.name, table.uid)
+        updated, stale = table.update(keys, priorities)
+        return replay_pb2.UpdateResult(updated=updated, stale=stale)
+
+    def _may_copy(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
+        """Whether a client has shown that it can read the table's directory."""
+        return self._same_host and not table.is_queue and hmac.compare_digest(same_host.nonce, table.directory.nonce)
+
+    def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
+        """Whether a draw replaces a batch that the caller could not copy: it was admitted, and counted, with that."""
+        return same_host.overtaken and table.size > 0 and self._may_copy(table, same_host)
+
+    async def _admit(self, call: Call, wanted: _Wanted) -> Table:
+        """The table, once what is wanted may be drawn from it; without a wait, if it may be."""
+        table = self._catalog.find(wanted.table, wanted.uid)
+        if (table.gate is not None or not table.size) and not self._replaces_batch(table, wanted.same_host):
+            await self._catalog.waiters.draw(call.caller, table, wanted.rows, wanted.wait_s)
+            table = self._catalog.find(wanted.table, wanted.uid or table.uid)
+        return table
+
+    async def _drawn(self, call: Call, table: Table, wanted: _Wanted, reply: Reply) -> bytes:
+        """Draw batches that were admitted and build their reply.
+
+        Raises:
+            RequestError: the table is not as it was when they were admitted, or the reply may not be sent.
+        """
+        resets = table.resets
+        copies = self._may_copy(table, wanted.same_host) and not wanted.same_host.overtaken
+        row_bytes = 0 if copies else table.config.schema.row_bytes
+        try:
+            if await hold_reply(call, self._catalog, reply_bytes(wanted.rows, row_bytes, wanted.batches), wanted.rows):
+                self._check_same(table, resets)
+            if not table.is_queue:
+                return await self._handed_out(table, wanted, reply, copies=copies)
+            async with table.deliveries:
+                self._check_same(table, resets)
+                return await self._handed_out(table, wanted, reply, copies=copies)
+        except BaseException:
+            self._catalog.waiters.leave(table, wanted.rows, resets)
+            raise
+
+    async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, *, copies: bool) -> bytes:
+        """The reply. What counts is what is handed out, at the end.
+
+        Args:
+            table: to draw from.
+            wanted: what to draw.
+            reply: makes the reply, without its rows, out of the batches.
+            copies: whether the caller copies the rows itself.
+        """
+        resets = table.resets
+        points = table.choose_points(wanted.draw, wanted.batches)
+        drawn: list[DrawnBatch] = []
+
+        def choose() -> Choice:
+            drawn[:] = table.draw_at(wanted.draw, points)
+            return reply(table, drawn), [batch.keys for batch in drawn]
+
+        if copies:
+            answer = choose()[0].SerializeToString()
+            table.figures.copied_by_client(len(points))
+        else:
+            if self._replaces_batch(table, wanted.same_host):
+                table.figures.copy_overtaken()
+            answer = await reply_with_rows(table, choose, len(points))
+        if table.is_queue:
+            self._check_same(table, resets)
+        table.hand_out(drawn)
+        if table.is_queue:
+            # There is room now.
+            self._catalog.waiters.changed(table)
+        return answer
+
+    def _check_same(self, table: Table, resets: int) -> None:
+        """Refuse a draw whose table was dropped or reset since it was admitted.
+
+        Raises:
+            RequestError: TABLE_NOT_FOUND, TABLE_REPLACED or TABLE_RESET.
+        """
+        self._catalog.find(table.name, table.uid)
+        if table.resets != resets:
+            raise errors.table_reset(table.name)
+
+
+def _wanted_on_a_stream(name: str, uid: bytes, message: replay_pb2.LearnRequest) -> _Wanted | None:
+    """What a learner's message asks for; None if it only sets priorities."""
+    batches, ahead = fields.batch_count(message.batches), fields.ahead(message.ahead)
+    wait_s = fields.wait_s(message.draw.wait_s)
+    if not message.HasField("draw"):
+        return None
+    return _Wanted(name, uid, fields.draw(message.draw), batches, wait_s, message.same_host, ahead)
+
+
+def _to_proto(batch: DrawnBatch) -> replay_pb2.Batch:
+    return replay_pb2.Batch(
+        keys=batch.keys.tobytes(),
+        probabilities=batch.probabilities.tobytes(),
+        weights=batch.weights.tobytes(),
+        beta=batch.beta,
+        size=batch.size,
+        total_mass=batch.total_mass,
+        smallest_probability=batch.smallest_probability,
+        inserted=batch.inserted,
+    )

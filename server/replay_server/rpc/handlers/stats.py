@@ -1,0 +1,153 @@
+"""Stats: figures of the server and of its tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import psutil
+from replay_proto.access.tokens import Right
+from replay_proto.framing import Framed
+from replay_proto.v1 import replay_pb2
+
+from replay_server import __version__
+from replay_server.catalog import Catalog
+from replay_server.rpc.call import Call
+from replay_server.rpc.endpoint import AnyEndpoint
+from replay_server.rpc.handlers.tables import describe
+from replay_server.rpc.method_figures import MethodFigures
+from replay_server.table.figures.rates import WINDOW_S
+from replay_server.table.gates import LimiterGate
+from replay_server.table.table import Table
+
+_QUANTILES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+_QUANTILE_ROWS = 4096
+"""Quantiles of priority look at no more rows than this."""
+_MS_PER_S = 1000.0
+
+
+class StatsHandler:
+    """Answers questions about how things stand, without passing over all rows."""
+
+    def __init__(self, catalog: Catalog, endpoints: Mapping[str, AnyEndpoint]) -> None:
+        """Report on these tables and RPCs."""
+        self._catalog = catalog
+        self._endpoints = endpoints
+        self._began = time.monotonic()
+        self._process = psutil.Process()
+        self._random = np.random.default_rng()
+
+    async def stats(self, request: Framed[replay_pb2.StatsRequest], call: Call) -> bytes:
+        """Figures of the server, and of one table or all that the caller may read."""
+        name = request.head.table
+        tables = (
+            [self._table(self._catalog.find(name))]
+            if name
+            else [
+                self._table(table)
+                async for table in self._catalog.in_turns()
+                if call.caller.may(Right.READ, table.name)
+            ]
+        )
+        return replay_pb2.StatsResponse(server=self._server(), tables=tables).SerializeToString()
+
+    def _server(self) -> replay_pb2.ServerStats:
+        with self._process.oneshot():
+            times = self._process.cpu_times()
+            memory = self._process.memory_info()
+        return replay_pb2.ServerStats(
+            version=__version__,
+            uptime_s=time.monotonic() - self._began,
+            resident_bytes=memory.rss,
+            cpu_s=times.user + times.system,
+            methods=[
+                _method(name, endpoint.figures)
+                for name, endpoint in sorted(self._endpoints.items())
+                if endpoint.figures.is_used
+            ],
+        )
+
+    def _table(self, table: Table) -> replay_pb2.TableStats:
+        figures = table.figures.snapshot()
+        return replay_pb2.TableStats(
+            table=describe(table),
+            bytes=table.directory.reserved_bytes,
+            evicted=table.oldest,
+            sampled=figures.sampled,
+            updated=figures.updated,
+            stale=figures.stale,
+            repeated_inserts=figures.repeated_inserts,
+            rates=replay_pb2.Rates(
+                window_s=WINDOW_S,
+                inserted_per_s=figures.rates.inserted,
+                sampled_per_s=figures.rates.sampled,
+                updated_per_s=figures.rates.updated,
+            ),
+            waiting=figures.waiting,
+            waiting_inserts=figures.waiting_inserts,
+            waited=figures.waited,
+            lost=table.directory.lost,
+            unsynced=table.directory.unsynced,
+            failed_syncs=figures.failed_syncs,
+            rate_limiter=_limiter(table),
+            sampled_same_host=figures.copied_by_clients,
+            overtaken=figures.overtaken_copies,
+            batches=figures.batches,
+            batches_ahead=figures.batches_ahead,
+            total_mass=table.total_mass,
+            largest_priority=table.largest_priority,
+            smallest_priority=table.smallest_priority,
+            priorities=self._priority_quantiles(table),
+            ages_s=_age_quantiles(table),
+            times_sampled=[
+                replay_pb2.TimesSampled(at_least=at_least, at_most=at_most, rows=rows)
+                for at_least, at_most, rows in figures.times_sampled
+            ],
+        )
+
+    def _priority_quantiles(self, table: Table) -> list[replay_pb2.Quantile]:
+        if table.size == 0:
+            return []
+        if table.size <= _QUANTILE_ROWS:
+            keys = np.arange(table.oldest, table.inserted)
+        else:
+            keys = self._random.integers(table.oldest, table.inserted, _QUANTILE_ROWS)
+        values = np.quantile(table.priorities(keys), _QUANTILES)
+        # What is known exactly is not guessed.
+        values[0], values[-1] = table.smallest_priority, table.largest_priority
+        return [
+            replay_pb2.Quantile(fraction=fraction, value=value)
+            for fraction, value in zip(_QUANTILES, values, strict=True)
+        ]
+
+
+def _limiter(table: Table) -> replay_pb2.LimiterStats | None:
+    if not isinstance(table.gate, LimiterGate):
+        return None
+    counters = table.gate.counters
+    return replay_pb2.LimiterStats(
+        inserted=counters.inserted, sampled=counters.sampled, difference=table.gate.difference
+    )
+
+
+def _age_quantiles(table: Table) -> list[replay_pb2.Quantile]:
+    if table.size == 0:
+        return []
+    newest = table.inserted - 1
+    return [
+        replay_pb2.Quantile(fraction=fraction, value=table.figures.age_s(newest - int(fraction * (table.size - 1))))
+        for fraction in _QUANTILES
+    ]
+
+
+def _method(name: str, figures: MethodFigures) -> replay_pb2.MethodStats:
+    return replay_pb2.MethodStats(
+        method=name,
+        calls=figures.calls,
+        errors=figures.errors,
+        active=figures.active,
+        mean_ms=figures.mean_s * _MS_PER_S,
+        p50_ms=figures.quantile_s(0.5) * _MS_PER_S,
+        p99_ms=figures.quantile_s(0.99) * _MS_PER_S,
+    )

@@ -1,0 +1,1 @@
+"""The adapter for clients on this host: a unix-domain socket without HTTP/2."""

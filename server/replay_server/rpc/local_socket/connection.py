@@ -1,0 +1,279 @@
+"""One connection over the local socket: a hello, then requests of one endpoint, each answered in order.
+
+A request that need not wait is answered where it arrives, from `data_received` to `write`, without a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+from replay_proto.frames import FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
+
+from replay_server import errors
+from replay_server.auth.caller import Caller
+from replay_server.errors import RequestError
+from replay_server.rpc.call import Call, Stream
+from replay_server.rpc.endpoint import AnyEndpoint
+from replay_server.rpc.local_socket.eager import start
+from replay_server.rpc.open_streams import OpenStreams
+from replay_server.rpc.statuses import to_status
+
+_HELLO_BYTES: Final = 1 << 20
+"""Longest hello."""
+_HELLO_TIMEOUT_S: Final = 2.0
+"""How long a connection may stay silent before its hello; as long as our client waits for its answer."""
+_QUEUED_BYTES: Final = 4 << 20
+"""While a request is at work and more than this waits behind it, nothing more is read."""
+_JOINED_BYTES: Final = 1 << 16
+"""Up to this length a content is copied behind its head; longer ones are sent in a second piece."""
+_IN_A_ROW: Final = 8
+"""So many requests of one client that wait already are answered before anybody else is."""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Whom a hello has let in, and to what."""
+
+    endpoint: AnyEndpoint
+    """What is called on the connection."""
+    caller: Caller
+    """Who calls."""
+    limit_bytes: int
+    """Longest request."""
+    limit_setting: str
+    """The setting that limits it."""
+
+
+class Host(Protocol):
+    """What a connection needs to know of the socket that it came to."""
+
+    streams: OpenStreams
+    """How many streams are open."""
+
+    def one_more(self, connection: LocalConnection) -> AbstractContextManager[None]:
+        """Count a connection while it is open."""
+        ...
+
+    def admit(self, hello: bytes, connection: LocalConnection) -> Admitted:
+        """Let a client in who has said hello.
+
+        Raises:
+            RequestError: it may not come in.
+        """
+        ...
+
+
+class LocalConnection(asyncio.Protocol):
+    """See the module. Lives on the event loop."""
+
+    def __init__(self, host: Host) -> None:
+        """Wait for the client of this socket."""
+        self._host = host
+        self._open = ExitStack()  # what lasts as long as the connection
+        self._parser = FrameParser(_HELLO_BYTES)
+        self._admitted: Admitted | None = None
+        self._stream: Stream | None = None
+        self._call: Call | None = None  # the request at work, until its answer is sent
+        self._waiting: asyncio.Task[bytes] | None = None  # makes its answer, where that takes a wait
+        self._ending: RequestError | None = None
+        self._may_write = self._is_reading = True
+        self._is_closed = self._is_stopping = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The client is there."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods, but not its type
+        self._loop = asyncio.get_running_loop()
+        self._silence = self._loop.call_later(_HELLO_TIMEOUT_S, self.abort)
+        self._open.callback(self._silence.cancel)
+        self._open.enter_context(self._host.one_more(self))
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """The client is gone: nobody waits for what is being done."""
+        self._is_closed = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+        else:
+            self._answer_is_sent()
+        self._open.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Something came."""
+        if not self._is_closed:
+            self._parser.feed(data)
+            self._go_on()
+
+    def pause_writing(self) -> None:
+        """The client does not take in what it asked for."""
+        self._may_write = False
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._may_write = True
+        if self._waiting is None:
+            self._answer_is_sent()
+        self._go_on()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not said hello."""
+        return self._admitted is None
+
+    def stop(self) -> None:
+        """Answer what has come, read nothing more, and then refuse the client."""
+        if self._admitted is None:
+            self.abort()
+            return
+        self._is_stopping = True
+        self._go_on()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._is_closed = True
+        self._transport.abort()
+
+    def _end(self, refusal: RequestError) -> None:
+        """Refuse the client, after the answer that is being made."""
+        self._ending = refusal
+        self._go_on()
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether a request may be answered now."""
+        return self._call is None and self._may_write and not self._is_closed
+
+    def _go_on(self) -> None:
+        """Answer what came, as far as that may be done now."""
+        for _ in range(_IN_A_ROW):
+            if not self._is_free:
+                break
+            if self._ending is not None:
+                self._refuse(self._ending)
+                break
+            message = self._next_message()
+            if message is None:
+                if self._is_stopping and not self._is_closed:
+                    self._refuse(errors.shutting_down())
+                break
+            self._answer(message)
+        else:
+            self._loop.call_soon(self._go_on)  # others come in between
+        self._read_if_there_is_room()
+
+    def _next_message(self) -> bytes | None:
+        """The next message that came whole; None if there is none, or the client does not speak our language."""
+        try:
+            taken = self._parser.take()
+        except FrameTooLongError as error:
+            if self._admitted is None:
+                self.abort()
+            else:
+                setting = self._admitted.limit_setting
+                self._refuse(errors.too_large("bytes of a request", error.limit_bytes, error.got_bytes, setting))
+            return None
+        except FrameError:
+            self.abort()
+            return None
+        if taken is not None and taken[0] is not FrameKind.MESSAGE:
+            self.abort()
+            return None
+        return None if taken is None else taken[1]
+
+    def _answer(self, message: bytes) -> None:
+        if self._admitted is None:
+            self._greet(message)
+            return
+        self._call = call = Call(self._admitted.caller, self._stream)
+        try:
+            answer = start(self._admitted.endpoint.answer(message, call))
+        except Exception as error:
+            self._refuse_request(error)
+            return
+        if isinstance(answer, asyncio.Task):
+            self._waiting = answer
+            answer.add_done_callback(self._answer_is_made)
+        else:
+            self._send(answer)
+
+    def _answer_is_made(self, made: asyncio.Task[bytes]) -> None:
+        """A request that had to wait has its answer."""
+        self._waiting = None
+        error = None if made.cancelled() else made.exception()
+        if self._is_closed or made.cancelled():
+            self._answer_is_sent()
+        elif isinstance(error, Exception):
+            self._refuse_request(error)
+        else:
+            self._send(made.result())
+        self._go_on()
+
+    def _greet(self, hello: bytes) -> None:
+        """Let the client in, or refuse it."""
+        self._silence.cancel()
+        try:
+            self._admitted = self._host.admit(hello, self)
+            if self._admitted.endpoint.is_stream:
+                self._stream = self._open.enter_context(self._opened(self._admitted))
+        except RequestError as refusal:
+            self._refuse(refusal)
+            return
+        self._parser.limit_bytes = self._admitted.limit_bytes
+        self._send(b"")
+
+    @contextmanager
+    def _opened(self, admitted: Admitted) -> Iterator[Stream]:
+        """A stream, while the connection lasts."""
+        stream, caller = Stream(self._end), admitted.caller
+        with (
+            admitted.endpoint.figures.at_work(),
+            self._host.streams.one_more(f"unix:{id(self)}", caller.identity),
+            caller.while_valid(self._end),
+        ):
+            try:
+                yield stream
+            finally:
+                stream.close()
+
+    def _send(self, content: bytes, kind: FrameKind = FrameKind.MESSAGE) -> None:
+        head = frame_head(len(content), kind)
+        if len(content) < _JOINED_BYTES:
+            self._transport.write(head + content)
+        else:
+            self._transport.writelines((head, content))
+        if self._may_write:
+            self._answer_is_sent()
+
+    def _answer_is_sent(self) -> None:
+        """Give back what the request at work holds. Other requests may be answered."""
+        if self._call is not None:
+            self._call.sent()
+            self._call = None
+
+    def _refuse_request(self, error: Exception) -> None:
+        """Answer the request at work with a refusal, which ends a stream."""
+        assert self._admitted is not None
+        refusal = self._admitted.endpoint.as_refusal(error)
+        if self._stream is None:
+            self._send(to_status(refusal).SerializeToString(), FrameKind.STATUS)
+        else:
+            self._refuse(refusal)
+
+    def _refuse(self, refusal: RequestError) -> None:
+        """Refuse the client and end the connection, once everything was sent."""
+        self._send(to_status(refusal).SerializeToString(), FrameKind.STATUS)
+        self._is_closed = True
+        self._transport.close()
+
+    def _read_if_there_is_room(self) -> None:
+        """Read nothing more while a request is at work and much waits behind it."""
+        if self._is_closed:
+            return
+        wants = self._is_free or self._parser.waiting_bytes <= _QUEUED_BYTES
+        if self._is_stopping:
+            wants = False
+        if wants != self._is_reading:
+            self._is_reading = wants
+            self._transport.resume_reading() if wants else self._transport.pause_reading()

@@ -1,0 +1,161 @@
+"""A unix-domain socket for clients on this host: calls without HTTP/2, for who can read a table's directory.
+
+For a learner's step of a few kilobytes, gRPC in Python costs several times what the table's own work does. See
+`FrameHello` in the contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from replay_proto.errors import FieldError
+from replay_proto.v1 import replay_pb2
+
+from replay_server import errors
+from replay_server.auth.caller import Authenticator
+from replay_server.catalog import Catalog
+from replay_server.rpc.endpoint import AnyEndpoint
+from replay_server.rpc.local_socket.connection import Admitted, LocalConnection
+from replay_server.rpc.open_streams import OpenStreams
+
+log = logging.getLogger(__name__)
+
+SOCKET_NAME: Final = ".socket"
+"""In the folder of the tables; no table has such a name."""
+METHODS: Final = ("Learn", "Sample", "UpdatePriorities")
+"""What can be called: what a learner does in every step."""
+MOST_SILENT: Final = 64
+"""Most connections that have not said hello. Clients say it at once, so few are ever in this state."""
+_PRIVATE: Final = 0o600
+_SHARED: Final = 0o660
+"""Modes of the socket, for a folder of the user's own and for one that a group may read."""
+_LOOK_S: Final = 0.01
+"""How often to look whether all connections have ended."""
+
+
+class LocalSocket:
+    """Listens on a unix-domain socket in the server's own directory."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        endpoints: Mapping[str, AnyEndpoint],
+        authenticator: Authenticator,
+        streams: OpenStreams,
+    ) -> None:
+        """Prepare; nothing listens yet.
+
+        Args:
+            catalog: the tables.
+            endpoints: by name of the method.
+            authenticator: finds out who calls.
+            streams: how many streams are open.
+        """
+        self.streams = streams
+        """How many streams are open."""
+        self._catalog = catalog
+        self._endpoints = endpoints
+        self._authenticator = authenticator
+        self._connections: dict[LocalConnection, None] = {}  # the oldest first
+        self._is_stopping = False
+        self._server: asyncio.Server | None = None
+        self._path: Path | None = None
+
+    async def start(self, path: Path) -> None:
+        """Listen, if that can be done there: where not, clients make all their calls over gRPC."""
+        try:
+            path.unlink(missing_ok=True)  # of a server that was killed; the directory's lock is ours
+            listener = _bound(path)
+        except OSError as error:
+            log.warning("no calls without gRPC: cannot listen on %s: %s", path, error)
+            return
+        self._path = path
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: LocalConnection(self), sock=listener)
+
+    async def stop(self, drain_s: float) -> None:
+        """Take no new connections, refuse what comes, and let what is at work end for so many seconds."""
+        self._is_stopping = True
+        if self._server is not None and self._path is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+        for connection in list(self._connections):
+            connection.stop()
+        deadline = asyncio.get_running_loop().time() + drain_s
+        while self._connections and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(_LOOK_S)
+        for connection in list(self._connections):
+            connection.abort()
+
+    @contextmanager
+    def one_more(self, connection: LocalConnection) -> Iterator[None]:
+        """Count a connection while it is open."""
+        self._connections[connection] = None
+        silent = [other for other in self._connections if other.is_silent]
+        if len(silent) > MOST_SILENT:
+            silent[0].abort()
+        try:
+            yield
+        finally:
+            del self._connections[connection]
+
+    def admit(self, hello: bytes, connection: LocalConnection) -> Admitted:
+        """Let a client in who can read the nonce of a table.
+
+        Raises:
+            RequestError: it may not come in.
+        """
+        try:
+            said = replay_pb2.FrameHello.FromString(hello)
+        except DecodeError as error:
+            got = f"bytes that could not be parsed ({error})"
+            raise errors.invalid_field(FieldError("hello", "a replay.v1.FrameHello", got)) from None
+        if self._is_stopping:
+            raise errors.shutting_down()
+        bounds = self._catalog.bounds
+        most, got_now = bounds.max_local_connections, len(self._connections)
+        if got_now > most:
+            setting = "max_local_connections of the server"
+            raise errors.too_large("connections to the local socket", most, got_now, setting)
+        if said.method not in METHODS:
+            raise errors.invalid_field(FieldError("method", " or ".join(METHODS), repr(said.method)))
+        table = self._catalog.find(said.table, said.table_uid)
+        if not hmac.compare_digest(said.nonce, table.directory.nonce):
+            raise errors.invalid_field(FieldError("nonce", "what the table's file holds", "something else"))
+        return Admitted(
+            endpoint=self._endpoints[said.method],
+            caller=self._authenticator.caller_of(_metadata(said)),
+            limit_bytes=bounds.max_head_bytes,
+            limit_setting=bounds.head_setting,
+        )
+
+
+def _metadata(hello: replay_pb2.FrameHello) -> tuple[tuple[str, str], ...]:
+    """What a call over gRPC would carry to say who it is from."""
+    return (("authorization", hello.authorization),) if hello.authorization else ()
+
+
+def _bound(path: Path) -> socket.socket:
+    """A socket in a directory whose path may be longer than a socket's address."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+        # Who gets into the folder may connect.
+        path.chmod(_SHARED if path.parent.stat().st_mode & stat.S_IXGRP else _PRIVATE)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.close(folder)
+    return listener

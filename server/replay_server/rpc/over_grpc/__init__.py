@@ -1,0 +1,1 @@
+"""The adapter for gRPC, and gRPC's health and reflection services."""

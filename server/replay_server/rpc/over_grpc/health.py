@@ -1,0 +1,62 @@
+"""gRPC's health service, which takes no token and therefore reads nothing: it answers for the server as a whole.
+
+Whatever service a caller asks about, the answer is the same, so requests are not even received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from replay_server.auth.identity import of_peer
+from replay_server.defaults import DEFAULT_CALLER_SHARE
+from replay_server.errors import RequestError
+from replay_server.flow.budgets import Budget
+from replay_server.rpc.statuses import CODES
+
+SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_Answer: Final = health_pb2.HealthCheckResponse
+_SERVING: Final[bytes] = _Answer(status=_Answer.SERVING).SerializeToString()
+_NOT_SERVING: Final[bytes] = _Answer(status=_Answer.NOT_SERVING).SerializeToString()
+MOST_WATCHING: Final = 1024
+"""Streams of Watch at once; those of one host are half of it."""
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Health:
+    """Tells whether the server serves."""
+
+    def __init__(self) -> None:
+        """It does, until it is told otherwise."""
+        self._stopping = asyncio.Event()
+        self._watching = Budget("streams of Watch", "not a setting", MOST_WATCHING, DEFAULT_CALLER_SHARE)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add the service."""
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Check": grpc.stream_unary_rpc_method_handler(self._check),
+            "Watch": grpc.stream_stream_rpc_method_handler(self._watch),
+        }
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
+
+    def stop(self) -> None:
+        """Tell from now on that it does not serve."""
+        self._stopping.set()
+
+    async def _check(self, _requests: object, _context: Context) -> bytes:
+        return _NOT_SERVING if self._stopping.is_set() else _SERVING
+
+    async def _watch(self, _requests: object, context: Context) -> None:
+        host = of_peer(context.peer())
+        try:
+            self._watching.check(host)
+        except RequestError as refusal:
+            await context.abort(CODES[refusal.reason], str(refusal))
+        with self._watching.held(host):
+            if not self._stopping.is_set():
+                await context.write(_SERVING)
+                await self._stopping.wait()
+            await context.write(_NOT_SERVING)

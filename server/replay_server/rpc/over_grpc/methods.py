@@ -1,0 +1,165 @@
+"""Endpoints as gRPC calls them. Nothing of a call's body is received before its caller is known."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+import grpc
+from grpc_status import rpc_status
+from replay_proto.access.serving import only_message
+
+from replay_server.auth.caller import Authenticator, Caller
+from replay_server.errors import RequestError
+from replay_server.rpc.call import Call, Stream
+from replay_server.rpc.endpoint import AnyEndpoint
+from replay_server.rpc.open_streams import OpenStreams
+from replay_server.rpc.statuses import to_status
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class GrpcMethods:
+    """Makes handlers for gRPC out of endpoints."""
+
+    def __init__(self, authenticator: Authenticator, streams: OpenStreams) -> None:
+        """Let in whom the authenticator knows, with so many streams."""
+        self._authenticator = authenticator
+        self._streams = streams
+
+    def handler(self, endpoint: AnyEndpoint) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """Serve an endpoint."""
+        if endpoint.is_stream:
+            return grpc.stream_stream_rpc_method_handler(_Messages(self, endpoint).serve)
+        return grpc.stream_unary_rpc_method_handler(_OneMessage(self, endpoint).serve)
+
+    def caller(self, context: Context) -> Caller:
+        """Who calls.
+
+        Raises:
+            RequestError: UNAUTHENTICATED.
+        """
+        return self._authenticator.caller_of(context.invocation_metadata() or (), context.peer())
+
+    @property
+    def streams(self) -> OpenStreams:
+        """How many streams are open."""
+        return self._streams
+
+
+class _OneMessage:
+    """A call of one request."""
+
+    def __init__(self, methods: GrpcMethods, endpoint: AnyEndpoint) -> None:
+        self._methods = methods
+        self._endpoint = endpoint
+
+    async def serve(self, _requests: object, context: Context) -> bytes:
+        try:
+            call = Call(self._methods.caller(context))
+            return await self._answer(await only_message(context), call, context)
+        except Exception as error:
+            await _refuse(context, error, self._endpoint)
+
+    async def _answer(self, data: bytes, call: Call, context: Context) -> bytes:
+        """The answer. What the call holds is given back once gRPC has sent it."""
+        try:
+            answer = await self._endpoint.answer(data, call)
+        except BaseException:
+            call.sent()
+            raise
+        if call.holds_something:
+
+            def sent(_: Context) -> None:
+                call.sent()
+
+            context.add_done_callback(sent)  # type: ignore[arg-type]  # the stubs have it called without the context
+        return answer
+
+
+class _Messages:
+    """A stream on which each request is answered in order."""
+
+    def __init__(self, methods: GrpcMethods, endpoint: AnyEndpoint) -> None:
+        self._methods = methods
+        self._endpoint = endpoint
+
+    async def serve(self, _requests: object, context: Context) -> None:
+        with self._endpoint.figures.at_work():
+            try:
+                caller = self._methods.caller(context)
+                with self._methods.streams.one_more(context.peer(), caller.identity):
+                    await self._serve(caller, context)
+            except Exception as error:
+                await _refuse(context, error, self._endpoint)
+
+    async def _serve(self, caller: Caller, context: Context) -> None:
+        reader = _Reader(context)
+        stream = Stream(reader.end)
+        try:
+            with caller.while_valid(reader.end):
+                while isinstance(data := await reader.read(), bytes):
+                    call = Call(caller, stream)
+                    try:
+                        await context.write(await self._endpoint.answer(data, call))
+                    finally:
+                        call.sent()
+        finally:
+            stream.close()
+
+
+class _Reader:
+    """Reads a stream. Others may end it, but never amid an answer: its status could not be sent any more."""
+
+    def __init__(self, context: Context) -> None:
+        """Belong to the task that serves the stream."""
+        self._context = context
+        self._task = asyncio.current_task()
+        self._reading = False
+        self._refusal: RequestError | None = None
+
+    def end(self, refusal: RequestError) -> None:
+        """Let the stream end with this refusal instead of its next message."""
+        self._refusal = refusal
+        if self._reading and self._task is not None:
+            self._task.cancel()
+
+    async def read(self) -> object:
+        """The next message, or something else than bytes at the end of the stream.
+
+        Raises:
+            RequestError: the refusal that somebody ended the stream with.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        self._reading = True
+        try:
+            return await self._context.read()
+        except asyncio.CancelledError:
+            if self._refusal is not None:
+                raise self._refusal from None
+            raise
+        finally:
+            self._reading = False
+
+
+async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> NoReturn:
+    """End a call with the status that fits the error."""
+    if isinstance(error, grpc.aio.InternalError):
+        endpoint.figures.errors += 1
+        raise asyncio.CancelledError  # the caller ended the call while it was answered
+    status = rpc_status.to_status(to_status(endpoint.as_refusal(error)))
+    _forget_frames(error)
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise asyncio.CancelledError  # abort() never returns; its type does not say so
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of the frames that an error passed through.
+
+    gRPC keeps the exception that ended a call in a cycle, and with it what this one refers to. A table that is dropped
+    would live on in there, and so would its files.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__

@@ -1,0 +1,123 @@
+"""The right that an RPC takes of its caller, on the table that a message names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+from replay_proto.access.tokens import Right
+from replay_proto.v1 import replay_pb2
+
+from replay_server import errors
+from replay_server.auth.caller import Caller
+from replay_server.checkpoint.store import DEFAULT_SERIES, PERIODIC_SERIES
+from replay_server.rpc.names import only
+
+_TABLE_NAME = only(replay_pb2.DescribeTableRequest, "table")
+"""Every request that is about one table has its name in the same field."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The right that a call needs. It is checked before the message is parsed."""
+
+    names: type[Message] | None
+    """A message type with little more than the names that the check needs: the message is read as this type first.
+    None: the check needs no names."""
+    check: Callable[[Caller, Any, str], None]
+    """Refuses a caller who may not send a message; the text is the table that its stream named before, if any.
+
+    Whether there is such a table does not matter: who may not touch a name does not learn what it stands for.
+    """
+
+
+def on_table(one_of: Right) -> Demand:
+    """One of these rights, on the table of the message."""
+
+    def check(caller: Caller, named: Any, stream_table: str) -> None:
+        caller.check(one_of, named.table or stream_table)
+
+    return Demand(_TABLE_NAME, check)
+
+
+def to_create() -> Demand:
+    """The right to administer the table that is to be."""
+
+    def check(caller: Caller, named: Any, _: str) -> None:
+        caller.check(Right.ADMIN, named.config.name)
+
+    return Demand(only(replay_pb2.CreateTableRequest, "config.name"), check)
+
+
+def to_list() -> Demand:
+    """The right to read any table; the others are left out of the answer."""
+
+    def check(caller: Caller, _named: None, _: str) -> None:
+        caller.check(Right.READ)
+
+    return Demand(None, check)
+
+
+def to_see_figures() -> Demand:
+    """The right to read the table, or where none is named any; the others are left out of the answer."""
+
+    def check(caller: Caller, named: Any, _: str) -> None:
+        caller.check(Right.READ, named.table or None)
+
+    return Demand(_TABLE_NAME, check)
+
+
+def to_learn() -> Demand:
+    """The right to read the table, and with an update to write to it."""
+
+    def check(caller: Caller, named: Any, stream_table: str) -> None:
+        table = named.table or stream_table
+        caller.check(Right.READ, table)
+        if named.HasField("update"):
+            caller.check(Right.WRITE, table)
+
+    return Demand(only(replay_pb2.LearnRequest, "table", "update"), check)
+
+
+def to_copy(most: int) -> Demand:
+    """The right to administer each table that is named, at most so many, or where none is named all; and the series."""
+
+    def check(caller: Caller, request: replay_pb2.CheckpointRequest, _: str) -> None:
+        if len(request.tables) > most:
+            raise errors.too_large("tables of a checkpoint", most, len(request.tables), "max_tables of the server")
+        if not request.tables:
+            caller.check_on_all(Right.ADMIN)
+        for name in request.tables:
+            caller.check(Right.ADMIN, name)
+        check_series(caller, series_of(request, caller))
+
+    return Demand(replay_pb2.CheckpointRequest, check)
+
+
+def series_of(request: replay_pb2.CheckpointRequest, caller: Caller) -> str:
+    """The series that a checkpoint is to be one of; where none is named, one that its caller may write to."""
+    if request.series:
+        return request.series
+    return DEFAULT_SERIES if not request.tables or caller.may_on_all(Right.ADMIN) else request.tables[0]
+
+
+def check_series(caller: Caller, series: str, tables: Iterable[str] = ()) -> None:
+    """Refuse a series of checkpoints, with these tables in it, to a caller who may not administer all of them.
+
+    Its name takes the same right as a table's, so that nobody takes a name that others would use.
+    """
+    what = f"series {series!r}, which takes it on a table of that name, and on all tables in the series"
+    if series == PERIODIC_SERIES:
+        caller.check_on_all(Right.ADMIN, what)
+    caller.check_each(Right.ADMIN, [series, *tables], what)
+
+
+def to_administer_all() -> Demand:
+    """The right to administer all tables, whether or not there are any."""
+
+    def check(caller: Caller, _named: None, _: str) -> None:
+        caller.check_on_all(Right.ADMIN)
+
+    return Demand(None, check)

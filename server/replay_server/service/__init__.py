@@ -1,1 +1,0 @@
-"""The RPCs: what arrives is parsed and checked here, handed to the tables, and answered."""

@@ -1,0 +1,1 @@
+"""Tables that survive a loss of power: checksums, sync points, and recovery."""

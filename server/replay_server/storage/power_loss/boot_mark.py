@@ -1,0 +1,67 @@
+"""Whether the machine went down while a server had tables open: a mark in the root that names the boot.
+
+    <root>/boot.json        {"boot_id": "...", "is_clean": false}
+
+A killed server leaves all it stored in the page cache, and so to the next server of the same boot. After another boot,
+without the mark of a clean end, what lies on the disk may be a mixture of older and newer pages.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from replay_server.files.durable_files import overwrite_file
+from replay_server.files.mapped_file import tells_full
+
+log = logging.getLogger(__name__)
+
+BOOT_FILE = "boot.json"
+_BYTES = 128
+"""Of the mark, spaces at its end included. It is written in place, which needs no room on the disk; a mark that a loss
+of power tears is no mark of a clean end."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class BootMark:
+    """The mark of one root."""
+
+    def __init__(self, root: Path) -> None:
+        """Read what the last server left."""
+        self._path = root / BOOT_FILE
+        self._boot_id = _BOOT_ID.read_text("ascii").strip()
+        self.is_there = self._path.exists()
+        """False in a root that no server, or only one of an earlier version, has had."""
+        self.was_clean = self._was_clean()
+        """Whether the last server's stores can all be relied on: it ended in order, or within this boot."""
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """The tables are open and whole, and about to be stored to."""
+        try:
+            self._write(is_clean=False)
+        except OSError as error:
+            # An earlier mark must not speak for this server: without one, nothing counts as clean.
+            self._path.unlink(missing_ok=True)
+            if not tells_full(error):
+                raise
+            log.warning("%s: no room to mark that tables are open; they count as torn after another boot", self._path)
+            return
+        self._has_begun = True
+
+    def end(self) -> None:
+        """All is on the disk, and nothing is stored to any more. Without `begin`, what was there before still holds."""
+        if self._has_begun:
+            self._write(is_clean=True)
+
+    def _was_clean(self) -> bool:
+        try:
+            mark = json.loads(self._path.read_text("utf-8"))
+            return mark["is_clean"] is True or mark["boot_id"] == self._boot_id
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _write(self, *, is_clean: bool) -> None:
+        mark = json.dumps({"boot_id": self._boot_id, "is_clean": is_clean})
+        overwrite_file(self._path, mark.ljust(_BYTES).encode())

@@ -1,0 +1,274 @@
+"""What is left of a table with checksums after a loss of power: only rows that verify, and a past that has happened.
+
+The disk may hold any mixture of older and newer pages of what was stored since the last sync point. What comes back is
+the table as it stood at one moment, at that sync point or later, less what was overwritten after that moment:
+
+1. From the sync point on, rows that verify are taken in the order of their keys. A row names its insert: one with a
+   writer is taken if all its rows are there and it is the writer's next, and then becomes a writer's record again. The
+   first row that does not fit ends this: what lies beyond would leave a hole.
+2. Of the rows before this end, the oldest may have been overwritten by rows that are lost. The newest run of
+   consecutive keys that verify is live: the table is cut at its newest hole, and no insert before the sync point is
+   taken back.
+3. This becomes the table's new sync point, and then its header and its writers' records. The header says before how
+   many rows are lost.
+
+Doing this again, if it is cut short, comes to the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.layout import HEADER_FILE, HEADER_WORDS, WRITE_HORIZON
+from replay_proto.rate_limit import RateLimit
+
+from replay_server.backends.index import LiveRows, live_slots
+from replay_server.files.durable_files import overwrite_file
+from replay_server.files.mapped_file import MappedFile
+from replay_server.storage.header import FIRST_STATE_WORD, LOST, state_in
+from replay_server.storage.power_loss.row_checksums import RowChecksums, inserts_in, short_sequence, writer_tag
+from replay_server.storage.power_loss.sync_point import SYNC_POINT_FILE, SyncPoint, SyncPoints
+from replay_server.storage.row_store import RowStore
+from replay_server.storage.table_config import TableConfig
+from replay_server.storage.table_state import MAX_KEY, TableState
+from replay_server.storage.writer_records import FILE_NAME as WRITERS_FILE
+from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRecords, ids_in
+
+log = logging.getLogger(__name__)
+
+PRIORITIES_FILE = "priorities.bin"
+PRIORITY_BYTES = 8
+_FIRST_PRIORITY = 1.0
+_ROWS_AT_ONCE = 1 << 17
+
+
+def recover(folder: Path, config: TableConfig) -> None:
+    """Make the files of a table agree with each other again.
+
+    Args:
+        folder: the table's directory; nobody has it open.
+        config: the table's.
+
+    Raises:
+        ValueError: if a file is damaged beyond what a loss of power does; it is named.
+        OSError: if one cannot be read or written.
+    """
+    began = time.monotonic()
+    rows = RowStore(folder, config.schema, config.slots, create=False, checked=True)
+    points = SyncPoints(folder, create=False)
+    try:
+        assert rows.checksums is not None
+        if points.newest is None:
+            raise ValueError(
+                f"{folder / SYNC_POINT_FILE}: expected a whole sync point, found none; the file is damaged"
+            )
+        found = _find(folder, config, rows.checksums, points.newest)
+        _store_header(folder, found.header, lost=found.point.lost)
+        points.store(found.point)
+        _apply(folder, config, found.point)
+        rows.checksums.erase(found.point.state.inserted, config.slots - len(found.live))
+        rows.checksums.file.sync()
+    finally:
+        points.close()
+        rows.close()
+    log.info(
+        "table %s: %d rows verify after a loss of power, looked at in %.1f s",
+        *(config.name, len(found.live), time.monotonic() - began),
+    )
+    if found.lost:
+        log.warning(
+            "table %s: %d rows are lost, of the keys %s; rows of these keys will be others",
+            *(
+                config.name,
+                sum(map(len, found.lost)),
+                ", ".join(f"{keys.start} to {keys.stop - 1}" for keys in found.lost),
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _Found:
+    header: TableState
+    """As it was."""
+    point: SyncPoint
+    """As it will be."""
+    live: range
+    lost: list[range]
+
+
+def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: SyncPoint) -> _Found:
+    header, already_lost = _read_header(folder, point, config.times)
+    floor = header.released(config.times)
+    end, writers = _roll_forward(checksums, point, _read_writers(folder), config.slots)
+    live = _newest_run(checksums, max(floor, end - config.most_live), end)
+    if live.stop < end:
+        # Damage beyond what a loss of power does. An insert that is cut in two goes wholly: its writer may repeat it.
+        live = _without_half_an_insert(checksums, live, config.slack)
+        with _records(writers, live.stop) as records:
+            writers = records.used()
+    inserted, committed = max(live.stop, floor), max(end, header.inserted)
+    oldest = live.start if live else inserted
+    lost = _outside(live, max(floor, committed - config.most_live), committed)
+    state = _in_step(config, header, inserted)
+    if oldest > state.oldest(config.most_live, config.times):
+        state = state.without_rows_below(oldest)
+    recovered = SyncPoint(state, already_lost or point.lost + sum(map(len, lost)), writers)
+    return _Found(header, recovered, range(oldest, inserted), lost)
+
+
+def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState, int]:
+    """The state in the header on the disk if that can be true, and is newer than the sync point; else the sync point's.
+
+    Returns:
+        The state, and the rows lost ever, by a recovery that was cut short; 0: there was none.
+    """
+    words = np.fromfile(folder / HEADER_FILE, "<i8")
+    if len(words) != HEADER_WORDS:
+        raise ValueError(f"{folder / HEADER_FILE}: expected {HEADER_WORDS} words, found {len(words)}")
+    state = state_in(words)
+    try:
+        state.check(times)
+    except ValueError:
+        return point.state, 0
+    return (state, int(words[LOST])) if state.is_not_before(point.state) else (point.state, 0)
+
+
+def _store_header(folder: Path, state: TableState, lost: int = 0) -> None:
+    """Put a state in place of the header on the disk."""
+    words = np.zeros(HEADER_WORDS, "<i8")
+    words[WRITE_HORIZON], words[LOST] = state.inserted, lost
+    words[FIRST_STATE_WORD:LOST] = state.to_words()
+    overwrite_file(folder / HEADER_FILE, words.tobytes())
+
+
+def _read_writers(folder: Path) -> NDArray[np.uint8]:
+    """The writers' records on the disk, any of which may be torn."""
+    content = np.fromfile(folder / WRITERS_FILE, np.uint8)
+    if len(content) != WRITER_RECORDS_BYTES:
+        raise ValueError(f"{folder / WRITERS_FILE}: expected {WRITER_RECORDS_BYTES} bytes, found {len(content)}")
+    return content
+
+
+@contextmanager
+def _records(used: bytes, inserted: int) -> Iterator[WriterRecords]:
+    """Writers' records in a place of their own; those of rows beyond ``inserted`` are erased."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, WRITERS_FILE).write_bytes(_whole_file(used))
+        records = WriterRecords(Path(folder), inserted=inserted, create=False)
+        try:
+            yield records
+        finally:
+            records.close()
+
+
+def _whole_file(used: bytes) -> bytes:
+    return used.ljust(WRITER_RECORDS_BYTES, b"\0")
+
+
+def _roll_forward(
+    checksums: RowChecksums, point: SyncPoint, stored: NDArray[np.uint8], slots: int
+) -> tuple[int, bytes]:
+    """Take rows from the sync point on, as long as each follows the one before.
+
+    Of ``stored`` records only the writers' ids are used: the rows say the rest.
+
+    Returns:
+        The key after the last row, and the writers' records that belong to it.
+    """
+    end = point.state.inserted
+    with _records(point.writers, end) as records:
+        ids = {writer_tag(each): each for each in (*ids_in(stored), *ids_in(records.content))}
+        for insert in inserts_in(checksums.origins(end, _count_whole(checksums, end, slots))):
+            rows = insert.stop - insert.start
+            if insert.has_writer:
+                writer = ids.get(insert.tag)
+                if writer is None or not (insert.has_first and insert.has_last):
+                    break
+                sequence = records.last_sequence(writer) + 1
+                if short_sequence(sequence) != insert.sequence:
+                    break
+                records.store(writer, sequence, end, rows)
+            end += rows
+        return end, records.used()
+
+
+def _count_whole(checksums: RowChecksums, first_key: int, slots: int) -> int:
+    """How many rows verify from this key on, one after the other."""
+    count = 0
+    while count < slots:
+        whole = checksums.whole(first_key + count, min(_ROWS_AT_ONCE, slots - count))
+        if not whole.all():
+            return count + int(np.argmin(whole))
+        count += len(whole)
+    return count
+
+
+def _newest_run(checksums: RowChecksums, oldest: int, end: int) -> range:
+    """The newest consecutive keys whose rows verify; if there are none, none before ``end``."""
+    chunks = [checksums.whole(first, min(_ROWS_AT_ONCE, end - first)) for first in range(oldest, end, _ROWS_AT_ONCE)]
+    # With a hole on either side, every run has a beginning and an end.
+    steps = np.diff(np.concatenate([[False], *chunks, [False]]).astype(np.int8))
+    starts, stops = np.flatnonzero(steps > 0), np.flatnonzero(steps < 0)
+    return range(oldest + int(starts[-1]), oldest + int(stops[-1])) if len(starts) else range(end, end)
+
+
+def _without_half_an_insert(checksums: RowChecksums, live: range, slack: int) -> range:
+    """The rows without those of a writer's insert at their end of which more would follow."""
+    first = max(live.start, live.stop - slack)
+    *_, last = inserts_in(checksums.origins(first, live.stop - first))
+    return range(live.start, first + last.start) if last.has_writer and not last.has_last else live
+
+
+def _outside(live: range, first: int, stop: int) -> list[range]:
+    """The keys from ``first`` to ``stop`` that are not live."""
+    if not live:
+        return [range(first, stop)] if first < stop else []
+    return [keys for keys in (range(first, live.start), range(max(first, live.stop), stop)) if keys]
+
+
+def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableState:
+    """The state with so many rows inserted.
+
+    If the header says the same number, nothing changes. Otherwise its counters move as little as possible, so that no
+    call waits for samples of rows that are gone, or for draws of rows that came after the header was written.
+    """
+    state = header._replace(inserted=inserted, delivered=min(header.delivered, inserted * config.times))
+    if inserted == header.inserted or config.rate_limit is None:
+        return state
+    return state._replace(sampled=_within(config.rate_limit, inserted - state.counted_from, state.sampled))
+
+
+def _within(limit: RateLimit, inserted: int, sampled: int) -> int:
+    """The number nearest to ``sampled`` with which a rate limiter's difference is within its bounds."""
+    if limit.samples_per_insert is None:
+        return sampled
+    owed = inserted * limit.samples_per_insert
+    least, most = math.ceil(owed - limit.max_diff), math.floor(owed - limit.min_diff)
+    return min(max(0, min(max(sampled, least), most)), MAX_KEY)
+
+
+def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
+    """Bring header, writers' records and priorities to what a sync point says."""
+    _store_header(folder, point.state)
+    overwrite_file(folder / WRITERS_FILE, _whole_file(point.writers))
+    file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=False)
+    file.reserve(file.size)
+    priorities: NDArray[np.float64] = file.view(np.dtype("<f8"), (config.slots,))  # type: ignore[assignment]
+    rows = point.state.live(config.most_live, config.times)
+    slots = live_slots(LiveRows(rows.start, len(rows), config.slots))
+    live = priorities[slots]
+    # Rows that had been evicted by others which are lost have none any more: they get what new rows do.
+    known = np.isfinite(live) & (live >= 0)
+    largest = float(live[known].max()) if known.any() else 0.0
+    priorities[slots[~known]] = largest or _FIRST_PRIORITY
+    file.sync()
+    file.close()

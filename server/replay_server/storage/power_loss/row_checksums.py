@@ -1,0 +1,149 @@
+"""A checksum for every row, which tells a row that was written whole from one that a loss of power tore.
+
+Two words per slot: the row's origin (which insert of which writer it came with, and whether it was the first or last
+row of it; 0 without a writer), and a checksum over key, origin, columns and link. A row that was left in its slot by
+an earlier key therefore does not verify under a later one.
+
+The checksum takes in a word w by ``h = (h ^ w) * P; h ^= h >> 32``: FNV-1a (Fowler, Noll and Vo) on words instead of
+bytes, with the shift that SplitMix64 (Steele, Lea and Flood, 2014) spreads high bits down by. Every step is a bijection
+of h and of w, so a change of one word always shows; one of several words goes unnoticed once in 2^64. It protects from
+accidents, not from forgery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.framing import Array
+
+from replay_server.files.mapped_file import MappedFile
+from replay_server.storage.power_loss import checksum_kernels
+from replay_server.storage.power_loss.checksum_kernels import FIRST, HAS_WRITER, LAST, compile_checksums
+
+CHECKSUMS_FILE = "checksums.bin"
+CHECKSUM_BYTES = 16
+"""Per row."""
+_SEQUENCE_BIT, _SEQUENCE_BITS = 3, 21
+_TAG_BIT = _SEQUENCE_BIT + _SEQUENCE_BITS
+_TAG_BYTES = 5
+
+
+@dataclass(frozen=True)
+class InsertTrace:
+    """What consecutive rows say about the insert that they came with."""
+
+    start: int
+    """Index of the first of them."""
+    stop: int
+    """Index after the last one."""
+    has_writer: bool
+    """False: rows of any number of inserts without a writer."""
+    tag: int
+    """Of the writer, see `writer_tag`."""
+    sequence: int
+    """The lowest bits of the insert's number, see `short_sequence`."""
+    has_first: bool
+    """Whether the insert's first row is among them."""
+    has_last: bool
+    """Whether its last row is."""
+
+
+def inserts_in(words: NDArray[np.uint64]) -> Iterator[InsertTrace]:
+    """The inserts that rows came with. words: uint64[n], by `RowChecksums.origins`."""
+    names = words & ~np.uint64(FIRST | LAST)
+    starts = np.flatnonzero(np.diff(names)) + 1
+    # Sorted and each once: of no rows there is no pair.
+    for start, stop in pairwise(sorted({0, *starts.tolist(), len(words)})):
+        word = int(names[start])
+        yield InsertTrace(
+            start=start,
+            stop=stop,
+            has_writer=bool(word & HAS_WRITER),
+            tag=word >> _TAG_BIT,
+            sequence=short_sequence(word >> _SEQUENCE_BIT),
+            has_first=bool(int(words[start]) & FIRST),
+            has_last=bool(int(words[stop - 1]) & LAST),
+        )
+
+
+def writer_tag(writer_id: bytes) -> int:
+    """40 bits that stand for a writer."""
+    return int.from_bytes(hashlib.blake2b(writer_id, digest_size=_TAG_BYTES).digest(), "little")
+
+
+def short_sequence(sequence: int) -> int:
+    """The bits of an insert's number that a row keeps: far more than a writer can insert between two syncs."""
+    return sequence & ((1 << _SEQUENCE_BITS) - 1)
+
+
+def origin_word(writer_id: bytes, sequence: int) -> int:
+    """What all rows of an insert have in common."""
+    return writer_tag(writer_id) << _TAG_BIT | short_sequence(sequence) << _SEQUENCE_BIT | HAS_WRITER
+
+
+class RowChecksums:
+    """The checksums of a table's rows, by slot."""
+
+    def __init__(self, folder: Path, columns: list[Array], *, create: bool) -> None:
+        """Map the checksums of the table in ``folder``.
+
+        Args:
+            folder: the table's directory.
+            columns: content of its columns and links, ``dtype[slots, elements]`` each.
+            create: make the file, or open it.
+        """
+        compile_checksums()
+        slots = len(columns[0])
+        self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)
+        self._words: NDArray[np.uint64] = self.file.view(np.dtype("<u8"), (slots, 2))  # type: ignore[assignment]
+        self._columns = [_as_words(column) for column in columns]
+
+    def seal(self, first_key: int, count: int, origin: int) -> None:
+        """Store the checksums of rows that were just written.
+
+        Args:
+            first_key: of the first of them.
+            count: how many, at most one per slot.
+            origin: `origin_word` of the insert; 0: it has no writer.
+        """
+        first = first_key % len(self._words)
+        checksum_kernels.store_origins(self._words, first, count, np.uint64(origin))
+        checksum_kernels.store_checksums(self._words, first, self._checksums(first_key, count))
+
+    def whole(self, first_key: int, count: int) -> NDArray[np.bool_]:
+        """bool[count]: whether each row is there under its key, as it was written."""
+        return checksum_kernels.compare(self._words, first_key % len(self._words), self._checksums(first_key, count))
+
+    def origins(self, first_key: int, count: int) -> NDArray[np.uint64]:
+        """uint64[count]: the words of the rows' origins, see `inserts_in`."""
+        return np.take(self._words[:, 0], np.arange(first_key, first_key + count), mode="wrap")
+
+    def erase(self, first_key: int, count: int) -> None:
+        """Make sure that rows which are not live never verify, whatever was written there; at most one per slot."""
+        checksum_kernels.erase(self._words, first_key % len(self._words), count)
+
+    def close(self) -> None:
+        """Unmap them."""
+        del self._words
+        self._columns.clear()
+        self.file.close()
+
+    def _checksums(self, first_key: int, count: int) -> NDArray[np.uint64]:
+        first = first_key % len(self._words)
+        sums = checksum_kernels.begin(self._words, first, first_key, count)
+        for words in self._columns:
+            checksum_kernels.take_in(words, first, sums)
+        return sums
+
+
+def _as_words(column: Array) -> Array:
+    """The same bytes as the widest words that fit into a row."""
+    row_bytes = column.nbytes // len(column)
+    width = next(width for width in (8, 4, 2, 1) if row_bytes % width == 0)
+    return column.view(np.dtype(f"<u{width}"))

@@ -1,0 +1,1 @@
+"""One table: which rows are live, how they are drawn, and what changes together."""

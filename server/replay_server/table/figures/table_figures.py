@@ -1,0 +1,178 @@
+"""What happened to one table since the server began: recorded as it happens, read as one snapshot.
+
+figures.updated(distinct=200, stale=3)
+with figures.one_waits():
+...
+seen = figures.snapshot()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.table.figures.ages import InsertClock
+from replay_server.table.figures.rates import Rate
+from replay_server.table.figures.times_sampled import TimesSampled
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rows per second over the last `rates.WINDOW_S` seconds."""
+
+    inserted: float
+    sampled: float
+    updated: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Figures of one table at one moment. Counts are since the server began."""
+
+    sampled: int
+    """Rows drawn."""
+    updated: int
+    """Priorities set."""
+    rates: Rates
+    """Rows per second."""
+    stale: int
+    """Keys of updates that were not live."""
+    repeated_inserts: int
+    """Repeated inserts that were answered and not applied again."""
+    copied_by_clients: int
+    """Rows drawn that clients on this host copied themselves."""
+    overtaken_copies: int
+    """How often inserts overtook such a copy."""
+    batches: int
+    """Batches that learners drew on streams."""
+    batches_ahead: int
+    """Sum over these of how many batches' updates each draw did not know of."""
+    failed_syncs: int
+    """How often the disk refused to take the table."""
+    waiting: int
+    """Calls that wait now."""
+    waiting_inserts: int
+    """Calls among them that wait to insert."""
+    waited: int
+    """Calls that had to wait."""
+    times_sampled: tuple[tuple[int, int, int], ...]
+    """Live rows by how often they were drawn: at least, at most, how many rows."""
+
+
+class TableFigures:
+    """See the module. Lives on the event loop."""
+
+    def __init__(self, *, slots: int, capacity: int, inserted: int, size: int) -> None:
+        """Begin with a table of so many slots, which has ``size`` live rows."""
+        self._inserted = Rate()
+        self._sampled = Rate()
+        self._updated = Rate()
+        self._clock = InsertClock(capacity, inserted)
+        self._times_sampled = TimesSampled(slots)
+        self._times_sampled.appear(size)
+        self._stale = self._repeated_inserts = self._failed_syncs = 0
+        self._copied_by_clients = self._overtaken_copies = 0
+        self._batches = self._batches_ahead = 0
+        self._waiting = self._waiting_inserts = self._waited = 0
+
+    def inserted(self, rows: int, next_key: int) -> None:
+        """Rows have become live, all below this key."""
+        self._inserted.add(rows)
+        self._clock.tick(next_key)
+        self._times_sampled.appear(rows)
+
+    def evicted(self, keys: NDArray[np.int64]) -> None:
+        """Rows are live no more. keys: int64[n]."""
+        self._times_sampled.disappear(keys)
+
+    def insert_repeated(self) -> None:
+        """An insert was answered that had been applied before."""
+        self._repeated_inserts += 1
+
+    def drawn(self, keys: NDArray[np.int64]) -> None:
+        """Live rows were drawn. keys: int64[n], those among the rows handed out that are live."""
+        self._times_sampled.draw(keys)
+
+    def handed_out(self, rows: int) -> None:
+        """So many rows were drawn, whether or not they are still live."""
+        self._sampled.add(rows)
+
+    def copied_by_client(self, rows: int) -> None:
+        """A client on this host copies so many rows that were drawn."""
+        self._copied_by_clients += rows
+
+    def copy_overtaken(self) -> None:
+        """Inserts overtook the copy of a client, and it had a batch sent instead."""
+        self._overtaken_copies += 1
+
+    def asked_ahead(self, batches: int, ahead: int) -> None:
+        """A learner drew batches on a stream while ``ahead`` others were on their way."""
+        self._batches += batches
+        # Each batch of the message comes after the ones before it.
+        self._batches_ahead += batches * ahead + batches * (batches - 1) // 2
+
+    def updated(self, distinct: int, stale: int) -> None:
+        """An update set the priorities of so many rows; so many other keys were not live."""
+        self._updated.add(distinct)
+        self._stale += stale
+
+    def sync_failed(self) -> None:
+        """The disk refused to take the table."""
+        self._failed_syncs += 1
+
+    def has_to_wait(self) -> None:
+        """A call may not go on at once."""
+        self._waited += 1
+
+    @contextmanager
+    def one_waits(self) -> Iterator[None]:
+        """Count a call that waits inside."""
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def insert_waits(self) -> None:
+        """An insert joins its line."""
+        self._waiting_inserts += 1
+
+    def insert_left(self) -> None:
+        """An insert is in line no more."""
+        self._waiting_inserts -= 1
+
+    @property
+    def updates(self) -> int:
+        """Priorities set."""
+        return self._updated.total
+
+    def age_s(self, key: int) -> float:
+        """Seconds since a live row was inserted."""
+        return self._clock.age_s(key)
+
+    def times_sampled(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: how often each of these live rows was drawn. keys: int64[n]."""
+        return self._times_sampled.of(keys)
+
+    def snapshot(self) -> Snapshot:
+        """The figures as they stand."""
+        return Snapshot(
+            sampled=self._sampled.total,
+            updated=self._updated.total,
+            rates=Rates(self._inserted.per_second(), self._sampled.per_second(), self._updated.per_second()),
+            stale=self._stale,
+            repeated_inserts=self._repeated_inserts,
+            copied_by_clients=self._copied_by_clients,
+            overtaken_copies=self._overtaken_copies,
+            batches=self._batches,
+            batches_ahead=self._batches_ahead,
+            failed_syncs=self._failed_syncs,
+            waiting=self._waiting,
+            waiting_inserts=self._waiting_inserts,
+            waited=self._waited,
+            times_sampled=tuple(self._times_sampled.bars()),
+        )

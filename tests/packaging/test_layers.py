@@ -1,0 +1,94 @@
+"""Which part of a package may import which: arrows run one way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.project import PACKAGES
+
+LAYERS: dict[str, list[set[str]]] = {
+    "replay_server": [
+        {"__init__", "defaults", "errors", "files"},
+        {"auth", "kernels"},
+        {"backends"},
+        {"storage"},
+        {"table"},
+        {"flow"},
+        {"catalog"},
+        {"checkpoint"},
+        {"rpc"},
+        {"process"},
+        {"__main__"},
+    ],
+    "replay_client": [
+        {"errors"},
+        {"draws", "results", "security"},
+        {"_rows"},
+        {"_transport", "batch", "spaces"},
+        {"jax", "sampler", "writer"},
+        {"torch"},
+        {"table"},
+        {"client"},
+        {"__init__"},
+        {"cli"},
+    ],
+    "replay_agent": [
+        {"dqn", "processes", "settings"},
+        {"acting"},
+        {"replay", "reporting"},
+        {"distributed"},
+        {"training"},
+        {"commands"},
+        {"__init__"},
+    ],
+}
+"""By package, from the ground up: a module or sub-package imports only from floors below its own."""
+
+
+def part_of(package: str, source: Path) -> str:
+    """The part that a file belongs to."""
+    first, *below = source.relative_to(PACKAGES[package]).parts
+    return first if below else source.stem
+
+
+def imported(package: str, source: Path) -> Iterator[str]:
+    """Parts of its own package that a file imports anywhere, in functions too."""
+    for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            root, *below = module.split(".")
+            if root == package and below != ["__version__"]:
+                yield below[0] if below and below[0] in parts(package) else "__init__"
+
+
+def parts(package: str) -> set[str]:
+    """Modules and sub-packages right below a package."""
+    return {part_of(package, source) for source in PACKAGES[package].rglob("*.py")}
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_part_has_its_floor(package: str) -> None:
+    floors = LAYERS[package]
+    assert parts(package) == set().union(*floors)
+    assert sum(map(len, floors)) == len(set().union(*floors)), "a part is on two floors"
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_a_part_imports_only_from_the_floors_below_it(package: str) -> None:
+    floor_of = {part: number for number, floor in enumerate(LAYERS[package]) for part in floor}
+    upward = {
+        (str(source.relative_to(PACKAGES[package])), name)
+        for source in PACKAGES[package].rglob("*.py")
+        for name in imported(package, source)
+        if name != part_of(package, source) and floor_of[name] >= floor_of[part_of(package, source)]
+    }
+    assert upward == set()
