@@ -16,8 +16,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -47,8 +46,7 @@ _address_of.restype = ctypes.c_void_p
 _address_of.argtypes = [ctypes.py_object]
 
 
-@dataclass(frozen=True)
-class Framed(Generic[M]):
+class Framed(NamedTuple, Generic[M]):
     """A message received: its head parsed, its rows as they lie in the bytes that came."""
 
     head: M

@@ -6,8 +6,7 @@ the ring they lie in (key ``k`` in slot ``k % slots``); it knows nothing of colu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,7 @@ LEAST_PROBABILITY = float(np.finfo(np.float64).tiny)
 """Reported instead of a smaller one, whose inverse, an importance-sampling weight, would overflow."""
 
 
-@dataclass(frozen=True)
-class LiveRows:
+class LiveRows(NamedTuple):
     """The live rows of a table: ``size`` consecutive keys, from ``oldest`` on."""
 
     oldest: int
@@ -39,8 +37,7 @@ def live_slots(live: LiveRows) -> NDArray[np.int64]:
     return np.arange(live.oldest, live.oldest + live.size, dtype=np.int64) % live.slots
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """Rows drawn by a backend, in the order of the fractions they were drawn for."""
 
     keys: NDArray[np.int64]

@@ -41,12 +41,12 @@ class Budget:
         self._setting = setting
         self._most = most
         self._each = max(1, int(most * share)) if most else 0
-        self._held: Counter[str] = Counter()
+        self._held: dict[str, int] = {}
         self._total = 0
 
     def holds(self, caller: str) -> int:
         """What a caller holds."""
-        return self._held[caller]
+        return self._held.get(caller, 0)
 
     @property
     def total(self) -> int:
@@ -61,7 +61,7 @@ class Budget:
         """
         if self._fits(caller, amount):
             return
-        mine = self._held[caller] + amount
+        mine = self.holds(caller) + amount
         if mine > self._each and self._each < self._most:
             raise errors.too_large(
                 f"{self._bound}, of one caller", self._each, mine, f"{self._setting}, times caller_share"
@@ -70,14 +70,16 @@ class Budget:
 
     def take(self, caller: str, amount: int = 1) -> None:
         """Count what a caller takes; whether it may is asked by `check`."""
-        self._held[caller] += amount
+        self._held[caller] = self.holds(caller) + amount
         self._total += amount
 
     def give_back(self, caller: str, amount: int = 1) -> None:
         """It holds so much less."""
         self._total -= amount
-        self._held[caller] -= amount
-        if not self._held[caller]:
+        left = self._held[caller] - amount
+        if left:
+            self._held[caller] = left
+        else:
             del self._held[caller]
 
     @contextmanager
@@ -95,7 +97,7 @@ class Budget:
             self.give_back(caller, amount)
 
     def _fits(self, caller: str, amount: int) -> bool:
-        mine = self._held[caller]
+        mine = self._held.get(caller, 0)
         if not mine:
             return self._most > 0
         return mine + amount <= self._each and self._total + amount <= self._most
@@ -156,11 +158,12 @@ class QueuedBudget(Budget):
             self._large[caller] -= 1
             if not self._large[caller]:
                 del self._large[caller]
-        self._serve()
+        if self._lines:
+            self._serve()
 
     def _serve(self) -> None:
         """Let those on for whom there is room, one of each line at a time."""
-        moved = bool(self._lines)
+        moved = True
         while moved:
             moved = False
             for of, line in list(self._lines.items()):
@@ -183,4 +186,4 @@ class QueuedBudget(Budget):
             return super()._fits(caller, amount)
         if not self._large[caller]:  # small ones that come and go do not keep it waiting
             return True
-        return self._held[caller] + amount <= self._for_large and super()._fits(caller, amount)
+        return self.holds(caller) + amount <= self._for_large and super()._fits(caller, amount)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ class WeightNorm(Enum):
     """The weight of the least probable live row of non-zero mass."""
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """What a caller asks for."""
 
     batch_size: int
@@ -42,8 +41,7 @@ class Draw:
     """How the points are chosen."""
 
 
-@dataclass(frozen=True)
-class DrawnBatch:
+class DrawnBatch(NamedTuple):
     """Rows drawn, and the state of the table at that moment."""
 
     keys: NDArray[np.int64]

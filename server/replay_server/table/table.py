@@ -84,7 +84,7 @@ class Table:
         """Held while rows of a queue are on their way out: the next draw takes those behind them."""
         self.turns = Turns()
         """Whose turn it is to insert."""
-        self._kept, self._times = self.config.most_live, self.config.times
+        self._kept, self._times, self._slots = self.config.most_live, self.config.times, self.config.slots
         self._index = make_index(
             self.config.backend,
             make_parameters(self.config.backend, self.config.parameters),
@@ -129,7 +129,8 @@ class Table:
     @property
     def live(self) -> LiveRows:
         """The live rows."""
-        return LiveRows(self.oldest, self.size, self.config.slots)
+        oldest = self.oldest
+        return LiveRows(oldest, self.inserted - oldest, self._slots)
 
     @property
     def total_mass(self) -> float:

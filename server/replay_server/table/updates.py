@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 """Multipliers of SplitMix64's finalizer (Steele et al. 2014), after which every bit depends on every other."""
 
 
-@dataclass(frozen=True)
-class ResolvedUpdate:
+class ResolvedUpdate(NamedTuple):
     """An update, without stale keys and duplicates."""
 
     keys: NDArray[np.int64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 from replay_proto.framing import Framed
@@ -23,8 +23,7 @@ Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
 """Makes a reply, without its rows, out of batches of a table."""
 
 
-@dataclass(frozen=True)
-class _Wanted:
+class _Wanted(NamedTuple):
     """What a request asks to be drawn."""
 
     table: str
@@ -69,7 +68,7 @@ class SamplingHandlers:
         self._check_size(wanted)
 
         def reply(table: Table, drawn: Sequence[DrawnBatch]) -> Message:
-            return replay_pb2.SampleResponse(batch=_to_proto(drawn[0]), table_uid=table.uid)
+            return replay_pb2.SampleResponse(batch=replay_pb2.Batch(**_fields(drawn[0])), table_uid=table.uid)
 
         table = await self._admit(call, wanted)
         return await self._drawn(call, table, wanted, reply)
@@ -126,7 +125,8 @@ class SamplingHandlers:
 
         def reply(_: Table, drawn: Sequence[DrawnBatch]) -> Message:
             del response.batches[:]
-            response.batches.extend(map(_to_proto, drawn))
+            for batch in drawn:
+                response.batches.add(**_fields(batch))
             return response
 
         table = await self._admit(call, wanted)
@@ -243,14 +243,15 @@ def _wanted_on_a_stream(name: str, uid: bytes, message: replay_pb2.LearnRequest)
     return _Wanted(name, uid, fields.draw(message.draw), batches, wait_s, message.same_host, ahead)
 
 
-def _to_proto(batch: DrawnBatch) -> replay_pb2.Batch:
-    return replay_pb2.Batch(
-        keys=batch.keys.tobytes(),
-        probabilities=batch.probabilities.tobytes(),
-        weights=batch.weights.tobytes(),
-        beta=batch.beta,
-        size=batch.size,
-        total_mass=batch.total_mass,
-        smallest_probability=batch.smallest_probability,
-        inserted=batch.inserted,
-    )
+def _fields(batch: DrawnBatch) -> dict[str, Any]:
+    """Of a replay.v1.Batch."""
+    return {
+        "keys": batch.keys.tobytes(),
+        "probabilities": batch.probabilities.tobytes(),
+        "weights": batch.weights.tobytes(),
+        "beta": batch.beta,
+        "size": batch.size,
+        "total_mass": batch.total_mass,
+        "smallest_probability": batch.smallest_probability,
+        "inserted": batch.inserted,
+    }
