@@ -119,7 +119,7 @@ def _start_helper(share: str) -> subprocess.Popen[bytes]:
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "NUMBA_CACHE_DIR": str(kernel_cache.folder().parent),
     }
-    code = f"from replay_server import warming; warming.{share}()"
+    code = f"from replay_server.process import warming; warming.{share}()"
     return subprocess.Popen([sys.executable, "-P", "-c", code], env=environment, stdin=subprocess.DEVNULL)
 
 
