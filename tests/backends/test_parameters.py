@@ -9,7 +9,6 @@ import pytest
 from replay_proto.errors import FieldError
 from replay_server.backends import (
     BACKENDS,
-    FifoIndex,
     RankIndex,
     RankParameters,
     SumTree,
@@ -46,7 +45,6 @@ def test_what_is_not_given_has_its_default() -> None:
         ("sum_tree", "max_times_sampled", 1.0, "alpha, epsilon, max_priority"),
         ("rank", "max_times_sampled", 1.0, "alpha"),
         ("uniform", "max_times_sampled", 1.0, "it has none"),
-        ("fifo", "alpha", 0.6, "max_times_sampled"),
     ],
 )
 def test_a_wrong_parameter_is_named_with_what_was_expected_and_what_came(
@@ -68,7 +66,7 @@ def test_an_unknown_backend_is_refused_with_the_names_of_those_there_are() -> No
 
 
 def test_each_name_of_the_contract_makes_its_own_backend() -> None:
-    expected = {"sum_tree": SumTree, "rank": RankIndex, "uniform": UniformIndex, "fifo": FifoIndex}
+    expected = {"sum_tree": SumTree, "rank": RankIndex, "uniform": UniformIndex}
     assert {*BACKENDS} == {*expected}
     for name, kind in expected.items():
         assert type(make_index(name, make_parameters(name, {}), np.zeros(4), 4)) is kind

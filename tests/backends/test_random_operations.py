@@ -32,7 +32,6 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, float]]] = {
         },
     ),
     "uniform": st.just({}),
-    "fifo": st.fixed_dictionaries({}, optional={"max_times_sampled": st.integers(1, 10_000)}),
 }
 
 

@@ -20,7 +20,7 @@ from replay_server.checkpoint.writing import write_checkpoint
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.draws import Draw
-from replay_server.table.gates import LimiterGate
+from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support.rows import WHOLE, columns_of, values_in
@@ -102,8 +102,13 @@ class Lived:
         elif not table.size:
             return "empty"
         batch = table.draw(Draw(count, beta=number / 5))
-        assert len(table.live_keys(batch.keys)) == count or table.is_queue
-        return (batch.keys.tolist() if table.is_queue else ""), batch.size, batch.total_mass, batch.smallest_probability
+        assert len(table.live_keys(batch.keys)) == count or table.config.is_queue
+        return (
+            (batch.keys.tolist() if table.config.is_queue else ""),
+            batch.size,
+            batch.total_mass,
+            batch.smallest_probability,
+        )
 
     def _update(self, count: int, number: int) -> object:
         keys = self.table.oldest - 2 + np.arange(count)

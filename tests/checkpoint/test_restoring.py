@@ -18,7 +18,7 @@ from replay_server.checkpoint.writing import write_checkpoint
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
-from replay_server.table.gates import QueueGate
+from replay_server.table.oldest_first import OldestFirst
 from replay_server.table.table import NewRows, Table
 
 from tests.support.inserting import insert_all
@@ -92,7 +92,7 @@ def test_a_queue_that_holds_rows_for_a_waiting_draw_is_restored(tmp_path: Path) 
     config = TableConfig("queue", WHOLE, capacity=100, backend="fifo")
     (tmp_path / "made").mkdir()
     table = table_of(tmp_path / "made", config, 100)
-    assert isinstance(table.gate, QueueGate)
+    assert isinstance(table.gate, OldestFirst)
     assert table.gate.grant(30) == 30
     table.insert(NewRows(columns_of(np.arange(100, 130)), 30), None)
     assert table.size == 130

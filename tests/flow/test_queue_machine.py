@@ -13,7 +13,7 @@ from replay_proto.schema import Column, Schema
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.draws import Draw
-from replay_server.table.gates import QueueGate
+from replay_server.table.oldest_first import OldestFirst
 from replay_server.table.table import NewRows, Table
 
 from tests.support.examples import examples
@@ -40,8 +40,8 @@ class Queueing(RuleBasedStateMachine):
             self.folder.cleanup()
 
     @property
-    def gate(self) -> QueueGate:
-        assert isinstance(self.table.gate, QueueGate)
+    def gate(self) -> OldestFirst:
+        assert isinstance(self.table.gate, OldestFirst)
         return self.table.gate
 
     @rule(count=COUNTS)

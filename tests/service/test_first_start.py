@@ -15,6 +15,7 @@ from replay_server.backends import BACKENDS
 from replay_server.kernels import kernel_cache
 from replay_server.kernels.compile import KERNELS
 from replay_server.process.warming import warm_up
+from replay_server.storage.table_config import QUEUE
 
 from tests.support.caller import Caller
 from tests.support.deadlines import PATIENCE_S
@@ -60,10 +61,10 @@ def test_servers_that_start_first_together_say_how_far_they_are_and_compile_once
     assert len(list(folder.rglob("*.nbi"))) == len(KERNELS), "the start calls every kernel there is"
     again_and_again = {name.split("-")[0] for name in compiled if not name.endswith(".1.nbc")}
     assert again_and_again == {"checksum_kernels.take_in", "times_sampled._bar"}, "others have one signature each"
-    for backend in BACKENDS:
+    for backend in (*BACKENDS, QUEUE):
         tables = [call(server).create(f"table-{backend}", capacity=1_000, backend=backend) for server in started]
         for table in tables:
-            table.insert(range(1_500) if backend != "fifo" else range(500))
+            table.insert(range(1_500) if backend != QUEUE else range(500))
             drawn = table.sample(300)
             table.update(drawn.keys, [2.0] * 300)
             table.reset()

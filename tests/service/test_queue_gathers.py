@@ -128,3 +128,20 @@ def test_a_draw_is_refused_if_its_queue_is_reset_while_it_is_gathered(catalog: C
         assert keys_of(await sample(catalog, table)) == list(range(3 * ROWS, 4 * ROWS))
 
     asyncio.run(play())
+
+
+def test_a_draw_by_priority_is_refused_if_its_table_is_reset_while_it_is_gathered(
+    catalog: Catalog, gathers: Gathers
+) -> None:
+    async def play() -> None:
+        table, _ = await catalog.create(TableConfig("table", WHOLE, capacity=100))
+        insert_all(table, NewRows(columns_of(np.arange(ROWS)), ROWS))
+        draw = sample(catalog, table)
+        await gathers.wait_for_one()
+        table.reset()
+        gathers.may_go_on.release()
+        with pytest.raises(RequestError, match="reset"):
+            await draw
+        assert table.figures.snapshot().sampled == 0
+
+    asyncio.run(play())

@@ -15,7 +15,7 @@ from replay_server.errors import RequestError
 from replay_server.storage.power_loss.row_checksums import RowChecksums
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
-from replay_server.table.gates import LimiterGate
+from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support.inserting import insert_all
@@ -257,7 +257,7 @@ def test_a_queue_comes_back_from_its_oldest_whole_row_on(tmp_path: Path) -> None
     table = Table(TableDirectory.create(tmp_path, config, checked=True))
     table.insert(NewRows(columns_of(np.arange(50)), 50), None)
     table.directory.sync(table.directory.sync_point())
-    assert table.is_queue
+    assert table.config.is_queue
     next(iter(table.directory.rows.values()))[10] += 1
     table.close()
     table = Table(TableDirectory.open(tmp_path / "table", after_power_loss=True))

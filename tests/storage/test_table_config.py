@@ -39,7 +39,7 @@ BACKENDS: st.SearchStrategy[tuple[str, dict[str, float]]] = st.one_of(
 def configs(draw: st.DrawFn) -> TableConfig:
     """Any config that there can be."""
     backend, parameters = draw(BACKENDS)
-    capacity = draw(st.integers(1, most_rows(backend)))
+    capacity = draw(st.integers(1, most_rows("uniform" if backend == "fifo" else backend)))
     return TableConfig(
         draw(NAMES),
         Schema(draw(st.dictionaries(NAMES, COLUMNS, min_size=1, max_size=5))),
@@ -138,6 +138,8 @@ def test_defaults_that_are_given_are_no_difference() -> None:
         ({"parameters": {"max_times_sampled": 2.0}}, "max_times_sampled"),
         ({"backend": "fifo", "parameters": {"max_times_sampled": 0.0}}, "max_times_sampled"),
         ({"backend": "fifo", "parameters": {"max_times_sampled": 1.5}}, "max_times_sampled"),
+        ({"backend": "fifo", "parameters": {"alpha": 0.6}}, "alpha"),
+        ({"backend": "uniform", "parameters": {"max_times_sampled": 2.0}}, "max_times_sampled"),
         ({"backend": "fifo", "rate_limit": RateLimit(5)}, "rate_limiter"),
         ({"rate_limit": RateLimit(101)}, "min_size"),
     ],

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import Field, fields
+from dataclasses import Field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 
-from replay_server.backends.fifo import FifoIndex, FifoParameters
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows, PriorityIndex
+from replay_server.backends.parameters import read_parameters
 from replay_server.backends.rank import RankIndex, RankParameters
 from replay_server.backends.sum_tree import SumTree, SumTreeParameters
 from replay_server.backends.uniform import UniformIndex, UniformParameters
@@ -29,8 +29,6 @@ __all__ = [
     "DEAD_PRIORITY",
     "Backend",
     "Drawn",
-    "FifoIndex",
-    "FifoParameters",
     "LiveRows",
     "Parameters",
     "PriorityIndex",
@@ -79,7 +77,7 @@ class Backend(Protocol):
 
 SMALL_INDEX_BYTES = 1 << 16
 """What an index takes however few rows there are, at most."""
-BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (SumTree, RankIndex, UniformIndex, FifoIndex)}
+BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (SumTree, RankIndex, UniformIndex)}
 """Every backend by its name."""
 
 
@@ -118,14 +116,7 @@ def make_parameters(name: str, given: Mapping[str, float]) -> Parameters:
     Raises:
         FieldError: if there is no such backend, it has no such parameter, or one is out of range.
     """
-    known = _backend(name).Parameters
-    accepted = [field.name for field in fields(known)]
-    for field in given:
-        if field not in accepted:
-            raise FieldError(
-                field, f"a parameter of {name} ({', '.join(accepted) or 'it has none'})", repr(given[field])
-            )
-    made: Parameters = known(**given)
+    made: Parameters = read_parameters(_backend(name).Parameters, name, given)
     return made
 
 

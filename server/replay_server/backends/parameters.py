@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from replay_proto.errors import FieldError
+
+T = TypeVar("T")
+
+
+def read_parameters(kind: type[T], name: str, given: Mapping[str, Any]) -> T:
+    """Make the parameters of a backend: those given, and defaults for the rest.
+
+    Args:
+        kind: dataclass of the parameters.
+        name: what the backend is called.
+        given: parameters by name.
+
+    Raises:
+        FieldError: if it has no such parameter, or one is out of range.
+    """
+    accepted = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for field in given:
+        if field not in accepted:
+            raise FieldError(
+                field, f"a parameter of {name} ({', '.join(accepted) or 'it has none'})", repr(given[field])
+            )
+    return kind(**given)
 
 
 def require_not_negative(field: str, value: float) -> None:

@@ -236,8 +236,8 @@ class Waiters:
             rows: how many.
             resets: how often the table had been reset by then: a reset has given them back.
         """
-        if table.is_queue and table.gate is not None and table.resets == resets:
-            table.gate.give_back(rows)
+        if table.gate is not None and table.resets == resets:
+            table.gate.count_failed(rows)
             self.changed(table)
 
     def send_away(self, table: Table, refusal: Callable[[str], RequestError]) -> None:

@@ -8,15 +8,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_server.backends import FifoIndex, make_parameters, most_rows
+from replay_server.backends import BACKENDS, make_index, most_rows
+from replay_server.backends.index import PriorityIndex
+from replay_server.backends.parameters import read_parameters
+from replay_server.backends.uniform import UniformIndex
 from replay_server.defaults import DEFAULT_BACKEND
 
+QUEUE = "fifo"
+"""What the contract calls the backend of a table whose rows go out oldest first."""
+MAX_TIMES_SAMPLED = 10_000
+"""Times a key, which has 48 bits, it is far below 64 bits."""
 _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _MIN_SLACK = 64
 _SLACK_FRACTION = 64
@@ -26,6 +35,25 @@ _MAX_SEED = (1 << 64) - 1
 def is_table_name(name: str) -> bool:
     """Whether a name is one that tables may have: safe as the name of a directory, and never a way out of it."""
     return _TABLE_NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True)
+class QueueParameters:
+    """How often a row of a queue goes out."""
+
+    max_times_sampled: float = 1.0
+    """Whole number, 1 to `MAX_TIMES_SAMPLED`."""
+
+    def __post_init__(self) -> None:
+        """Check the number.
+
+        Raises:
+            FieldError: if it cannot be used.
+        """
+        if not (1 <= self.max_times_sampled <= MAX_TIMES_SAMPLED and float(self.max_times_sampled).is_integer()):
+            raise FieldError(
+                "max_times_sampled", f"a whole number of 1 to {MAX_TIMES_SAMPLED}", repr(self.max_times_sampled)
+            )
 
 
 @dataclass(frozen=True)
@@ -39,7 +67,7 @@ class TableConfig:
     capacity: int
     """Number of rows kept."""
     backend: str = DEFAULT_BACKEND
-    """How priorities become draws: a name in `replay_server.backends.BACKENDS`."""
+    """How priorities become draws: a name in `replay_server.backends.BACKENDS`, or `QUEUE`."""
     parameters: Mapping[str, float] = field(default_factory=dict)
     """The backend's parameters; those left out are filled in with their defaults."""
     seed: int | None = None
@@ -61,17 +89,20 @@ class TableConfig:
                 "1 to 128 letters, digits, '_', '-' or '.', the first one a letter or a digit",
                 repr(self.name),
             )
-        largest = most_rows(self.backend)
+        if self.backend not in (*BACKENDS, QUEUE):
+            raise FieldError("backend", f"one of {', '.join((*BACKENDS, QUEUE))}", repr(self.backend))
+        largest = most_rows(self.index_backend)
         if not 1 <= self.capacity <= largest:
             raise FieldError("capacity", f"1 to {largest} rows with the backend {self.backend}", str(self.capacity))
         if self.seed is not None and not 0 <= self.seed <= _MAX_SEED:
             raise FieldError("seed", f"0 to {_MAX_SEED}", str(self.seed))
         if self.rate_limit is not None:
-            if self.backend == FifoIndex.name:
+            if self.is_queue:
                 raise FieldError("rate_limiter", "none with the backend fifo, which limits itself", "one")
             if self.rate_limit.min_size > self.capacity:
                 raise FieldError("min_size", f"at most the capacity, {self.capacity}", str(self.rate_limit.min_size))
-        resolved = asdict(make_parameters(self.backend, self.parameters))
+        kind = QueueParameters if self.is_queue else BACKENDS[self.backend].Parameters
+        resolved = asdict(read_parameters(kind, self.backend, self.parameters))
         object.__setattr__(
             self, "parameters", {name: float(value) for name, value in resolved.items() if value is not None}
         )
@@ -94,7 +125,21 @@ class TableConfig:
     @property
     def is_queue(self) -> bool:
         """Whether rows are gone once they were drawn, and are not overwritten before."""
-        return self.backend == FifoIndex.name
+        return self.backend == QUEUE
+
+    @property
+    def index_backend(self) -> str:
+        """What keeps its priorities. A queue's are kept, and not drawn by."""
+        return UniformIndex.name if self.is_queue else self.backend
+
+    def make_index(self, priorities: NDArray[np.float64]) -> PriorityIndex:
+        """An index of the table's priorities; call its `PriorityIndex.rebuild` before anything else.
+
+        Args:
+            priorities: float64[slots]. It is left as it is until ``rebuild``.
+        """
+        parameters = BACKENDS[self.index_backend].Parameters(**({} if self.is_queue else self.parameters))
+        return make_index(self.index_backend, parameters, priorities, self.capacity)
 
     @property
     def times(self) -> int:

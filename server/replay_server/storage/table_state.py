@@ -28,7 +28,7 @@ class TableState(NamedTuple):
     """Key of the first row that a rate limiter counts: where the last reset came. Rows that are lost stay counted, so
     this may be below ``floor``."""
     delivered: int = 0
-    """Number of a queue's next delivery, unless ``floor`` is beyond it; see `replay_server.table.gates.QueueGate`."""
+    """Number of a queue's next delivery, unless ``floor`` is beyond it; see `replay_server.table.oldest_first`."""
     sampled: int = 0
     """Rows drawn from a table with a rate limiter since it was made or reset."""
 

@@ -1,13 +1,20 @@
-"""From a request for a batch to points of the total mass, and from probabilities to weights."""
+"""What a draw asks for and gives, and the seam between a table and its order: by priority, or the oldest first.
+
+`replay_server.table.priority_draws` and `replay_server.table.oldest_first` have the two.
+"""
 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractAsyncContextManager
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from replay_server.backends.index import Drawn, LiveRows
+from replay_server.table.gates import Gate
 
 
 class DrawMode(Enum):
@@ -60,6 +67,45 @@ class DrawnBatch(NamedTuple):
     """Probability of the least probable live row of non-zero mass."""
     inserted: int
     """Rows ever inserted."""
+
+
+class DrawPolicy(Protocol):
+    """Which rows of a table a draw takes, and what becomes of them."""
+
+    @property
+    def gate(self) -> Gate | None:
+        """What decides when rows may go out and come in; None: nothing does."""
+
+    @property
+    def turn(self) -> AbstractAsyncContextManager[Any]:
+        """Held by a draw from choosing rows until they are handed out."""
+
+    @property
+    def copyable(self) -> bool:
+        """Whether clients on this host may copy rows that were drawn: they stay where they are."""
+
+    def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
+        """float64[count * batch_size] in [0, 1): at which points of the mass ``count`` batches are drawn."""
+
+    def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
+        """The rows at these points. Nothing has changed until they are handed out."""
+
+    def smallest_probability(self, live: LiveRows) -> float:
+        """The smallest probability of a row that can be drawn; ``live`` has at least one."""
+
+    def probabilities(
+        self, priorities: NDArray[np.float64], ranks: NDArray[np.int64], live: LiveRows
+    ) -> NDArray[np.float64]:
+        """float64[n]: with which rows of these priorities and ranks are drawn now, whether there are such or not.
+
+        Args:
+            priorities: float64[n].
+            ranks: int64[n], from 1, the largest priority; of equal ones the newest comes first.
+            live: the live rows.
+        """
+
+    def hand_out(self, rows: int) -> None:
+        """So many rows, those drawn last, are on their way to the caller."""
 
 
 def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:

@@ -1,7 +1,6 @@
-"""The rate limiter's arithmetic: how many samples, and which inserts, the counters of a table allow.
+"""The rate limiter: how many samples, and which inserts, the counters of a table allow.
 
-Reverb's ``RateLimiter::CanSample`` and ``CanInsert``, for any number of rows at once. It has no state of its own: the
-counters are in the table's header, and a restart changes nothing.
+The arithmetic is that of Reverb's ``RateLimiter::CanSample`` and ``CanInsert``, for any number of rows at once.
 """
 
 from __future__ import annotations
@@ -10,6 +9,10 @@ import math
 from typing import NamedTuple
 
 from replay_proto.rate_limit import RateLimit
+
+from replay_server import errors
+from replay_server.errors import Lack
+from replay_server.storage.header import Header
 
 
 class Counters(NamedTuple):
@@ -64,3 +67,88 @@ def samples_needed(limit: RateLimit, counters: Counters, rows: int) -> int:
     needed = math.ceil((counters.inserted + rows) * limit.samples_per_insert - limit.max_diff)
     # The subtraction is rounded.
     return max(needed, counters.sampled + 1)
+
+
+class LimiterGate:
+    """A rate limiter over a ring. A `Gate`."""
+
+    def __init__(self, limit: RateLimit, capacity: int, header: Header) -> None:
+        """Go on from the state in ``header``."""
+        self.limit = limit
+        self._capacity = capacity
+        self._header = header
+        self._granted = 0
+
+    @property
+    def counters(self) -> Counters:
+        """As the table stands, with what is granted counted as drawn."""
+        state = self._header.state
+        return Counters(
+            size=state.inserted - state.oldest(self._capacity, times=0),
+            inserted=state.inserted - state.counted_from,
+            sampled=state.sampled + self._granted,
+        )
+
+    @property
+    def difference(self) -> float:
+        """What the limiter keeps in bounds."""
+        return difference(self.limit, self.counters)
+
+    def check_draw(self, rows: int) -> None:
+        """Refuse what is not allowed now and takes more inserts than the table has rows.
+
+        Samples are granted one by one, so any draw would get there; but meanwhile those behind it get none.
+        """
+        limit = self.limit
+        if limit.samples_per_insert is None:
+            return
+        span = limit.max_diff - limit.min_diff if math.isfinite(limit.max_diff - limit.min_diff) else 0.0
+        most = max(1, math.floor(self._capacity * limit.samples_per_insert + span))
+        if rows > most and samples_allowed(limit, self.counters, rows) < rows:
+            raise errors.too_large(
+                "rows of one draw", most, rows, "capacity * samples_per_insert + error_buffer of the table"
+            )
+
+    def grant(self, rows: int) -> int:
+        """Allow as many samples as the counters do."""
+        granted = samples_allowed(self.limit, self.counters, rows)
+        self._granted += granted
+        return granted
+
+    def give_back(self, rows: int) -> None:
+        """Leave them to others."""
+        self._granted -= rows
+
+    def count_drawn(self, rows: int) -> None:
+        """Count them in the table's state."""
+        self._granted -= rows
+        self._header.store("sampled", self._header.state.sampled + rows)
+
+    def count_failed(self, rows: int) -> None:
+        """Leave them counted."""
+
+    def draw_lacks(self, rows: int, granted: int) -> Lack:
+        """``rows`` below min_size, else ``samples``."""
+        size = self.counters.size
+        if size < self.limit.min_size:
+            return Lack("rows", size, self.limit.min_size)
+        return Lack("samples", granted, rows)
+
+    def check_insert(self, rows: int) -> None:
+        """Refuse what draws of single samples might never make room for."""
+        largest = self.limit.largest_insert
+        if largest is not None and rows > largest and not self.insert_allowed(rows):
+            raise errors.too_large("rows of one insert", largest, rows, "error_buffer of the table's rate limiter")
+
+    def insert_allowed(self, rows: int) -> bool:
+        """Whether the counters allow it."""
+        return insert_allowed(self.limit, self.counters, rows)
+
+    def insert_lacks(self, rows: int) -> Lack:
+        """``inserts``: samples drawn, and how many of them make room."""
+        counters = self.counters
+        return Lack("inserts", counters.sampled, samples_needed(self.limit, counters, rows))
+
+    def reset(self) -> None:
+        """Nothing is granted any more; the state begins anew with the table's."""
+        self._granted = 0

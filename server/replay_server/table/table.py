@@ -7,7 +7,6 @@ except for what only the table can know.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,17 +17,20 @@ from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.layout import HEADER_FILE
 
 from replay_server import errors
-from replay_server.backends import LiveRows, index_bytes, make_index, make_parameters
-from replay_server.backends.index import Drawn, live_slots
+from replay_server.backends import LiveRows, index_bytes
+from replay_server.backends.index import PriorityIndex, live_slots
 from replay_server.files.mapped_file import NoSpaceError
+from replay_server.storage.header import Header
 from replay_server.storage.power_loss.recovery import PRIORITIES_FILE
 from replay_server.storage.power_loss.row_checksums import origin_word
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
-from replay_server.table.draws import Draw, DrawnBatch, WeightNorm, choose_fractions, importance_weights
+from replay_server.table.draws import Draw, DrawnBatch, DrawPolicy, WeightNorm, importance_weights
 from replay_server.table.figures.table_figures import TableFigures
 from replay_server.table.figures.times_sampled import COUNT_BYTES
-from replay_server.table.gates import QueueGate, make_gate
+from replay_server.table.gates import Gate
+from replay_server.table.oldest_first import OldestFirst
+from replay_server.table.priority_draws import PriorityDraws
 from replay_server.table.turns import Turns
 from replay_server.table.updates import live_only, resolve_update
 
@@ -64,7 +66,7 @@ class NewRows:
 
 def memory_bytes(config: TableConfig) -> int:
     """Memory that a table takes at most beside its files: its index, and how often each row was drawn."""
-    return index_bytes(config.backend, config.slots) + COUNT_BYTES * config.slots
+    return index_bytes(config.index_backend, config.slots) + COUNT_BYTES * config.slots
 
 
 class Table:
@@ -77,23 +79,16 @@ class Table:
         self.uid = directory.uid
         self._header = directory.header
         self._checksums = directory.rows.checksums
-        self.gate = make_gate(self.config, self._header)
-        """What decides when rows may go out and come in; None: nothing does."""
-        self._queue = self.gate if isinstance(self.gate, QueueGate) else None
-        self.deliveries = asyncio.Lock()
-        """Held while rows of a queue are on their way out: the next draw takes those behind them."""
         self.turns = Turns()
         """Whose turn it is to insert."""
         self._kept, self._times, self._slots = self.config.most_live, self.config.times, self.config.slots
-        self._index = make_index(
-            self.config.backend,
-            make_parameters(self.config.backend, self.config.parameters),
-            directory.priorities,
-            self.config.capacity,
-        )
+        self._index = self.config.make_index(directory.priorities)
         _check_priorities(directory, self.live, self._index.priority_limit)
         self._index.rebuild(self.live)
-        self._random = np.random.default_rng(self.config.seed)
+        self.draws = draw_policy(self.config, self._header, self._index)
+        """Which rows draws take: by priority, or the oldest."""
+        self.gate: Gate | None = self.draws.gate
+        """What decides when rows may go out and come in; None: nothing does."""
         self.figures = TableFigures(
             slots=self.config.slots, capacity=self.config.capacity, inserted=self.inserted, size=self.size
         )
@@ -151,11 +146,6 @@ class Table:
     def priority_limit(self) -> float:
         """Largest priority that its backend takes."""
         return self._index.priority_limit
-
-    @property
-    def is_queue(self) -> bool:
-        """Whether rows are gone once they were drawn, and are not overwritten before."""
-        return self._queue is not None
 
     def check_uid(self, uid: bytes) -> None:
         """Make sure that a caller means this table and not an earlier one of its name.
@@ -280,27 +270,16 @@ class Table:
         return range(first, first + rows.count)
 
     def draw(self, draw: Draw) -> DrawnBatch:
-        """Draw rows by priority, with replacement; those of a queue by age, and once and for all.
+        """Draw rows in the table's order.
 
         Whether its `gate` has granted them is the caller's to know.
 
         Raises:
             RequestError: TABLE_EMPTY.
         """
-        batches = self.draw_at(draw, self.choose_points(draw, 1))
+        batches = self.draw_at(draw, self.draws.choose_points(draw, 1))
         self.hand_out(batches)
         return batches[0]
-
-    def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
-        """Choose the points of the mass at which ``count`` batches are drawn. This moves the seed's sequence.
-
-        Returns:
-            float64[count * batch_size] in [0, 1).
-        """
-        if self.is_queue:
-            return np.zeros(count * draw.batch_size)  # rows go out by age
-        fractions = [choose_fractions(self._random, draw.batch_size, draw.mode) for _ in range(count)]
-        return np.concatenate(fractions) if count > 1 else fractions[0]
 
     def draw_at(self, draw: Draw, points: NDArray[np.float64]) -> list[DrawnBatch]:
         """Draw the batches that lie at these points of the mass as it is now.
@@ -311,7 +290,7 @@ class Table:
 
         Args:
             draw: what the caller asks for.
-            points: of one batch after the other, as `choose_points` gives them.
+            points: of one batch after the other, as `DrawPolicy.choose_points` gives them.
 
         Raises:
             RequestError: TABLE_EMPTY.
@@ -319,12 +298,8 @@ class Table:
         live = self.live
         if live.size == 0:
             raise errors.table_empty(self.name)
-        if self._queue is None:
-            drawn = self._index.draw(points, live)
-            total_mass, smallest = self.total_mass, self._index.smallest_probability(live)
-        else:
-            total_mass, smallest = self.total_mass, 1.0
-            drawn = Drawn(self._queue.next_rows(len(points)), np.ones(len(points)))
+        drawn = self.draws.draw(points, live)
+        total_mass, smallest = self.total_mass, self.draws.smallest_probability(live)
         batches = []
         for start in range(0, len(drawn.keys), draw.batch_size):
             rows = slice(start, start + draw.batch_size)
@@ -345,16 +320,15 @@ class Table:
         return batches
 
     def hand_out(self, batches: Sequence[DrawnBatch]) -> None:
-        """Count batches that `draw_at` has drawn at once; those of a queue are gone from now on."""
+        """Count batches that `draw_at` has drawn at once, and let go of rows that went out for the last time."""
         keys = np.concatenate([batch.keys for batch in batches]) if len(batches) > 1 else batches[0].keys
         self.figures.handed_out(len(keys))
         # Rows may have been evicted since, while those of the batches were copied beside the loop.
-        are_live = batches[0].inserted - batches[0].size == self.oldest
+        oldest = self.oldest
+        are_live = batches[0].inserted - batches[0].size == oldest
         self.figures.drawn(keys if are_live else self.live_keys(keys))
-        if self._queue is not None:
-            oldest = self.oldest
-            self._queue.deliver(len(keys))
-            self._forget(oldest, self.oldest)
+        self.draws.hand_out(len(keys))
+        self._forget(oldest, self.oldest)
 
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
         """Set priorities of live rows.
@@ -380,17 +354,8 @@ class Table:
         return np.take(self.directory.priorities, keys % self.config.slots)
 
     def probabilities(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-        """float64[n]: with which rows of these priorities and ranks are drawn now; 1 in a queue, as for its batches.
-
-        Args:
-            priorities: float64[n].
-            ranks: int64[n], from 1, the largest priority; of equal ones the newest comes first.
-        """
-        if self.is_queue:
-            return np.ones(len(priorities))
-        if self.total_mass <= 0.0:
-            return np.full(len(priorities), 1 / max(1, self.size))
-        return self._index.masses(priorities, ranks) / self.total_mass
+        """float64[n]: with which rows are drawn now; see `DrawPolicy.probabilities`."""
+        return self.draws.probabilities(priorities, ranks, self.live)
 
     def overtaken(self, keys: NDArray[np.int64]) -> bool:
         """Whether the slot of a row that was live may have been written to since. keys: int64[n], n at least 1."""
@@ -412,7 +377,7 @@ class Table:
 
     def close(self) -> None:
         """Let go of the files; the table must not be used any more."""
-        del self._index
+        del self._index, self.draws
         self.directory.close()
 
     def check(self) -> None:
@@ -433,6 +398,11 @@ class Table:
         keys = np.arange(first, end)
         self._index.clear(keys)
         self.figures.evicted(keys)
+
+
+def draw_policy(config: TableConfig, header: Header, index: PriorityIndex) -> DrawPolicy:
+    """The order in which rows of a table are drawn."""
+    return OldestFirst(config, header) if config.is_queue else PriorityDraws(config, header, index)
 
 
 def _check_priorities(directory: TableDirectory, live: LiveRows, limit: float) -> None:

@@ -156,7 +156,7 @@ class SamplingHandlers:
 
     def _may_copy(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
         """Whether a client has shown that it can read the table's directory."""
-        return self._same_host and not table.is_queue and hmac.compare_digest(same_host.nonce, table.directory.nonce)
+        return self._same_host and table.draws.copyable and hmac.compare_digest(same_host.nonce, table.directory.nonce)
 
     def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
         """Whether a draw replaces a batch that the caller could not copy: it was admitted, and counted, with that."""
@@ -180,11 +180,8 @@ class SamplingHandlers:
         copies = self._may_copy(table, wanted.same_host) and not wanted.same_host.overtaken
         row_bytes = 0 if copies else table.config.schema.row_bytes
         try:
-            if await hold_reply(call, self._catalog, reply_bytes(wanted.rows, row_bytes, wanted.batches), wanted.rows):
-                self._check_same(table, resets)
-            if not table.is_queue:
-                return await self._handed_out(table, wanted, reply, copies=copies)
-            async with table.deliveries:
+            await hold_reply(call, self._catalog, reply_bytes(wanted.rows, row_bytes, wanted.batches), wanted.rows)
+            async with table.draws.turn:
                 self._check_same(table, resets)
                 return await self._handed_out(table, wanted, reply, copies=copies)
         except BaseException:
@@ -201,7 +198,7 @@ class SamplingHandlers:
             copies: whether the caller copies the rows itself.
         """
         resets = table.resets
-        points = table.choose_points(wanted.draw, wanted.batches)
+        points = table.draws.choose_points(wanted.draw, wanted.batches)
         drawn: list[DrawnBatch] = []
 
         def choose() -> Choice:
@@ -215,12 +212,10 @@ class SamplingHandlers:
             if self._replaces_batch(table, wanted.same_host):
                 table.figures.copy_overtaken()
             answer = await reply_with_rows(table, choose, len(points))
-        if table.is_queue:
-            self._check_same(table, resets)
+        self._check_same(table, resets)
         table.hand_out(drawn)
-        if table.is_queue:
-            # There is room now.
-            self._catalog.waiters.changed(table)
+        # There may be room now.
+        self._catalog.waiters.changed(table)
         return answer
 
     def _check_same(self, table: Table, resets: int) -> None:

@@ -80,6 +80,6 @@ class TableHandlers:
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
-        """A table as it stands; who may read it, unless it is a queue, learns where its files are."""
-        is_offered = not table.is_queue and caller.may(Right.READ, table.name)
+        """A table as it stands; who may read it learns where its files are, if rows may be copied from them."""
+        is_offered = table.draws.copyable and caller.may(Right.READ, table.name)
         return describe(table, socket=self._socket if is_offered else None)
