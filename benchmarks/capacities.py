@@ -55,8 +55,8 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
             for backend in BACKENDS
         ],
         notes=[
-            f"Windows of {window_s:g} s, {rounds} rounds; all tables in turn, each in a server of its own. "
-            "Ratios are of medians, in brackets the smallest and the largest of one round."
+            f"{rounds} rounds with windows of {window_s:g} s; the tables take turns, each in its own server. "
+            "Ratios are of medians, with the smallest and largest ratio of a round in parentheses."
         ],
     )
 

@@ -60,7 +60,7 @@ def measure(workload: Workload, rounds: int = ROUNDS, window_s: float = WINDOW_S
         arriving = [rows_per_second(table, workload, window_s) for _ in range(rounds)]
     bytes_per_s = statistics.median(arriving) * workload.row_bytes
     return Section(
-        title=f"Inserting, {workload.name}: one writer, row by row, after the ring has wrapped",
+        title=f"Inserting, {workload.name}: one writer, row by row, into a full ring",
         command=f"python -m benchmarks.inserts {workload.name}",
         header=["figure", "value"],
         rows=[

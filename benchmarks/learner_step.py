@@ -115,7 +115,7 @@ def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: flo
         command=f"python -m benchmarks.learner_step {workload.name}",
         header=["contestant", "us per step", *(f"over {other}" for other in others)],
         rows=rows,
-        notes=[f"Windows of {window_s:g} s, {rounds} rounds, the contestants in turn."],
+        notes=[f"{rounds} rounds with windows of {window_s:g} s; the contestants take turns."],
         times_us=times,
     )
 

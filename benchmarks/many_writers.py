@@ -138,20 +138,20 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
     count = PROCESSES * WRITERS_EACH
     ratio = statistics.median(among) / statistics.median(alone)
     return Section(
-        title=f"A learner among {count} writers, cartpole",
+        title=f"A learner next to {count} writers, cartpole",
         command="python -m benchmarks.many_writers",
         header=["figure", "value"],
         rows=[
             ["median step alone, us", spread(alone)],
-            ["median step among the writers, us", spread(among)],
-            ["among over alone", f"{ratio:.2f}"],
+            ["median step next to the writers, us", spread(among)],
+            ["ratio", f"{ratio:.2f}"],
             ["rows per second of one writer", spread(rates)],
-            ["rows per second in all", f"{sum(rates) / rounds:.0f}"],
+            ["rows per second, all writers", f"{sum(rates) / rounds:.0f}"],
             ["messages per second of one writer", spread([rate / count for rate in messages])],
             ["Stats call, ms, median", f"{statistics.median(stats_ms):.2f}"],
             ["Stats call, ms, 99th percentile", f"{float(np.percentile(stats_ms, 99)):.2f}"],
         ],
-        notes=[f"{rounds} rounds of {window_s:g} s each. Both cores also run the writers' own processes."],
+        notes=[f"{rounds} rounds of {window_s:g} s each. The writers' processes share the two cores."],
     )
 
 

@@ -94,7 +94,7 @@ def measure(all_rows: Sequence[int] = ROWS, rounds: int = ROUNDS, window_s: floa
 def _section(times: Times, all_rows: Sequence[int], rounds: int, window_s: float) -> Section:
     first, last = all_rows[0], all_rows[-1]
     return Section(
-        title="Learner step beside buffers as people write them in a notebook",
+        title="Learner step, compared with buffers as written in notebooks",
         command="python -m benchmarks.reference_buffers",
         header=[
             "contestant",
@@ -116,7 +116,7 @@ def _section(times: Times, all_rows: Sequence[int], rounds: int, window_s: float
             f"Rows of {CARTPOLE.row_bytes} bytes; draw by priority, look at the batch, set its priorities. "
             f"The service through a sampler with prefetch {PREFETCH}, the others "
             "(`benchmarks/notebook_buffers.py`) in the learner's process. "
-            f"Windows of {window_s:g} s, {rounds} rounds, the contestants in turn."
+            f"{rounds} rounds with windows of {window_s:g} s; the contestants take turns."
         ],
         picture=PICTURE,
     )

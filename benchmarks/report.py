@@ -79,12 +79,12 @@ def write_document(path: Path, sections: Sequence[Section]) -> None:
         "# Benchmarks",
         "",
         machine(),
-        "The machine is shared, and its speed drifts by half from hour to hour: ratios within a table hold, absolute "
-        "times less so. Figures are medians, with the smallest and the largest in brackets.",
+        "The machine is shared, and its speed drifts by half from hour to hour: trust the ratios within a table more "
+        "than absolute times. Figures are medians, followed by minimum and maximum in parentheses.",
         "",
-        "`make bench` measures all of it again and writes this page; with `ARGS=--quick` in a few minutes, "
-        "in windows of 1 s.",
-        "`benchmarks/peers/install.sh` installs the peers first, where that is possible.",
+        "`make bench` runs all benchmarks and writes this page; with `ARGS=--quick` it takes a few minutes, "
+        "with windows of 1 s.",
+        "`benchmarks/peers/install.sh` installs the peers first, where possible.",
         "",
         f"![Time per learner step]({picture.name})",
         "",
