@@ -25,8 +25,8 @@ from replay_server.backends import (
     DEAD_PRIORITY,
     LiveRows,
     PriorityIndex,
+    index_bytes,
     make_index,
-    make_parameters,
 )
 from replay_server.process.warming import warm_up
 from rich.console import Console
@@ -80,7 +80,7 @@ class Ring:
         self.inserted = rows
         priorities = np.full(self.slots, DEAD_PRIORITY)
         priorities[:rows] = self.generator.exponential(size=rows)
-        self.index: PriorityIndex = make_index(backend, make_parameters(backend, {}), priorities, rows)
+        self.index: PriorityIndex = make_index(backend, {}, priorities)
         started = time.perf_counter()
         self.index.rebuild(self.live)
         self.rebuild_s = time.perf_counter() - started
@@ -146,7 +146,7 @@ def measure(backend: str, rows: int) -> Measured:
         timed("insert 1", lambda: ring.prepare_insert(1)),
         timed(f"insert {MANY_ROWS}", lambda: ring.prepare_insert(MANY_ROWS)),
     ]
-    return Measured(backend, rows, ring.index.nbytes / rows, ring.rebuild_s, timings)
+    return Measured(backend, rows, index_bytes(backend, rows) / rows, ring.rebuild_s, timings)
 
 
 def show(results: Sequence[Measured]) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from replay_server.backends import DEAD_PRIORITY, Drawn, LiveRows, make_index, make_parameters
+from replay_server.backends import DEAD_PRIORITY, Drawn, LiveRows, make_index
 
 from tests.backends.oracles import Expected, oracle_for
+from tests.support.invariants import check_index
 
 
 class IndexedRing:
@@ -29,10 +30,9 @@ class IndexedRing:
         self.slots = capacity + slack
         self.slack = slack
         self.checked = checked
-        self.parameters = make_parameters(backend, given or {})
-        self.oracle = oracle_for(self.parameters)
         self.priorities = np.full(self.slots, DEAD_PRIORITY)
-        self.index = make_index(backend, self.parameters, self.priorities, capacity)
+        self.index = make_index(backend, given or {}, self.priorities)
+        self.oracle = oracle_for(self.index.parameters)
         self.truth: dict[int, float] = {}
         self.first_key = self.inserted = first_key
         self.rebuild()
@@ -99,7 +99,7 @@ class IndexedRing:
         """Check the index's own invariants, and the priority array against the truth."""
         if not self.checked:
             return
-        self.index.check()
+        check_index(self.index)
         expected = np.full(self.slots, DEAD_PRIORITY)
         for key, priority in self.truth.items():
             expected[key % self.slots] = priority

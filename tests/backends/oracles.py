@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from replay_server.backends import Parameters, RankParameters, SumTreeParameters, UniformParameters
+from replay_server.backends import RankParameters, SumTreeParameters, UniformParameters
 from replay_server.backends.index import LEAST_PROBABILITY
 
 FRACTION_TOLERANCE = 1e-9
@@ -66,7 +66,7 @@ class UniformOracle:
         return np.ones(len(priorities))
 
 
-def oracle_for(parameters: Parameters) -> Oracle:
+def oracle_for(parameters: object) -> Oracle:
     """Return the oracle of the backend that has these parameters."""
     match parameters:
         case SumTreeParameters():

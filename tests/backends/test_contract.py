@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_server.backends import DEAD_PRIORITY, LiveRows, make_index, make_parameters
+from replay_server.backends import DEAD_PRIORITY, LiveRows, make_index
 from scipy import stats
 
 from tests.backends.indexed_ring import IndexedRing
+from tests.support.invariants import check_index
 
 LAST_FRACTION = float(np.nextafter(1.0, 0.0))
 
@@ -140,13 +141,13 @@ def test_rebuilding_buries_rows_that_are_not_live_any_more(backend: str) -> None
 
 def test_making_an_index_leaves_the_priority_array_as_it_is(backend: str) -> None:
     priorities = np.arange(5, dtype=np.float64)
-    make_index(backend, make_parameters(backend, {}), priorities, 4)
+    make_index(backend, {}, priorities)
     np.testing.assert_array_equal(priorities, np.arange(5))
 
 
 def test_the_priority_array_may_be_a_mapped_file(backend: str, tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "priorities", dtype=np.float64, mode="w+", shape=(10,))
-    index = make_index(backend, make_parameters(backend, {}), mapped, 8)
+    index = make_index(backend, {}, mapped)
     index.rebuild(LiveRows(oldest=0, size=0, slots=10))
     index.write(np.array([0, 1]), np.array([3.0, 4.0]))
     assert mapped.tolist() == [3.0, 4.0] + [DEAD_PRIORITY] * 8
@@ -203,7 +204,7 @@ def test_ten_million_updates_leave_no_drift(backend: str) -> None:
     for _ in range(rounds):
         generator.shuffle(priorities)
         ring.index.write(generator.permutation(rows), priorities)
-    ring.index.check()
+    check_index(ring.index)
     ring.truth = dict(enumerate(ring.priorities[:rows].tolist()))
     assert ring.index.total_mass == pytest.approx(ring.expected().total_mass, rel=1e-13)
     ring.draw(generator.random(10_000))

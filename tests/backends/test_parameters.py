@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +18,12 @@ from replay_server.backends import (
     UniformIndex,
     UniformParameters,
     make_index,
-    make_parameters,
 )
+from replay_server.backends.parameters import read_parameters
+
+
+def make_parameters(backend: str, given: Mapping[str, Any]) -> object:
+    return read_parameters(BACKENDS[backend].Parameters, backend, given)
 
 
 def test_what_is_not_given_has_its_default() -> None:
@@ -57,16 +63,8 @@ def test_a_wrong_parameter_is_named_with_what_was_expected_and_what_came(
     assert caught.value.got == repr(value)
 
 
-def test_an_unknown_backend_is_refused_with_the_names_of_those_there_are() -> None:
-    with pytest.raises(FieldError, match="sum_tree, rank, uniform") as caught:
-        make_parameters("segment_tree", {})
-    assert caught.value.field == "backend"
-    with pytest.raises(FieldError, match="backend"):
-        make_index("segment_tree", RankParameters(), np.zeros(1), 1)
-
-
 def test_each_name_of_the_contract_makes_its_own_backend() -> None:
     expected = {"sum_tree": SumTree, "rank": RankIndex, "uniform": UniformIndex}
     assert {*BACKENDS} == {*expected}
     for name, kind in expected.items():
-        assert type(make_index(name, make_parameters(name, {}), np.zeros(4), 4)) is kind
+        assert type(make_index(name, {}, np.zeros(4))) is kind

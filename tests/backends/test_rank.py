@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from replay_server.backends import RankIndex, RankParameters, most_rows
+from replay_server.backends import RankIndex, RankParameters
 from replay_server.backends.structures import rank_tree
 from replay_server.backends.structures.power_sums import PowerSums, find_ranks, power_sums
 from replay_server.storage.table_config import TableConfig
 
 from tests.backends.indexed_ring import IndexedRing
+from tests.support.invariants import check_index, nbytes
 from tests.support.rows import WHOLE
 
 
@@ -82,7 +83,7 @@ def test_a_ring_of_a_million_rows_inserted_does_not_outgrow_its_pools() -> None:
             ring.index.write(piece, np.full(len(piece), priority))
             ring.index.clear(piece[piece >= 2000] - 2000)
         ring.inserted += 2000
-        ring.index.check()
+        check_index(ring.index)
 
 
 def test_updating_rows_to_the_priority_they_have_changes_nothing() -> None:
@@ -145,7 +146,7 @@ def test_ranks_without_any_mass_are_never_drawn_and_not_the_least_probable(alpha
 
 def test_it_takes_at_most_60_bytes_per_row() -> None:
     rows = 1_000_000
-    assert RankIndex(RankParameters(), np.zeros(rows), rows).nbytes / rows <= 60
+    assert nbytes(RankIndex(RankParameters(), np.zeros(rows))) / rows <= 60
 
 
 def test_check_finds_a_row_that_is_ranked_by_another_priority() -> None:
@@ -153,9 +154,9 @@ def test_check_finds_a_row_that_is_ranked_by_another_priority() -> None:
     ring.insert(np.ones(10))
     ring.priorities[3] = 7.0
     with pytest.raises(AssertionError, match="their own priorities"):
-        ring.index.check()
+        check_index(ring.index)
 
 
 def test_the_largest_ring_has_no_more_rows_than_the_tree_can_count() -> None:
-    config = TableConfig("largest", WHOLE, most_rows("rank"), "rank")
+    config = TableConfig("largest", WHOLE, RankIndex.most_rows, "rank")
     assert config.slots <= rank_tree.MOST_ROWS

@@ -9,6 +9,8 @@ from replay_server.backends.structures import rank_tree
 from replay_server.backends.structures.rank_tree.building import FILLED_ENTRIES
 from replay_server.backends.structures.rank_tree.nodes import LEAST_ENTRIES
 
+from tests.support.invariants import rows_in_order
+
 ROWS = 60_000
 PIECE = 6_000
 
@@ -62,7 +64,7 @@ def take_out(tree: rank_tree.RankTree, priorities: NDArray[np.float64], keys: ND
 def require_in_order(tree: rank_tree.RankTree, priorities: NDArray[np.float64], present: NDArray[np.bool_]) -> None:
     expected = np.flatnonzero(present)
     expected = expected[np.lexsort((-expected, -priorities[expected]))]
-    ranked_priorities, ranked_keys = rank_tree.rows_in_order(tree)
+    ranked_priorities, ranked_keys = rows_in_order(tree)
     np.testing.assert_array_equal(ranked_keys, expected)
     np.testing.assert_array_equal(ranked_priorities, priorities[expected])
     if len(expected):
@@ -98,7 +100,7 @@ def test_equal_rows_stay_in_order_where_half_of_a_key_begins_anew(wrap: int, dis
         keys = np.concatenate((keys[step:], new_keys))
         priorities = np.concatenate((priorities[step:], new))
         order = np.lexsort((-keys, -priorities))
-        np.testing.assert_array_equal(rank_tree.rows_in_order(tree)[1], keys[order])
+        np.testing.assert_array_equal(rows_in_order(tree)[1], keys[order])
         np.testing.assert_array_equal(rank_tree.keys_of_ranks(tree, np.arange(live)), keys[order])
 
 
@@ -114,7 +116,7 @@ def test_equal_rows_stay_in_order_over_laps_of_the_largest_ring() -> None:
             piece = slice(start, start + rank_tree.MOST_MOVED)
             rank_tree.move(tree, equal[piece], keys[piece], equal[piece], later[piece])
         keys = later
-        np.testing.assert_array_equal(rank_tree.rows_in_order(tree)[1], keys[::-1])
+        np.testing.assert_array_equal(rows_in_order(tree)[1], keys[::-1])
         np.testing.assert_array_equal(rank_tree.keys_of_ranks(tree, np.arange(rows)), keys[::-1])
 
 
@@ -132,7 +134,7 @@ def test_a_boundary_is_compared_by_its_whole_key_however_old_the_row_is_that_it_
         newest = keys.max(keepdims=True) + 1
         rank_tree.move(tree, priorities[:0], keys[:0], boundary, newest)
         expected = np.concatenate((keys[:rows], newest, keys[rows:]))
-        np.testing.assert_array_equal(rank_tree.rows_in_order(tree)[1], expected)
+        np.testing.assert_array_equal(rows_in_order(tree)[1], expected)
         rank_tree.move(tree, boundary, newest, priorities[:0], keys[:0])
 
 
@@ -143,9 +145,9 @@ def test_there_are_leaves_enough_for_the_batch_that_splits_most_of_them_while_al
     priorities = -keys.astype(np.float64)
     rank_tree.fill(tree, priorities, keys)
     take_out(tree, priorities, keys[keys % full >= LEAST_ENTRIES])
-    assert len(rank_tree.rows_in_order(tree)[0]) == leaves * LEAST_ENTRIES
+    assert len(rows_in_order(tree)[0]) == leaves * LEAST_ENTRIES
     emptied = keys[keys % full == 0]
     coming = len(keys) + np.arange(leaves)
     rank_tree.move(tree, priorities[emptied], emptied, coming.astype(np.float64), coming)
     expected = np.concatenate((coming[::-1], keys[(keys % full > 0) & (keys % full < LEAST_ENTRIES)]))
-    np.testing.assert_array_equal(rank_tree.rows_in_order(tree)[1], expected)
+    np.testing.assert_array_equal(rows_in_order(tree)[1], expected)

@@ -23,6 +23,7 @@ from replay_server.table.draws import Draw
 from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
+from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of, values_in
 
 CAPACITY = 20
@@ -120,7 +121,7 @@ class Lived:
     def state(self) -> object:
         """All that has to come back."""
         table = self.table
-        table.check()
+        check_table(table)
         keys = np.arange(table.oldest, table.inserted)
         out = columns_of(np.zeros(len(keys), np.int64))
         table.directory.rows.gather(keys, out)

@@ -22,6 +22,7 @@ from replay_server.table.oldest_first import OldestFirst
 from replay_server.table.table import NewRows, Table
 
 from tests.support.inserting import insert_all
+from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of
 
 
@@ -103,6 +104,6 @@ def test_a_queue_that_holds_rows_for_a_waiting_draw_is_restored(tmp_path: Path) 
     (tmp_path / "tables").mkdir()
     restore(checkpoint, tmp_path / "tables")
     again = Table(TableDirectory.open(tmp_path / "tables" / "queue"))
-    again.check()
+    check_table(again)
     assert (again.oldest, again.inserted) == (0, 130)
     again.close()

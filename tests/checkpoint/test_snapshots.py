@@ -19,6 +19,7 @@ from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import NewRows, Table
 
 from tests.support.inserting import insert_all
+from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of, values_in
 
 CAPACITY = 1000
@@ -53,7 +54,7 @@ def restored(folder: Path, tmp_path: Path) -> Table:
     (tmp_path / "restored").mkdir()
     restore(folder, tmp_path / "restored")
     again = Table(TableDirectory.open(tmp_path / "restored" / "table"))
-    again.check()
+    check_table(again)
     keys = np.arange(again.oldest, again.inserted)
     out = columns_of(np.zeros(len(keys), np.int64))
     again.directory.rows.gather(keys, out)

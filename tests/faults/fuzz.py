@@ -39,6 +39,7 @@ from tests.faults.mutations import flipped, made_odd, mutated
 from tests.faults.report import at_least, document_with, write_section
 from tests.faults.workers import first_priority
 from tests.support.caller import CalledTable, Caller
+from tests.support.invariants import check_table
 from tests.support.refusals import code_of, refusal_in
 from tests.support.rows import WHOLE, columns_of
 from tests.support.server_process import ServerProcess
@@ -266,11 +267,11 @@ class FileFuzzer:
 
 def _use(table: Table) -> None:
     """What was loaded is a table: it draws, takes rows, and its invariants hold."""
-    table.check()
+    check_table(table)
     table.insert(NewRows(columns_of(np.arange(5)), 5), None)
     drawn = table.draw(Draw(20, beta=0.5))
     assert len(table.live_keys(drawn.keys)) == 20
-    table.check()
+    check_table(table)
     table.close()
 
 

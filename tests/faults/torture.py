@@ -38,6 +38,7 @@ from tests.faults.workers import (
     first_priority,
 )
 from tests.support.caller import CalledTable, Caller
+from tests.support.invariants import check_table
 from tests.support.rows import columns_of, values_in
 from tests.support.server_process import ServerProcess
 
@@ -231,7 +232,7 @@ class Torture:
         """The table of a checkpoint: consecutive rows of each writer, whole, each once."""
         restore(checkpoint, folder)
         table = Table(TableDirectory.open(folder / self._name))
-        table.check()
+        check_table(table)
         keys = np.arange(table.oldest, table.inserted)
         out = columns_of(np.zeros(len(keys), np.int64))
         table.directory.rows.gather(keys, out)

@@ -17,6 +17,7 @@ from replay_server.table.oldest_first import OldestFirst
 from replay_server.table.table import NewRows, Table
 
 from tests.support.examples import examples
+from tests.support.invariants import check_table
 
 COUNTS = st.integers(1, 30)
 
@@ -105,7 +106,7 @@ class Queueing(RuleBasedStateMachine):
 
     @invariant()
     def what_is_live_is_what_is_left(self) -> None:
-        self.table.check()
+        check_table(self.table)
         left = sorted(set(self.deliveries))
         assert list(range(self.table.oldest, self.table.inserted)) == left
         assert self.table.live_keys(np.arange(self.inserted)).tolist() == left

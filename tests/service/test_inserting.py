@@ -27,6 +27,7 @@ from replay_server.storage.table_config import TableConfig
 from replay_server.table.draws import Draw
 from replay_server.table.table import NewRows, Table, WriterStamp
 
+from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of, values_in
 
 LARGE = 1000
@@ -88,7 +89,7 @@ async def held(
         await asyncio.sleep(0)
     yield it
     await catalog.inserts_ended()
-    table.check()
+    check_table(table)
     catalog.close()
 
 
@@ -240,7 +241,7 @@ def test_one_that_finds_no_space_changes_nothing_and_lets_others_on(
                 await catalog.waiters.insert(Anyone(), table, rows_from(0, LARGE), None, None)
         assert (table.inserted, table.write_horizon) == (0, 0)
         assert await catalog.waiters.insert(Anyone(), table, rows_from(0, 2), None, None) == range(2)
-        table.check()
+        check_table(table)
         catalog.close()
 
     run(test)
@@ -321,7 +322,7 @@ class Calls:
         assert len(set(values.tolist())) == len(values), "a row was inserted twice"
         for key, value in [*zip(live_keys(self.table).tolist(), values.tolist(), strict=True), *self.drawn.items()]:
             assert number_of.get(key, value) == value
-        self.table.check()
+        check_table(self.table)
 
 
 @given(

@@ -22,6 +22,7 @@ from replay_server.table.table import NewRows, Table
 
 from tests.support.caller import batches_in, make_draw
 from tests.support.inserting import insert_all
+from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of
 
 ROWS = 30
@@ -91,7 +92,7 @@ def test_a_batch_that_is_drawn_again_counts_once(catalog: Catalog, monkeypatch: 
     assert table.figures.snapshot().sampled == ROWS
     drawn = table.figures.times_sampled(np.arange(table.oldest, table.inserted))
     assert drawn.sum() == ROWS
-    table.check()
+    check_table(table)
 
 
 def test_batches_that_are_drawn_again_count_once_on_a_stream(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +103,7 @@ def test_batches_that_are_drawn_again_count_once_on_a_stream(catalog: Catalog, m
     assert [len(batch.values) for batch in batches_in(answer)] == [ROWS] * 3
     figures = table.figures.snapshot()
     assert (figures.sampled, figures.batches, figures.batches_ahead) == (3 * ROWS, 3, 3 * 2 + 0 + 1 + 2)
-    table.check()
+    check_table(table)
 
 
 def test_a_batch_that_is_drawn_again_moves_the_seeds_sequence_once(
@@ -135,4 +136,4 @@ def test_rows_that_were_evicted_while_they_were_gathered_are_not_counted_as_live
     assert 0 < len(live) < ROWS
     assert table.figures.snapshot().sampled == ROWS
     assert table.figures.times_sampled(np.arange(table.oldest, table.inserted)).sum() == len(live)
-    table.check()
+    check_table(table)

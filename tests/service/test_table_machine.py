@@ -26,6 +26,7 @@ from replay_server.table.table import NewRows, Table, WriterStamp
 from tests.support import formulas
 from tests.support.examples import examples
 from tests.support.frame_stub import TableFiles
+from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of, rows_of, values_in
 
 PRIORITIES = st.one_of(
@@ -177,7 +178,7 @@ class TableMachine(RuleBasedStateMachine):
     @invariant()
     def the_table_is_sound(self) -> None:
         if hasattr(self, "table"):
-            self.table.check()
+            check_table(self.table)
 
     @invariant()
     def the_table_is_as_the_model(self) -> None:

@@ -12,6 +12,7 @@ from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import Table
 
 from tests.storage.test_power_loss import Life, live_values
+from tests.support.invariants import check_table
 from tests.support.power import copy_of, damage_pages, mixture, write_files
 
 SYNCS = ("fsync", "fdatasync")
@@ -64,7 +65,7 @@ def torn_table(folder: Path, seed: int) -> dict[str, bytes]:
 def recovered(folder: Path) -> tuple[dict[int, int], int, int, int]:
     """What comes back: the live rows, and how many were inserted, lost, and by which writers' records."""
     table = Table(TableDirectory.open(folder, after_power_loss=True))
-    table.check()
+    check_table(table)
     directory = table.directory
     found = (live_values(table), table.inserted, directory.lost, hash(directory.writers.used()))
     table.close()

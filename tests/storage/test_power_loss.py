@@ -19,6 +19,7 @@ from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support.inserting import insert_all
+from tests.support.invariants import check_table
 from tests.support.power import copy_of, damage_pages, mixture, write_files
 from tests.support.rows import WHOLE, columns_of, values_in
 
@@ -103,7 +104,7 @@ class Life:
 
     def audit(self, oldest: int, inserted: int, reported: int, newest_share: float) -> None:
         table = self.table
-        table.check()
+        check_table(table)
         assert self.synced_inserted <= table.inserted <= inserted
         found = live_values(table)
         assert found == {key: self.value_of[key] for key in found}
@@ -171,7 +172,7 @@ def test_pages_that_are_zeros_or_of_elsewhere_are_never_served(table: Table, tmp
     for name in pages.sample(["column-000.bin", "column-001.bin", "column-002.bin", "checksums.bin", "header.bin"], 2):
         damage_pages(folder / name, pages, 2)
     damaged = Table(TableDirectory.open(folder, after_power_loss=True))
-    damaged.check()
+    check_table(damaged)
     found = live_values(damaged)
     assert found == {key: key for key in found}
     assert len(found) + damaged.directory.lost == 4000 or damaged.oldest < 1000

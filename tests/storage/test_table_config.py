@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from replay_proto.errors import FieldError
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import DTYPES, Column, Schema
-from replay_server.backends import most_rows
+from replay_server.backends import BACKENDS as BACKEND_CLASSES
 from replay_server.storage.table_config import TableConfig
 
 from tests.support.rows import WHOLE
@@ -39,7 +39,7 @@ BACKENDS: st.SearchStrategy[tuple[str, dict[str, float]]] = st.one_of(
 def configs(draw: st.DrawFn) -> TableConfig:
     """Any config that there can be."""
     backend, parameters = draw(BACKENDS)
-    capacity = draw(st.integers(1, most_rows("uniform" if backend == "fifo" else backend)))
+    capacity = draw(st.integers(1, BACKEND_CLASSES["uniform" if backend == "fifo" else backend].most_rows))
     return TableConfig(
         draw(NAMES),
         Schema(draw(st.dictionaries(NAMES, COLUMNS, min_size=1, max_size=5))),

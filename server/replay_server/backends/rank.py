@@ -7,17 +7,14 @@ sorted only now and then.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.index import DEAD_PRIORITY, LEAST_PROBABILITY, Drawn, LiveRows, live_slots
+from replay_server.backends.index import DEAD_PRIORITY, LEAST_PROBABILITY, Drawn, LiveRows, PriorityIndex, live_slots
 from replay_server.backends.parameters import require_not_negative
 from replay_server.backends.structures import rank_tree
-from replay_server.backends.structures.invariants import require
 from replay_server.backends.structures.power_sums import (
     PowerSums,
     find_ranks,
@@ -25,7 +22,6 @@ from replay_server.backends.structures.power_sums import (
     power_sums,
     rank_mass,
 )
-from replay_server.backends.structures.ring import bury_all_but
 from replay_server.kernels.compile import as_kernel_input, kernel
 from replay_server.kernels.prefetch import touch
 
@@ -119,36 +115,23 @@ def warm_up_drawing() -> None:
     _draw(np.empty(0), power_sums(1, 1.0), rank_tree.allocate(1), 1, 1.0)
 
 
-class RankIndex:
-    """Draws rows by their rank, by a counted B+ tree. A `PriorityIndex`."""
+class RankIndex(PriorityIndex):
+    """Draws rows by their rank, by a counted B+ tree."""
 
-    name: ClassVar[str] = "rank"
-    most_rows: ClassVar[int] = MOST_RANKED
-    most_bytes_per_slot: ClassVar[float] = 57.4
+    name = "rank"
+    most_rows = MOST_RANKED
+    most_bytes_per_slot = 57.4
     """A prefix sum and its guide: 8 + 8 / 64. A leaf of 520 bytes for every 12 rows: 43.3. An inner node of 776 bytes
     for every 12 leaves, and so on upwards: 5.9. Only what has been written to takes memory."""
-    Parameters: ClassVar[type[RankParameters]] = RankParameters
+    Parameters = RankParameters
 
-    def __init__(self, parameters: RankParameters, priorities: NDArray[np.float64], capacity: int) -> None:
-        """Make an index without rows; call `rebuild` before anything else.
-
-        Args:
-            parameters: how ranks are turned into masses.
-            priorities: float64[slots], the table's priority array, written to by this index alone.
-            capacity: the most rows that are live at once.
-        """
-        self.parameters = parameters
-        self.capacity = capacity
+    def __init__(self, parameters: RankParameters, priorities: NDArray[np.float64]) -> None:
+        """Make an index without rows; see `PriorityIndex`."""
+        super().__init__(parameters, priorities)
         self._alpha = float(parameters.alpha)
-        self._priorities = np.asarray(priorities)
         self._size = 0
         self._sums = power_sums(len(priorities), self._alpha)
         self._order = rank_tree.make_tree(len(priorities))
-
-    @property
-    def priority_limit(self) -> float:
-        """``inf``: any finite priority will do, since only their order counts."""
-        return math.inf
 
     @property
     def total_mass(self) -> float:
@@ -165,11 +148,6 @@ class RankIndex:
         """Smallest priority of a live row; 0.0 when there is none."""
         return rank_tree.smallest_priority(self._order) if self._size else 0.0
 
-    @property
-    def nbytes(self) -> int:
-        """Memory this index reserves, in bytes, without the priority array: enough for the emptiest tree."""
-        return self._sums.prefix.nbytes + self._sums.guide.nbytes + rank_tree.nbytes(self._order)
-
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Set the priorities of rows, whether they are new or already there."""
         keys, priorities = as_kernel_input(keys), as_kernel_input(priorities)
@@ -177,13 +155,7 @@ class RankIndex:
             piece = slice(first, first + rank_tree.MOST_MOVED)
             self._size += _write_piece(keys[piece], priorities[piece], self._priorities, self._order)
 
-    def clear(self, keys: NDArray[np.int64]) -> None:
-        """Forget rows that are no longer live."""
-        self.write(keys, np.full(len(keys), DEAD_PRIORITY))
-
-    def rebuild(self, live: LiveRows) -> None:
-        """Start anew from the priority array: only the rows of ``live`` count, other slots become dead."""
-        bury_all_but(live, self._priorities)
+    def _recompute(self, live: LiveRows) -> None:
         # Newest first, so that a stable sort leaves equal priorities in order of rank.
         newest_first = self._priorities[live_slots(live)[::-1]]
         order = np.argsort(-newest_first, kind="stable")
@@ -203,17 +175,3 @@ class RankIndex:
         """Probability of the last rank, or of the last whose mass a float64 can tell from zero."""
         mass = rank_mass(last_rank_with_mass(live.size, self._alpha), self._alpha)
         return max(float(mass) / float(self._sums.prefix[live.size]), LEAST_PROBABILITY)
-
-    def check(self) -> None:
-        """Check the tree, and compare its rows with the priority array.
-
-        Raises:
-            AssertionError: if an invariant is broken.
-        """
-        priorities, keys = rank_tree.rows_in_order(self._order)
-        slots = keys % len(self._priorities)
-        require(len(keys) == self._size, "the size is the number of rows ranked")
-        require(self._size == np.count_nonzero(self._priorities >= 0.0), "every row that is not dead is ranked")
-        require(len(np.unique(slots)) == self._size, "no row is ranked twice")
-        require(np.array_equal(self._priorities[slots], priorities), "rows are ranked by their own priorities")
-        require(np.array_equal(np.lexsort((-keys, -priorities)), np.arange(len(keys))), "rows are in order of rank")

@@ -8,17 +8,15 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 
-from replay_server.backends.index import DEAD_PRIORITY, LEAST_PROBABILITY, MOST_ROWS, Drawn, LiveRows
+from replay_server.backends.index import DEAD_PRIORITY, LEAST_PROBABILITY, Drawn, LiveRows, PriorityIndex
 from replay_server.backends.parameters import require_not_negative, require_positive
 from replay_server.backends.structures import extremes, sums
-from replay_server.backends.structures.invariants import require
-from replay_server.backends.structures.ring import bury_all_but, draw_evenly, key_in_slot
+from replay_server.backends.structures.ring import draw_evenly, key_in_slot
 from replay_server.kernels.compile import aligned_full, as_kernel_input, kernel
 from replay_server.kernels.prefetch import prefetch
 
@@ -183,40 +181,28 @@ def _draw(
     return keys, probabilities
 
 
-class SumTree:
-    """Draws rows in proportion to their mass, by a tree of sums. A `PriorityIndex`."""
+class SumTree(PriorityIndex):
+    """Draws rows in proportion to their mass, by a tree of sums."""
 
-    name: ClassVar[str] = "sum_tree"
-    most_rows: ClassVar[int] = MOST_ROWS
-    most_bytes_per_slot: ClassVar[float] = 8 * 8 / 7 + 3 * 8 / 63
+    name = "sum_tree"
+    most_bytes_per_slot = 8 * 8 / 7 + 3 * 8 / 63
     """A tree of fan-out 8 over masses, its leaves included, and three of fan-out 64 over extremes."""
-    Parameters: ClassVar[type[SumTreeParameters]] = SumTreeParameters
+    Parameters = SumTreeParameters
 
-    def __init__(self, parameters: SumTreeParameters, priorities: NDArray[np.float64], capacity: int) -> None:
-        """Make an index without rows; call `rebuild` before anything else.
-
-        Args:
-            parameters: how priorities are turned into masses.
-            priorities: float64[slots], the table's priority array, written to by this index alone.
-            capacity: the most rows that are live at once.
-        """
-        slots = len(priorities)
-        self.parameters = parameters
-        self.capacity = capacity
-        self._priorities = np.asarray(priorities)
-        self._priority_limit = parameters.priority_limit()
-        self._power = (float(parameters.alpha), float(parameters.epsilon), float(parameters.cap))
-        self._tree_starts = sums.sum_starts(slots)
+    def __init__(self, parameters: SumTreeParameters, priorities: NDArray[np.float64]) -> None:
+        """Make an index without rows; see `PriorityIndex`."""
+        super().__init__(parameters, priorities)
+        self.priority_limit = parameters.priority_limit()
+        self._tree_starts = sums.sum_starts(len(priorities))
         self._tree = aligned_full(int(self._tree_starts[-1]), 0.0)
-        self._block_starts = extremes.block_starts(slots)
-        self._largest = extremes.empty_tree(self._block_starts)
-        self._smallest = extremes.empty_tree(self._block_starts)
-        self._least_mass = extremes.empty_tree(self._block_starts)
-
-    @property
-    def priority_limit(self) -> float:
-        """The largest priority whose mass is at most `MASS_LIMIT`; ``inf`` if any finite one will do."""
-        return self._priority_limit
+        self._block_starts = extremes.block_starts(len(priorities))
+        self._largest, self._smallest, self._least_mass = (extremes.empty_tree(self._block_starts) for _ in range(3))
+        self._arguments = (
+            *(self._priorities, self._tree, self._tree_starts),
+            *(self._largest, self._smallest, self._least_mass, self._block_starts),
+            *(float(parameters.alpha), float(parameters.epsilon), float(parameters.cap)),
+        )
+        """What `_write` and `_rebuild` work on, in their order."""
 
     @property
     def total_mass(self) -> float:
@@ -233,47 +219,12 @@ class SumTree:
         """Smallest priority of a live row; 0.0 when there is none."""
         return extremes.top(self._smallest, self._block_starts, extremes.SMALLEST)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory this index reserves, in bytes, without the priority array."""
-        return self._tree.nbytes + sum(each.nbytes for each in (self._largest, self._smallest, self._least_mass))
-
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Set the priorities of rows, whether they are new or already there."""
-        _write(
-            as_kernel_input(keys),
-            as_kernel_input(priorities),
-            self._priorities,
-            self._tree,
-            self._tree_starts,
-            self._largest,
-            self._smallest,
-            self._least_mass,
-            self._block_starts,
-            *self._power,
-        )
+        _write(as_kernel_input(keys), as_kernel_input(priorities), *self._arguments)
 
-    def clear(self, keys: NDArray[np.int64]) -> None:
-        """Forget rows that are no longer live."""
-        self.write(keys, np.full(len(keys), DEAD_PRIORITY))
-
-    def rebuild(self, live: LiveRows) -> None:
-        """Start anew from the priority array: only the rows of ``live`` count, other slots become dead."""
-        bury_all_but(live, self._priorities)
-        self._recompute()
-
-    def _recompute(self) -> None:
-        """Compute everything from the priority array as it is."""
-        _rebuild(
-            self._priorities,
-            self._tree,
-            self._tree_starts,
-            self._largest,
-            self._smallest,
-            self._least_mass,
-            self._block_starts,
-            *self._power,
-        )
+    def _recompute(self, live: LiveRows) -> None:
+        _rebuild(*self._arguments)
 
     def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
         """Return the rows that lie at these fractions of the total mass; uniform if that is zero."""
@@ -294,16 +245,3 @@ class SumTree:
         if total <= 0.0:
             return 1.0 / live.size
         return max(extremes.top(self._least_mass, self._block_starts, extremes.SMALLEST) / total, LEAST_PROBABILITY)
-
-    def check(self) -> None:
-        """Compute sums and extremes anew, and compare them with those kept.
-
-        Raises:
-            AssertionError: if one differs.
-        """
-        fresh = SumTree(self.parameters, self._priorities, self.capacity)
-        fresh._recompute()
-        require(np.array_equal(fresh._tree, self._tree), "masses and their sums follow from the priorities")
-        require(np.array_equal(fresh._largest, self._largest), "largest priorities are those of their blocks")
-        require(np.array_equal(fresh._smallest, self._smallest), "smallest priorities are those of their blocks")
-        require(np.array_equal(fresh._least_mass, self._least_mass), "smallest masses are those of their blocks")

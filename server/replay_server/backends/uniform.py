@@ -6,17 +6,14 @@ without being changed.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.index import DEAD_PRIORITY, MOST_ROWS, Drawn, LiveRows
+from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.backends.structures import extremes
-from replay_server.backends.structures.invariants import require
-from replay_server.backends.structures.ring import bury_all_but, draw_evenly
+from replay_server.backends.structures.ring import draw_evenly
 from replay_server.kernels.compile import as_kernel_input, kernel
 from replay_server.kernels.prefetch import prefetch
 
@@ -58,35 +55,21 @@ def _write(
     return grown
 
 
-class UniformIndex:
-    """Draws all rows alike, and keeps their priorities. A `PriorityIndex`."""
+class UniformIndex(PriorityIndex):
+    """Draws all rows alike, and keeps their priorities."""
 
-    name: ClassVar[str] = "uniform"
-    most_rows: ClassVar[int] = MOST_ROWS
-    most_bytes_per_slot: ClassVar[float] = 2 * 8 / 63
-    """Two trees of fan-out 64 over extremes."""
-    Parameters: ClassVar[type[UniformParameters]] = UniformParameters
+    name = "uniform"
+    most_bytes_per_slot = 2 * 8 / 63
+    """Two trees of fan-out 64, over extremes."""
+    Parameters = UniformParameters
 
-    def __init__(self, parameters: UniformParameters, priorities: NDArray[np.float64], capacity: int) -> None:
-        """Make an index without rows; call `rebuild` before anything else.
-
-        Args:
-            parameters: none; there for the sake of the other backends.
-            priorities: float64[slots], the table's priority array, written to by this index alone.
-            capacity: the most rows that are live at once.
-        """
-        self.parameters = parameters
-        self.capacity = capacity
-        self._priorities = np.asarray(priorities)
+    def __init__(self, parameters: UniformParameters, priorities: NDArray[np.float64]) -> None:
+        """Make an index without rows; see `PriorityIndex`."""
+        super().__init__(parameters, priorities)
         self._size = 0
         self._block_starts = extremes.block_starts(len(priorities))
         self._largest = extremes.empty_tree(self._block_starts)
         self._smallest = extremes.empty_tree(self._block_starts)
-
-    @property
-    def priority_limit(self) -> float:
-        """``inf``: any finite priority will do."""
-        return math.inf
 
     @property
     def total_mass(self) -> float:
@@ -103,27 +86,12 @@ class UniformIndex:
         """Smallest priority of a live row; 0.0 when there is none."""
         return extremes.top(self._smallest, self._block_starts, extremes.SMALLEST)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory this index reserves, in bytes, without the priority array."""
-        return self._largest.nbytes + self._smallest.nbytes
-
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Set the priorities of rows, whether they are new or already there."""
         keys, priorities = as_kernel_input(keys), as_kernel_input(priorities)
         self._size += _write(keys, priorities, self._priorities, self._largest, self._smallest, self._block_starts)
 
-    def clear(self, keys: NDArray[np.int64]) -> None:
-        """Forget rows that are no longer live."""
-        self.write(keys, np.full(len(keys), DEAD_PRIORITY))
-
-    def rebuild(self, live: LiveRows) -> None:
-        """Start anew from the priority array: only the rows of ``live`` count, other slots become dead."""
-        bury_all_but(live, self._priorities)
-        self._recompute()
-
-    def _recompute(self) -> None:
-        """Compute everything from the priority array as it is."""
+    def _recompute(self, live: LiveRows) -> None:
         self._size = int(np.count_nonzero(self._priorities >= 0.0))
         extremes.gather(self._priorities, self._largest, self._block_starts, extremes.LARGEST, extremes.NOT_BELOW_ZERO)
         extremes.gather(
@@ -141,15 +109,3 @@ class UniformIndex:
     def smallest_probability(self, live: LiveRows) -> float:
         """Probability of each live row: 1 / size."""
         return 1.0 / live.size
-
-    def check(self) -> None:
-        """Count rows and find extremes anew, and compare them with those kept.
-
-        Raises:
-            AssertionError: if one differs.
-        """
-        fresh = UniformIndex(self.parameters, self._priorities, self.capacity)
-        fresh._recompute()
-        require(fresh._size == self._size, "the size is the number of rows that are not dead")
-        require(np.array_equal(fresh._largest, self._largest), "largest priorities are those of their blocks")
-        require(np.array_equal(fresh._smallest, self._smallest), "smallest priorities are those of their blocks")

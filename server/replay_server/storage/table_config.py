@@ -8,16 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_server.backends import BACKENDS, make_index, most_rows
-from replay_server.backends.index import PriorityIndex
+from replay_server.backends import BACKENDS
 from replay_server.backends.parameters import read_parameters
 from replay_server.backends.uniform import UniformIndex
 from replay_server.defaults import DEFAULT_BACKEND
@@ -91,7 +88,7 @@ class TableConfig:
             )
         if self.backend not in (*BACKENDS, QUEUE):
             raise FieldError("backend", f"one of {', '.join((*BACKENDS, QUEUE))}", repr(self.backend))
-        largest = most_rows(self.index_backend)
+        largest = BACKENDS[self.index_backend].most_rows
         if not 1 <= self.capacity <= largest:
             raise FieldError("capacity", f"1 to {largest} rows with the backend {self.backend}", str(self.capacity))
         if self.seed is not None and not 0 <= self.seed <= _MAX_SEED:
@@ -132,14 +129,10 @@ class TableConfig:
         """What keeps its priorities. A queue's are kept, and not drawn by."""
         return UniformIndex.name if self.is_queue else self.backend
 
-    def make_index(self, priorities: NDArray[np.float64]) -> PriorityIndex:
-        """An index of the table's priorities; call its `PriorityIndex.rebuild` before anything else.
-
-        Args:
-            priorities: float64[slots]. It is left as it is until ``rebuild``.
-        """
-        parameters = BACKENDS[self.index_backend].Parameters(**({} if self.is_queue else self.parameters))
-        return make_index(self.index_backend, parameters, priorities, self.capacity)
+    @property
+    def index_parameters(self) -> Mapping[str, float]:
+        """The parameters of `index_backend`."""
+        return {} if self.is_queue else self.parameters
 
     @property
     def times(self) -> int:

@@ -17,7 +17,7 @@ from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.layout import HEADER_FILE
 
 from replay_server import errors
-from replay_server.backends import LiveRows, index_bytes
+from replay_server.backends import LiveRows, index_bytes, make_index
 from replay_server.backends.index import PriorityIndex, live_slots
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.storage.header import Header
@@ -82,7 +82,7 @@ class Table:
         self.turns = Turns()
         """Whose turn it is to insert."""
         self._kept, self._times, self._slots = self.config.most_live, self.config.times, self.config.slots
-        self._index = self.config.make_index(directory.priorities)
+        self._index = make_index(self.config.index_backend, self.config.index_parameters, directory.priorities)
         _check_priorities(directory, self.live, self._index.priority_limit)
         self._index.rebuild(self.live)
         self.draws = draw_policy(self.config, self._header, self._index)
@@ -379,17 +379,6 @@ class Table:
         """Let go of the files; the table must not be used any more."""
         del self._index, self.draws
         self.directory.close()
-
-    def check(self) -> None:
-        """Check every invariant.
-
-        Raises:
-            AssertionError: if one is broken.
-        """
-        assert 0 <= self.size <= self._kept, f"size {self.size} of at most {self._kept}"
-        assert self._header.write_horizon == self.inserted, "rows are being written"
-        assert sum(rows for _, _, rows in self.figures.snapshot().times_sampled) == self.size, "times sampled miss rows"
-        self._index.check()
 
     def _forget(self, first: int, end: int) -> None:
         """Rows ``first`` to ``end`` are no longer live."""

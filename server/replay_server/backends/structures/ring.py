@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows
+from replay_server.backends.index import Drawn, LiveRows
 from replay_server.kernels.compile import as_kernel_input, kernel
 
 
@@ -40,19 +40,3 @@ def draw_evenly(fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
         live: the live rows; at least one.
     """
     return Drawn(*_draw_evenly(as_kernel_input(fractions), live.oldest, live.size))
-
-
-def bury_all_but(live: LiveRows, priorities: NDArray[np.float64]) -> None:
-    """Mark every slot without a live row as dead, in place.
-
-    Args:
-        live: the live rows.
-        priorities: float64[slots].
-    """
-    first = live.oldest % live.slots
-    end = first + live.size
-    if end <= live.slots:
-        priorities[:first] = DEAD_PRIORITY
-        priorities[end:] = DEAD_PRIORITY
-    else:
-        priorities[end - live.slots : first] = DEAD_PRIORITY

@@ -15,8 +15,7 @@ compare it with boundaries.
 """
 
 from replay_server.backends.structures.rank_tree.building import fill, make_tree
-from replay_server.backends.structures.rank_tree.checking import rows_in_order
-from replay_server.backends.structures.rank_tree.nodes import MOST_ROWS, RankTree, allocate, nbytes
+from replay_server.backends.structures.rank_tree.nodes import MOST_ROWS, RankTree, allocate
 from replay_server.backends.structures.rank_tree.reading import keys_of_ranks, largest_priority, smallest_priority
 from replay_server.backends.structures.rank_tree.writing import MOST_MOVED, move
 
@@ -30,7 +29,5 @@ __all__ = [
     "largest_priority",
     "make_tree",
     "move",
-    "nbytes",
-    "rows_in_order",
     "smallest_priority",
 ]

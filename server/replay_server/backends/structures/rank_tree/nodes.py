@@ -70,11 +70,6 @@ def allocate(slots: int) -> RankTree:
     )
 
 
-def nbytes(tree: RankTree) -> int:
-    """Return how much memory a tree reserves, in bytes."""
-    return sum(array.nbytes for array in tree)
-
-
 @kernel
 def free_all(tree: RankTree) -> None:
     """Return every node to its pool, lowest numbers first: memory of nodes that were never taken stays untouched."""

@@ -1,13 +1,13 @@
-"""Checking every invariant of the tree: slow, for tests and for `RankIndex.check`."""
+"""Every invariant of indices and tables, checked from outside: slow."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from replay_server.backends.structures.invariants import require
+from replay_server.backends import LiveRows, PriorityIndex, RankIndex
 from replay_server.backends.structures.rank_tree.nodes import (
     BEFORE_ALL,
     FREE_INNER,
@@ -19,8 +19,70 @@ from replay_server.backends.structures.rank_tree.nodes import (
     WIDTH,
     RankTree,
 )
+from replay_server.table.table import Table
 
 Row = tuple[float, int]
+
+
+def require(holds: bool, invariant: str) -> None:
+    """Raise AssertionError with ``invariant`` as its message unless it holds."""
+    if not holds:
+        raise AssertionError(f"broken invariant: {invariant}")
+
+
+def check_table(table: Table) -> None:
+    """Check every invariant of a table that nobody inserts into.
+
+    Raises:
+        AssertionError: if one is broken.
+    """
+    assert 0 <= table.size <= table.config.most_live, f"size {table.size} of at most {table.config.most_live}"
+    assert table.write_horizon == table.inserted, "rows are being written"
+    assert sum(rows for _, _, rows in table.figures.snapshot().times_sampled) == table.size, "times sampled miss rows"
+    check_index(table._index)
+
+
+def check_index(index: PriorityIndex) -> None:
+    """Compare all that an index keeps with the priority array.
+
+    Raises:
+        AssertionError: if something differs; the message names the invariant.
+    """
+    kept: Any = index
+    if isinstance(index, RankIndex):
+        _check_ranks(kept)
+        return
+    fresh: Any = type(index)(kept.parameters, kept._priorities)
+    fresh._recompute(LiveRows(0, 0, len(kept._priorities)))
+    for name, invariant in (
+        ("_size", "the size is the number of rows that are not dead"),
+        ("_tree", "masses and their sums follow from the priorities"),
+        ("_largest", "largest priorities are those of their blocks"),
+        ("_smallest", "smallest priorities are those of their blocks"),
+        ("_least_mass", "smallest masses are those of their blocks"),
+    ):
+        if hasattr(kept, name):
+            require(np.array_equal(getattr(fresh, name), getattr(kept, name)), invariant)
+
+
+def _check_ranks(index: Any) -> None:
+    priorities, keys = rows_in_order(index._order)
+    slots = keys % len(index._priorities)
+    require(len(keys) == index._size, "the size is the number of rows ranked")
+    require(index._size == np.count_nonzero(index._priorities >= 0.0), "every row that is not dead is ranked")
+    require(len(np.unique(slots)) == index._size, "no row is ranked twice")
+    require(np.array_equal(index._priorities[slots], priorities), "rows are ranked by their own priorities")
+    require(np.array_equal(np.lexsort((-keys, -priorities)), np.arange(len(keys))), "rows are in order of rank")
+
+
+def nbytes(index: PriorityIndex) -> int:
+    """Memory that the arrays of an index take, in bytes, without the priority array."""
+    arrays: dict[int, int] = {}
+    for name, value in vars(index).items():
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, np.ndarray) and name != "_arguments" and each is not vars(index)["_priorities"]:
+                arrays[id(each)] = each.nbytes
+    return sum(arrays.values())
 
 
 def rows_in_order(tree: RankTree) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
