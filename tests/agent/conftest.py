@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from replay_agent.acting.environments import inspect_environment
+from replay_agent.commands import replay_train
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.tensorboard import MetricsLog, NoLog
 from replay_agent.settings.train_settings import TrainSettings
@@ -17,7 +19,7 @@ from replay_agent.training.run_directory import open_run_directory
 from replay_agent.training.trainer import Trainer
 from replay_client import ReplayClient
 
-from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN
+from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Trained, flags_of
 from tests.support.server_process import ServerProcess
 
 
@@ -55,3 +57,22 @@ def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings
             return trainer
 
         yield make
+
+
+@pytest.fixture
+def trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Trained]:
+    """Runs ``replay-train`` here, with an actor of its own: torch is loaded already."""
+
+    def train(variables: dict[str, str], **settings: object) -> Trained:
+        for name in [name for name in os.environ if name.startswith("REPLAY_")]:
+            monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        values = {**SHORT_RUN, "runs_dir": tmp_path, "name": "run", "actors": 1, **settings}
+        capfd.readouterr()
+        status = replay_train.main(flags_of(values))
+        return Trained(status, "".join(capfd.readouterr()))
+
+    return train

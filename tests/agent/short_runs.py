@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from replay_agent.reporting.status import Status
 
 RECONNECT_TIMEOUT_S = 30.0
+PATIENCE_S = 60.0
+"""Programs that load torch take long to start on a busy machine."""
 SHORT_RUN = {
     "steps": 900,
     "learning_starts": 100,
@@ -21,6 +24,26 @@ SHORT_RUN = {
     "tensorboard": False,
 }
 """Settings of a run that takes a second or two."""
+
+
+def flags_of(values: dict[str, object]) -> list[str]:
+    """Settings as a command line."""
+    flags = []
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        elif value is not None:
+            flags += [flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return flags
+
+
+@dataclass
+class Trained:
+    """How a run ended, and all that was printed."""
+
+    status: int
+    output: str
 
 
 class Watcher:

@@ -35,13 +35,11 @@ from replay_agent.training.run_directory import RunDirectory, RunDirectoryError
 from replay_agent.training.trainer import Ending, Trainer
 from replay_client import ReplayClient
 
-from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher
+from tests.agent.short_runs import PATIENCE_S, RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher, flags_of
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
 TRAIN = [sys.executable, "-m", "replay_agent.commands.replay_train"]
-PATIENCE_S = 60.0
-"""Programs that load torch take long to start on a busy machine."""
 
 
 @contextmanager
@@ -198,18 +196,6 @@ def test_actors_that_give_up_at_once_again_and_again_end_the_run_with_their_log(
     pool.close()
 
 
-def flags_of(values: dict[str, object]) -> list[str]:
-    """Settings as a command line."""
-    flags = []
-    for name, value in values.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            flags.append(flag if value else flag.replace("--", "--no-", 1))
-        elif value is not None:
-            flags += [flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-    return flags
-
-
 @pytest.fixture
 def train_command(tmp_path: Path) -> list[str]:
     """``replay-train`` with a server of its own, for a run that does not end by itself."""
@@ -270,22 +256,8 @@ def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio
         assert "stopped" in shown
         assert f"--resume {run}" in shown
 
-    resumed = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "replay_agent.commands.replay_train",
-            "--resume",
-            str(moved),
-            "--steps",
-            str(saved + 1_000),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S,
-        check=False,
-    )
-    assert resumed.returncode == 0, resumed.stderr
+    # Here, where torch is loaded already.
+    assert replay_train.main(["--resume", str(moved), "--steps", str(saved + 1_000)]) == 0
     assert psutil.wait_procs(children, PATIENCE_S)[1] == []
     result = json.loads((moved / "result.json").read_text())
     steps = result["env_steps"]
@@ -334,7 +306,7 @@ def test_a_command_says_its_version_and_flags_without_loading_torch(command: str
     assert found.stdout.startswith(
         f"{command} {version('replay-service')}\n" if flag == "--version" else f"usage: {command} "
     )
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert project["scripts"][command] == f"{module}:main"
 
 

@@ -21,7 +21,7 @@ from replay_agent.training.trainer import Ending, Trainer
 from rich.console import Console
 from safetensors.torch import load_file
 
-from tests.agent.test_learner import make_batch
+from tests.agent.dqn.test_learner import make_batch
 from tests.support.server_process import ServerProcess
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,8 @@ from replay_agent.training.own_actors import OwnActors, actor_environment, learn
 from replay_client import ReplayClient, UnauthenticatedError
 
 from experiments.common.server_access import replay_server
-from tests.agent.short_runs import SHORT_RUN
-from tests.agent.test_learner_access import trained
-from tests.agent.test_processes import PATIENCE_S, flags_of, lines_of
+from tests.agent.processes.test_processes import lines_of
+from tests.agent.short_runs import PATIENCE_S, SHORT_RUN, Trained, flags_of
 from tests.support.access import Authority, tls_variables
 from tests.support.deadlines import wait_until
 
@@ -92,7 +91,7 @@ def test_how_far_the_first_start_of_a_server_is_stands_in_the_log(
     own: OwnAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def start(_: str, arguments: list[str], *rest: Any, **options: Any) -> subprocess.Popen[str]:
-        return start_module("tests.agent.compiling_server", arguments, *rest, **options)
+        return start_module("tests.agent.processes.compiling_server", arguments, *rest, **options)
 
     monkeypatch.setattr(embedded_server, "start_module", start)
     path = tmp_path / "server.log"
@@ -204,10 +203,10 @@ def test_actors_of_our_own_show_each_service_the_token_that_it_wants(own: OwnAcc
     assert actor_environment(settings, own, mine) == {**mine, "REPLAY_LEARNER_TOKEN": own.token}
 
 
-def test_actors_of_our_own_trust_the_learners_certificate(tmp_path: Path) -> None:
+def test_actors_of_our_own_trust_the_learners_certificate(trained: Callable[..., Trained], tmp_path: Path) -> None:
     served = Authority(tmp_path / "authority").certify("learner")
-    done = trained(tmp_path, {}, learner_tls_cert=served.cert, learner_tls_key=served.key)
-    assert done.returncode == 0, done.stderr
+    done = trained({}, learner_tls_cert=served.cert, learner_tls_key=served.key)
+    assert done.status == 0, done.output
 
 
 def test_a_certificate_that_actors_of_our_own_cannot_trust_is_said_at_the_start(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,8 +20,7 @@ from replay_agent.dqn.networks import NetworkSpec
 from replay_agent.settings.train_settings import load_train_settings
 from replay_client import Tls
 
-from tests.agent.short_runs import SHORT_RUN
-from tests.agent.test_processes import PATIENCE_S, flags_of
+from tests.agent.short_runs import SHORT_RUN, Trained, flags_of
 from tests.support.access import (
     ALL,
     EXPIRED,
@@ -112,22 +108,8 @@ def test_half_a_certificate_is_refused() -> None:
             load_train_settings(flags)
 
 
-def trained(folder: Path, variables: dict[str, str], **settings: object) -> subprocess.CompletedProcess[str]:
-    """Run ``replay-train`` with an actor of its own."""
-    values = {**SHORT_RUN, "runs_dir": folder, "name": "run", "actors": 1, **settings}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("REPLAY_")}
-    return subprocess.run(
-        [sys.executable, "-m", "replay_agent.commands.replay_train", *flags_of(values)],
-        env={**inherited, **variables},
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S,
-        check=False,
-    )
-
-
 def test_a_run_with_tokens_and_tls_everywhere_comes_to_its_end(
-    start_server: Callable[..., ServerProcess], tmp_path: Path
+    start_server: Callable[..., ServerProcess], trained: Callable[..., Trained], tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path / "authority")
     tokens = write_usual_tokens(tmp_path / "tokens.toml")
@@ -135,7 +117,6 @@ def test_a_run_with_tokens_and_tls_everywhere_comes_to_its_end(
     server = start_server(*tls_flags(served, authority.ca), "--tokens", str(tokens))
     tls = authority.tls(mine)
     done = trained(
-        tmp_path,
         {"REPLAY_TOKEN": ALL, **tls_variables(tls), **tls_variables(tls, "REPLAY_LEARNER_TLS")},
         server=server.address,
         table=f"{MINE}run",
@@ -144,13 +125,13 @@ def test_a_run_with_tokens_and_tls_everywhere_comes_to_its_end(
         learner_tls_client_ca=authority.ca,
         learner_tokens=tokens,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.output
     assert json.loads((tmp_path / "run" / "result.json").read_text())["env_steps"] >= SHORT_RUN["steps"]
     written = [
         path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*") if path.suffix in (".json", ".log")
     ]
     assert written
-    assert not [text for text in (*written, done.stderr, done.stdout, server.log()) if ALL in text]
+    assert not [text for text in (*written, done.output, server.log()) if ALL in text]
 
 
 def test_a_server_of_the_trainers_own_does_without_the_variables_of_tls(

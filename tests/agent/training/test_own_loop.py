@@ -11,7 +11,7 @@ import replay_agent
 
 from tests.support.server_process import ServerProcess
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainer.md"
+PAGE = Path(__file__).parents[3] / "docs" / "trainer.md"
 
 
 def test_every_exported_name_is_there() -> None:
