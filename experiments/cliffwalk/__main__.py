@@ -12,7 +12,7 @@ from experiments.common.command import run_command
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment; see `run_command` for what it returns."""
-    return run_command(CliffwalkSettings, cliffwalk, arguments)
+    return run_command("cliffwalk", CliffwalkSettings, cliffwalk, arguments)
 
 
 if __name__ == "__main__":

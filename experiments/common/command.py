@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 from replay_agent.acting.environments import UnsupportedEnvironmentError
 from replay_agent.processes.embedded_server import EmbeddedServerError
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.logs import set_up_logging
-from replay_agent.settings.command_line import CommandSettings, explain, load
 from replay_client import ReplayError
 from replay_proto.access.watched import UnusableFileError
+from replay_proto.command_line import Settings, read_settings
 from replay_proto.quiet import quiet_grpc
 from rich.console import Console
 
@@ -24,9 +22,9 @@ from experiments.common.results import ResultsError
 
 log = logging.getLogger("experiments")
 
-EXIT_FAILED, EXIT_USAGE, EXIT_SIGNAL_BASE = 1, 2, 128
+EXIT_FAILED, EXIT_SIGNAL_BASE = 1, 128
 
-S = TypeVar("S", bound=CommandSettings)
+S = TypeVar("S", bound=Settings)
 
 
 class RunFailedError(RuntimeError):
@@ -46,6 +44,7 @@ FAILURES = (
 
 
 def run_command(
+    name: str,
     settings_class: type[S],
     experiment: Callable[[S, StopRequest, Console], None],
     arguments: Sequence[str] | None,
@@ -53,19 +52,19 @@ def run_command(
     """Run an experiment.
 
     Args:
+        name: of the experiment.
         settings_class: its settings.
         experiment: runs what is missing and shows all results.
         arguments: the command line; None: that of this process.
 
     Returns:
-        0; 1 when the experiment failed; 2 for unusable settings; 128 + n when signal n stopped it.
+        0; 1 when the experiment failed; 128 + n when signal n stopped it.
+
+    Raises:
+        SystemExit: with 2 if a setting is invalid.
     """
     quiet_grpc()
-    try:
-        settings = load(settings_class, sys.argv[1:] if arguments is None else arguments)
-    except (ValidationError, SettingsError) as error:
-        print(f"{settings_class.model_config.get('cli_prog_name')}: {explain(error)}", file=sys.stderr)
-        return EXIT_USAGE
+    settings = read_settings(settings_class, f"python -m experiments.{name}", f"REPLAY_{name.upper()}_", arguments)
     console = Console(stderr=True)
     set_up_logging("info", console)
     try:

@@ -12,7 +12,7 @@ from experiments.compare.settings import CompareSettings
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment; see `run_command` for what it returns."""
-    return run_command(CompareSettings, compare, arguments)
+    return run_command("compare", CompareSettings, compare, arguments)
 
 
 if __name__ == "__main__":

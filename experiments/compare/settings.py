@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import field_validator
-from pydantic_settings import SettingsConfigDict
-from replay_agent.settings.command_line import CommandSettings, check_address, option, split_list
+from pydantic import Field
 from replay_agent.settings.train_settings import DEFAULT_ENV, TrainSettings
+from replay_proto.command_line import SPLIT, Address, Settings, group
 
 from experiments.compare.defaults import (
     COMMON,
@@ -21,44 +20,35 @@ from experiments.compare.defaults import (
     defaults_of,
 )
 
-WHAT = "what is run"
-WHERE = "where"
+WHAT = group("what is run")
+WHERE = group("where")
 
 
-class CompareSettings(CommandSettings):
+class CompareSettings(Settings):
     """Compare learning curves of Double DQN with uniform, proportional and rank-based replay.
 
     Runs go in parallel processes over one server, each with a table of its own. Without --server it starts a replay
     server of its own. Started again, it goes on with the runs that are missing.
     """
 
-    model_config = SettingsConfigDict(env_prefix="REPLAY_COMPARE_", cli_prog_name="python -m experiments.compare")
-
-    env: str = option(DEFAULT_ENV, WHAT, "Gymnasium environment; module:EnvId imports module")
-    methods: tuple[ReplayMethod, ...] = option(
-        tuple(ReplayMethod), WHAT, "ways to draw, of uniform,proportional,rank", "NAME,NAME"
-    )
-    seeds: int | None = option(None, WHAT, "runs of each method, with seeds 0, 1, ...; by environment if absent", ge=1)
-    sweep_seeds: int | None = option(
-        None, WHAT, "runs of each step size of the sweep; 0 leaves it out; by environment if absent", ge=0
-    )
-    steps: int | None = option(None, WHAT, "environment steps of a run; by environment if absent", ge=1)
-    jobs: int = option(os.cpu_count() or 1, WHERE, "runs at the same time", ge=1)
-    server: str | None = option(None, WHERE, "a running replay server; starts one of its own if absent", "HOST:PORT")
-    out: Path | None = option(
-        None, WHERE, "directory for results and picture; runs/compare-ENVIRONMENT if absent", "PATH"
-    )
-    config: Path | None = option(None, WHERE, "TOML file with these settings")
-
-    @field_validator("methods", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return split_list(value)
-
-    @field_validator("server")
-    @classmethod
-    def _is_address(cls, value: str | None) -> str | None:
-        return check_address(value)
+    env: Annotated[str, WHAT] = DEFAULT_ENV
+    """Gymnasium environment; module:EnvId imports module"""
+    methods: Annotated[tuple[ReplayMethod, ...], SPLIT, WHAT] = tuple(ReplayMethod)
+    """ways to draw, of uniform,proportional,rank"""
+    seeds: Annotated[int | None, WHAT] = Field(None, ge=1)
+    """runs of each method, with seeds 0, 1, ...; by environment if absent"""
+    sweep_seeds: Annotated[int | None, WHAT] = Field(None, ge=0)
+    """runs of each step size of the sweep; 0 leaves it out; by environment if absent"""
+    steps: Annotated[int | None, WHAT] = Field(None, ge=1)
+    """environment steps of a run; by environment if absent"""
+    jobs: Annotated[int, WHERE] = Field(os.cpu_count() or 1, ge=1)
+    """runs at the same time"""
+    server: Annotated[Address | None, WHERE] = None
+    """a running replay server; starts one of its own if absent"""
+    out: Annotated[Path | None, WHERE] = None
+    """directory for results and picture; runs/compare-ENVIRONMENT if absent"""
+    config: Annotated[Path | None, WHERE] = None
+    """TOML file with these settings"""
 
     @property
     def defaults(self) -> EnvironmentDefaults:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from replay_proto.extras import needs_extras
 from replay_proto.quiet import quiet_grpc
 
-from replay_server import __version__
 from replay_server.process.loading import loading
 
 if TYPE_CHECKING:
@@ -18,16 +17,12 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run what the command line says."""
-    arguments = sys.argv[1:]
-    if "--version" in arguments:
-        print(f"replay-server {__version__}")
-        return
     quiet_grpc()
     # What is not needed to answer is not loaded: settings take 0.3 s, the server 1 s.
     with needs_extras("replay-server", "server"):
         from replay_server.process.command_line import read_command_line
 
-        settings = read_command_line(arguments)
+        settings = read_command_line(sys.argv[1:])
         run = load_server()
     run(settings)
 

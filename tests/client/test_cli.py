@@ -285,7 +285,7 @@ def test_a_picture_without_matplotlib_says_what_to_install(server: ServerProcess
     assert "pip install '.[cli]'" in done.stderr
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
+@pytest.mark.parametrize("missing", ["cyclopts", "rich"])
 def test_what_is_missing_is_named(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from replay_client.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

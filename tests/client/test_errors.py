@@ -123,7 +123,7 @@ def test_actors_are_spawned(server: ServerProcess, table: Table) -> None:
     assert table.read([0])["number"].tolist() == [process.pid]
 
 
-@pytest.mark.parametrize("module", ["torch", "jax", "gymnasium", "typer", "rich", "replay_server", "numba"])
+@pytest.mark.parametrize("module", ["torch", "jax", "gymnasium", "cyclopts", "rich", "replay_server", "numba"])
 def test_the_library_needs_no_more_than_it_says(module: str) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; import replay_client; assert len(replay_client.__all__) > 20"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

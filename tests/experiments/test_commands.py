@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from replay_agent.processes.signals import StopRequest
-from replay_agent.settings.command_line import load
 from replay_agent.settings.train_settings import TrainSettings
 from replay_client import ReplayClient
+from replay_proto.command_line import read_settings
 from rich.console import Console
 from rich.table import Table
 
@@ -67,11 +67,13 @@ def test_the_cliffwalk_goes_on_where_it_was_broken_off(server: ServerProcess, tm
 
 
 def test_what_cannot_be_run_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["--states", "1", "--out", str(tmp_path)]) == 2
-    assert "--states: expected numbers from 2 to 20" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        main(["--states", "2,1", "--out", str(tmp_path)])
+    assert end.value.code == 2
+    assert "--states.1: input should be greater than or equal to 2, got '1'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "usage: python -m experiments.cliffwalk" in capsys.readouterr().out
+    assert "Usage: python -m experiments.cliffwalk" in capsys.readouterr().out
 
 
 def result(method: Method, updates: int, seed: int, *, learned: bool = True, seconds: float = 5.0) -> RunResult:
@@ -205,8 +207,13 @@ def test_a_comparison_that_is_stopped_keeps_no_half_runs(server: ServerProcess, 
 
 
 def test_lists_are_words_with_commas_in_flags_and_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load(CliffwalkSettings, ["--states", "2,4", "--states", "8"]).states == (2, 4, 8)
+    prefix = "REPLAY_CLIFFWALK_"
+    flags = ["--states", "2,4", "--states", "8"]
+    assert read_settings(CliffwalkSettings, "cliffwalk", prefix, flags).states == (2, 4, 8)
     monkeypatch.setenv("REPLAY_CLIFFWALK_STATES", "3,5")
-    assert load(CliffwalkSettings, []).states == (3, 5)
+    assert read_settings(CliffwalkSettings, "cliffwalk", prefix, []).states == (3, 5)
     monkeypatch.setenv("REPLAY_COMPARE_METHODS", "uniform,rank")
-    assert load(CompareSettings, []).methods == (ReplayMethod.UNIFORM, ReplayMethod.RANK)
+    assert read_settings(CompareSettings, "compare", "REPLAY_COMPARE_", []).methods == (
+        ReplayMethod.UNIFORM,
+        ReplayMethod.RANK,
+    )

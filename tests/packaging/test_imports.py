@@ -20,6 +20,8 @@ ONLY_IN = {
     ("replay_proto", "torch"): set[str](),
     ("replay_proto", "gymnasium"): set[str](),
     ("replay_proto", "numba"): set[str](),
+    ("replay_proto", "cyclopts"): {"command_line.py"},
+    ("replay_proto", "pydantic"): {"command_line.py"},
     ("replay_server", "torch"): set[str](),
     ("replay_server", "gymnasium"): set[str](),
     ("replay_client", "torch"): {"torch.py"},
@@ -28,7 +30,7 @@ ONLY_IN = {
     ("replay_client", "numba"): set[str](),
     ("replay_client", "matplotlib"): {"cli"},
     ("replay_client", "rich"): {"cli"},
-    ("replay_client", "typer"): {"cli"},
+    ("replay_client", "cyclopts"): {"cli"},
 }
 """By package and library: the modules or folders right below the package that may import it."""
 

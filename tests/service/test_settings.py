@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 from replay_proto.errors import FieldError
 from replay_server.process.settings import load_settings
 
@@ -27,9 +25,17 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "server.toml"
 
 
+def refusal(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """What is printed about settings that cannot be used."""
+    with pytest.raises(SystemExit) as end:
+        load_settings(flags)
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
 def test_without_anything_the_defaults_hold(file: Path) -> None:
     settings = load_settings([])
-    assert (settings.host, settings.port, settings.data_dir, settings.tables) == ("127.0.0.1", 50051, None, [])
+    assert (settings.host, settings.port, settings.data_dir, settings.tables) == ("127.0.0.1", 50051, None, ())
     assert settings.reflection
     assert not settings.exit_with_parent
 
@@ -63,15 +69,17 @@ def test_a_flag_names_the_file_before_a_variable(file: Path, monkeypatch: pytest
         (["--port", "65536"], "port"),
         (["--port", "-1"], "port"),
         (["--port", "many"], "port"),
-        (["--max-reply-mb", "0"], "max_reply_mb"),
-        (["--max-reply-mb", "2048"], "max_reply_mb"),
-        (["--log-level", "loud"], "log_level"),
-        (["--drain-s", "-1"], "drain_s"),
+        (["--max-reply-mb", "0"], "max-reply-mb"),
+        (["--max-reply-mb", "2048"], "max-reply-mb"),
+        (["--log-level", "loud"], "log-level"),
+        (["--drain-s", "-1"], "drain-s"),
     ],
 )
-def test_a_flag_out_of_range_is_named(file: Path, flags: list[str], setting: str) -> None:
-    with pytest.raises(ValidationError, match=setting):
-        load_settings(flags)
+def test_a_flag_out_of_range_is_named(
+    file: Path, capsys: pytest.CaptureFixture[str], flags: list[str], setting: str
+) -> None:
+    assert f"replay-server: --{setting}: input should be " in refusal(capsys, *flags)
+    assert f", got {flags[1]!r}\n" in refusal(capsys, *flags)
 
 
 @pytest.mark.parametrize(
@@ -85,25 +93,25 @@ def test_a_flag_out_of_range_is_named(file: Path, flags: list[str], setting: str
         ("tables = 5", "tables"),
     ],
 )
-def test_a_setting_of_the_file_that_cannot_be_used_is_named(file: Path, content: str, complaint: str) -> None:
+def test_a_setting_of_the_file_that_cannot_be_used_is_named(
+    file: Path, capsys: pytest.CaptureFixture[str], content: str, complaint: str
+) -> None:
     file.write_text(content)
-    with pytest.raises(ValidationError, match=complaint):
-        load_settings(["--config", str(file)])
+    assert complaint in refusal(capsys, "--config", str(file))
 
 
-def test_a_file_that_cannot_be_read_is_named(file: Path) -> None:
-    with pytest.raises(SettingsError, match=r"server\.toml"):
-        load_settings(["--config", str(file)])
+def test_a_file_that_cannot_be_read_is_named(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"--config: expected a TOML file, got '{file}'" in refusal(capsys, "--config", str(file))
     for content in (b"port = ", b"\xff\xfe\x00"):
         file.write_bytes(content)
-        with pytest.raises(SettingsError, match=r"server\.toml"):
-            load_settings(["--config", str(file)])
+        assert f"--config: expected a TOML file, got '{file}'" in refusal(capsys, "--config", str(file))
 
 
-def test_a_variable_that_cannot_be_used_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_cannot_be_used_is_named(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("REPLAY_SERVER_PORT", "high")
-    with pytest.raises(ValidationError, match="port"):
-        load_settings([])
+    assert "--port: input should be a valid integer" in refusal(capsys)
 
 
 def test_a_table_of_the_file_becomes_a_config(file: Path) -> None:

@@ -13,29 +13,24 @@ from collections.abc import Sequence
 from replay_proto.extras import needs_extras
 
 with needs_extras("replay-actor", "agent"):
-    from pydantic import ValidationError
-    from pydantic_settings import SettingsError
-
     from replay_agent.processes.child_process import when_parent_dies
     from replay_agent.settings.actor_settings import load_actor_settings
-    from replay_agent.settings.command_line import explain
 
 log = logging.getLogger("replay_agent.actor")
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
+EXIT_FAILED = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an actor.
 
     Returns:
-        0 when the run is over or the actor was told to stop; 1 when it failed; 2 for unusable settings.
+        0 when the run is over or the actor was told to stop; 1 when it failed.
+
+    Raises:
+        SystemExit: with 2 if a setting is invalid.
     """
-    try:
-        settings = load_actor_settings(sys.argv[1:] if arguments is None else arguments)
-    except (ValidationError, SettingsError) as error:
-        print(f"replay-actor: {explain(error)}", file=sys.stderr)
-        return EXIT_USAGE
+    settings = load_actor_settings(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -11,15 +11,11 @@ from replay_proto.extras import needs_extras
 from replay_proto.quiet import quiet_grpc
 
 with needs_extras("replay-train", "server,agent"):  # it starts a server of its own where none is named
-    from pydantic import ValidationError
-    from pydantic_settings import SettingsError
-
-    from replay_agent.settings.command_line import explain
     from replay_agent.settings.train_settings import load_train_settings
 
 log = logging.getLogger("replay_agent")
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
+EXIT_FAILED = 1
 # By convention a program that a signal ended reports this plus the signal's number.
 EXIT_SIGNAL_BASE = 128
 
@@ -28,14 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train.
 
     Returns:
-        0; 1 when training failed; 2 for unusable settings; 128 + n when signal n stopped it.
+        0; 1 when training failed; 128 + n when signal n stopped it.
+
+    Raises:
+        SystemExit: with 2 if a setting is invalid.
     """
     quiet_grpc()
-    try:
-        settings = load_train_settings(sys.argv[1:] if arguments is None else arguments)
-    except (ValidationError, SettingsError) as error:
-        print(f"replay-train: {explain(error)}", file=sys.stderr)
-        return EXIT_USAGE
+    settings = load_train_settings(arguments)
     # Imported here: torch takes seconds to load, and `--help` needs none of it.
     with needs_extras("replay-train", "server,agent"):
         from rich.console import Console

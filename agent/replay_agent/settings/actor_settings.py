@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic import Field
+from replay_proto.command_line import Address, Settings, group, read_settings
 
-from replay_agent.settings.command_line import CommandSettings, check_address, load, option
-
-CONNECTIONS = "connections"
-PROCESS = "process"
+CONNECTIONS = group("connections")
+PROCESS = group("process")
 
 
-class ActorSettings(CommandSettings):
+class ActorSettings(Settings):
     """Act for a learner: insert transitions into its replay table, with weights that it serves.
 
     The task (environment, table, network, seed) comes from the learner. Every flag can also be given as an
@@ -24,26 +22,22 @@ class ActorSettings(CommandSettings):
     TLS files for the server, REPLAY_LEARNER_TLS_CA and so on those for the learner.
     """
 
-    model_config = SettingsConfigDict(env_prefix="REPLAY_ACTOR_", cli_prog_name="replay-actor")
-
-    server: str = option("localhost:50051", CONNECTIONS, "the replay server", "HOST:PORT")
-    learner: str = option("localhost:50052", CONNECTIONS, "the learner's address, which replay-train logs", "HOST:PORT")
-    learner_timeout_s: float = option(60.0, CONNECTIONS, "seconds to wait for an unreachable learner", gt=0)
-    reconnect_timeout_s: float = option(120.0, CONNECTIONS, "seconds to wait for an unreachable replay server", gt=0)
-    config: Path | None = option(None, PROCESS, "TOML file with these settings")
-    exit_with_parent: bool = option(
-        False, PROCESS, "stop when standard input closes, as it does when the parent process dies"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", PROCESS, "minimum severity of log messages"
-    )
-
-    @field_validator("server", "learner")
-    @classmethod
-    def _is_address(cls, value: str) -> str | None:
-        return check_address(value)
+    server: Annotated[Address, CONNECTIONS] = "localhost:50051"
+    """the replay server"""
+    learner: Annotated[Address, CONNECTIONS] = "localhost:50052"
+    """the learner's address, which replay-train logs"""
+    learner_timeout_s: Annotated[float, CONNECTIONS] = Field(60.0, gt=0)
+    """seconds to wait for an unreachable learner"""
+    reconnect_timeout_s: Annotated[float, CONNECTIONS] = Field(120.0, gt=0)
+    """seconds to wait for an unreachable replay server"""
+    config: Annotated[Path | None, PROCESS] = None
+    """TOML file with these settings"""
+    exit_with_parent: Annotated[bool, PROCESS] = False
+    """stop when standard input closes, as it does when the parent process dies"""
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], PROCESS] = "info"
+    """minimum severity of log messages"""
 
 
-def load_actor_settings(arguments: Sequence[str]) -> ActorSettings:
-    """Read the actor's settings; see `command_line.load`."""
-    return load(ActorSettings, arguments)
+def load_actor_settings(arguments: Sequence[str] | None = None) -> ActorSettings:
+    """Read the actor's settings; see `read_settings`."""
+    return read_settings(ActorSettings, "replay-actor", "REPLAY_ACTOR_", arguments)

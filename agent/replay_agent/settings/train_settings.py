@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import field_validator, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from annotated_types import MinLen
+from cyclopts import App, ArgumentCollection, CycloptsError
+from cyclopts.config import Dict
+from pydantic import Field, PositiveInt, model_validator
+from replay_proto.command_line import MAX_PORT, NONE, SPLIT, Address, Settings, given, group, read_settings
 
-from replay_agent.settings.command_line import MAX_PORT, CommandSettings, check_address, load, option, split_list
 from replay_agent.settings.presets import PRESETS
 
-ENV_PREFIX = "REPLAY_TRAIN_"
 DEFAULT_ENV = "CartPole-v1"
 SETTINGS_FILE = "settings.json"
 # Settings of one start, which a resumed run does not inherit.
@@ -24,18 +24,18 @@ NOT_RESUMED = frozenset({"resume", "config"})
 MAX_REPLAY_RATIO = 1e6
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
-RUN = "run"
-REPLAY = "replay"
-PACE = "pace"
-LEARNING = "learning"
-NETWORK = "network"
-EXPLORATION = "exploration"
-ACTING = "acting"
-JUDGING = "validation and evaluation"
-KEEPING = "checkpoints and logs"
+RUN = group("run")
+REPLAY = group("replay")
+PACE = group("pace")
+LEARNING = group("learning")
+NETWORK = group("network")
+EXPLORATION = group("exploration")
+ACTING = group("acting")
+JUDGING = group("validation and evaluation")
+KEEPING = group("checkpoints and logs")
 
 
-class TrainSettings(CommandSettings):
+class TrainSettings(Settings):
     """Learn a Gymnasium environment by Double DQN through a prioritized replay service.
 
     Without --server it starts a replay server of its own. CartPole-v1, Acrobot-v1 and MountainCar-v0 have tuned
@@ -45,156 +45,149 @@ class TrainSettings(CommandSettings):
     REPLAY_TLS_KEY name the TLS files.
     """
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, cli_prog_name="replay-train")
+    env: Annotated[str, RUN] = DEFAULT_ENV
+    """Gymnasium environment with discrete actions; module:EnvId imports module"""
+    steps: Annotated[int, RUN] = Field(200_000, ge=1)
+    """environment steps to train for, over all actors"""
+    seed: Annotated[int, RUN] = Field(0, ge=0)
+    """seed of networks, environments, exploration and the table's draws"""
+    runs_dir: Annotated[Path, RUN] = Path("runs")
+    """parent directory of run directories"""
+    name: Annotated[str | None, RUN] = Field(None, pattern=NAME_PATTERN)
+    """name of the run and its directory (default: environment, backend, seed and time)"""
+    resume: Annotated[Path | None, RUN] = None
+    """directory of a run to resume, with its settings unless overridden"""
+    config: Annotated[Path | None, RUN] = None
+    """TOML file with these settings"""
+    device: Annotated[Literal["auto", "cpu", "cuda"], RUN] = "auto"
+    """device of the networks; auto uses a GPU, if present, for images and the CPU for vectors"""
+    threads: Annotated[int | None, RUN] = Field(None, ge=1)
+    """CPU threads of torch in the trainer (default: 1 for vectors, torch's choice for images)"""
 
-    env: str = option(DEFAULT_ENV, RUN, "Gymnasium environment with discrete actions; module:EnvId imports module")
-    steps: int = option(200_000, RUN, "environment steps to train for, over all actors", ge=1)
-    seed: int = option(0, RUN, "seed of networks, environments, exploration and the table's draws", ge=0)
-    runs_dir: Path = option(Path("runs"), RUN, "parent directory of run directories")
-    name: str | None = option(
-        None,
-        RUN,
-        "name of the run and its directory (default: environment, backend, seed and time)",
-        pattern=NAME_PATTERN,
-    )
-    resume: Path | None = option(None, RUN, "directory of a run to resume, with its settings unless overridden")
-    config: Path | None = option(None, RUN, "TOML file with these settings")
-    device: Literal["auto", "cpu", "cuda"] = option(
-        "auto", RUN, "device of the networks; auto uses a GPU, if present, for images and the CPU for vectors"
-    )
-    threads: int | None = option(
-        None,
-        RUN,
-        "CPU threads of torch in the trainer (default: 1 for vectors, torch's choice for images)",
-        ge=1,
-    )
+    server: Annotated[Address | None, REPLAY] = None
+    """running replay server (default: start one)"""
+    table: Annotated[str | None, REPLAY] = Field(None, pattern=NAME_PATTERN)
+    """table to use (default: the run's name)"""
+    keep_table: Annotated[bool | None, REPLAY] = None
+    """keep the table on the server at the end (default: only if named by --table)"""
+    capacity: Annotated[int, REPLAY] = Field(100_000, ge=1)
+    """maximum rows in the table"""
+    backend: Annotated[Literal["sum_tree", "rank", "uniform"], REPLAY] = "sum_tree"
+    """how priorities determine draws"""
+    alpha: Annotated[float, REPLAY] = Field(0.6, ge=0, le=1)
+    """priority exponent, 0 to 1; 0 draws uniformly"""
+    beta_start: Annotated[float, REPLAY] = Field(0.4, ge=0, le=1)
+    """initial importance-sampling exponent; increases linearly to 1"""
+    beta_steps: Annotated[int | None, REPLAY] = Field(None, ge=0)
+    """environment steps until beta is 1 (default: --steps)"""
+    weight_norm: Annotated[Literal["batch", "table"], REPLAY] = "batch"
+    """normalize weights by the largest weight of the batch or of the table"""
+    draw_mode: Annotated[Literal["stratified", "independent"], REPLAY] = "stratified"
+    """how the rows of a batch are drawn"""
+    prefetch: Annotated[int, REPLAY] = Field(3, ge=1)
+    """batches in flight; 1 disables prefetching"""
+    lockstep: Annotated[bool, REPLAY] = False
+    """wait for every insert and update, so that equal seeds give equal runs; slower, excludes --actors"""
+    reconnect_timeout_s: Annotated[float, REPLAY] = Field(120.0, gt=0)
+    """seconds to wait for an unreachable server"""
 
-    server: str | None = option(None, REPLAY, "running replay server (default: start one)", "HOST:PORT")
-    table: str | None = option(None, REPLAY, "table to use (default: the run's name)", pattern=NAME_PATTERN)
-    keep_table: bool | None = option(
-        None, REPLAY, "keep the table on the server at the end (default: only if named by --table)"
-    )
-    capacity: int = option(100_000, REPLAY, "maximum rows in the table", ge=1)
-    backend: Literal["sum_tree", "rank", "uniform"] = option("sum_tree", REPLAY, "how priorities determine draws")
-    alpha: float = option(0.6, REPLAY, "priority exponent, 0 to 1; 0 draws uniformly", ge=0, le=1)
-    beta_start: float = option(0.4, REPLAY, "initial importance-sampling exponent; increases linearly to 1", ge=0, le=1)
-    beta_steps: int | None = option(None, REPLAY, "environment steps until beta is 1 (default: --steps)", ge=0)
-    weight_norm: Literal["batch", "table"] = option(
-        "batch", REPLAY, "normalize weights by the largest weight of the batch or of the table"
-    )
-    draw_mode: Literal["stratified", "independent"] = option("stratified", REPLAY, "how the rows of a batch are drawn")
-    prefetch: int = option(3, REPLAY, "batches in flight; 1 disables prefetching", ge=1)
-    lockstep: bool = option(
-        False,
-        REPLAY,
-        "wait for every insert and update, so that equal seeds give equal runs; slower, excludes --actors",
-    )
-    reconnect_timeout_s: float = option(120.0, REPLAY, "seconds to wait for an unreachable server", gt=0)
+    replay_ratio: Annotated[float, PACE] = Field(0.25, gt=0, le=MAX_REPLAY_RATIO)
+    """gradient steps per environment step"""
+    learning_starts: Annotated[int, PACE] = Field(2_000, ge=1)
+    """rows in the table before the first gradient step"""
+    lead_steps: Annotated[int, PACE] = Field(1_000, ge=1)
+    """environment steps by which actors may run ahead of the replay ratio"""
 
-    replay_ratio: float = option(0.25, PACE, "gradient steps per environment step", gt=0, le=MAX_REPLAY_RATIO)
-    learning_starts: int = option(2_000, PACE, "rows in the table before the first gradient step", ge=1)
-    lead_steps: int = option(1_000, PACE, "environment steps by which actors may run ahead of the replay ratio", ge=1)
+    batch_size: Annotated[int, LEARNING] = Field(64, ge=1)
+    """rows in a batch"""
+    learning_rate: Annotated[float, LEARNING] = Field(5e-4, gt=0)
+    """learning rate of Adam"""
+    adam_epsilon: Annotated[float, LEARNING] = Field(1e-8, gt=0)
+    """Adam's epsilon"""
+    max_grad_norm: Annotated[float, LEARNING] = Field(10.0, gt=0)
+    """gradient norm above which gradients are clipped"""
+    huber_delta: Annotated[float, LEARNING] = Field(1.0, gt=0)
+    """TD error, in units of return, above which the loss is linear"""
+    gamma: Annotated[float, LEARNING] = Field(0.99, ge=0, le=1)
+    """discount factor of one environment step, 0 to 1"""
+    n_step: Annotated[int, LEARNING] = Field(3, ge=1)
+    """environment steps before bootstrapping"""
+    double: Annotated[bool, LEARNING] = True
+    """Double DQN: the online network selects actions, the target network evaluates them"""
+    target_interval: Annotated[int, LEARNING] = Field(1, ge=1)
+    """gradient steps between updates of the target network"""
+    target_tau: Annotated[float, LEARNING] = Field(0.005, gt=0, le=1)
+    """fraction by which an update moves the target network towards the online one; 1 copies it"""
 
-    batch_size: int = option(64, LEARNING, "rows in a batch", ge=1)
-    learning_rate: float = option(5e-4, LEARNING, "learning rate of Adam", gt=0)
-    adam_epsilon: float = option(1e-8, LEARNING, "Adam's epsilon", gt=0)
-    max_grad_norm: float = option(10.0, LEARNING, "gradient norm above which gradients are clipped", gt=0)
-    huber_delta: float = option(1.0, LEARNING, "TD error, in units of return, above which the loss is linear", gt=0)
-    gamma: float = option(0.99, LEARNING, "discount factor of one environment step, 0 to 1", ge=0, le=1)
-    n_step: int = option(3, LEARNING, "environment steps before bootstrapping", ge=1)
-    double: bool = option(
-        True, LEARNING, "Double DQN: the online network selects actions, the target network evaluates them"
-    )
-    target_interval: int = option(1, LEARNING, "gradient steps between updates of the target network", ge=1)
-    target_tau: float = option(
-        0.005,
-        LEARNING,
-        "fraction by which an update moves the target network towards the online one; 1 copies it",
-        gt=0,
-        le=1,
-    )
+    hidden_sizes: Annotated[Annotated[tuple[PositiveInt, ...], MinLen(1)] | None, SPLIT, NETWORK] = None
+    """units of each dense hidden layer, such as 256,256 (default: 128,128 for vectors, 512 for images)"""
+    scale_observations: Annotated[bool, NETWORK] = False
+    """scale vectors to [-1, 1] by the bounds of the observation space, where it is bounded; helps if elements differ in
+    magnitude"""
+    dueling: Annotated[bool, NETWORK] = False
+    """dueling heads: separate value and advantages"""
 
-    hidden_sizes: tuple[int, ...] | None = option(
-        None,
-        NETWORK,
-        "units of each dense hidden layer, such as 256,256 (default: 128,128 for vectors, 512 for images)",
-    )
-    scale_observations: bool = option(
-        False,
-        NETWORK,
-        "scale vectors to [-1, 1] by the bounds of the observation space, where it is bounded; "
-        "helps if elements differ in magnitude",
-    )
-    dueling: bool = option(False, NETWORK, "dueling heads: separate value and advantages")
+    epsilon_start: Annotated[float, EXPLORATION] = Field(1.0, ge=0, le=1)
+    """initial probability of a random action"""
+    epsilon_end: Annotated[float, EXPLORATION] = Field(0.05, ge=0, le=1)
+    """final probability of a random action"""
+    epsilon_steps: Annotated[int, EXPLORATION] = Field(20_000, ge=0)
+    """environment steps over which epsilon decreases"""
 
-    epsilon_start: float = option(1.0, EXPLORATION, "initial probability of a random action", ge=0, le=1)
-    epsilon_end: float = option(0.05, EXPLORATION, "final probability of a random action", ge=0, le=1)
-    epsilon_steps: int = option(20_000, EXPLORATION, "environment steps over which epsilon decreases", ge=0)
+    actors: Annotated[int, ACTING] = Field(0, ge=0)
+    """actor processes to start on this machine"""
+    act: Annotated[bool | None, ACTING] = None
+    """let the trainer act itself (default: only without --actors)"""
+    learner_host: Annotated[str, ACTING] = "127.0.0.1"
+    """address to listen on for actors; 0.0.0.0 admits other machines"""
+    learner_port: Annotated[int, ACTING] = Field(0, ge=0, le=MAX_PORT)
+    """port to listen on for actors; 0 picks a free one"""
+    learner_tls_cert: Annotated[Path | None, ACTING] = None
+    """TLS certificate for actors, PEM"""
+    learner_tls_key: Annotated[Path | None, ACTING] = None
+    """private key of the certificate, PEM, unencrypted"""
+    learner_tls_client_ca: Annotated[Path | None, ACTING] = None
+    """CA that must have signed actors' certificates, PEM; actors need none if absent"""
+    learner_tokens: Annotated[Path | None, ACTING] = None
+    """TOML file of tokens, in the server's format; actors need the right to write to the run's table"""
+    learner_insecure: Annotated[bool, ACTING] = False
+    """accept actors from other machines without tokens or client certificates; for trusted networks"""
+    publish_interval: Annotated[int, ACTING] = Field(50, ge=1)
+    """gradient steps between published versions of the weights"""
+    grant_steps: Annotated[int, ACTING] = Field(50, ge=1)
+    """environment steps of an actor between two reports"""
 
-    actors: int = option(0, ACTING, "actor processes to start on this machine", ge=0)
-    act: bool | None = option(None, ACTING, "let the trainer act itself (default: only without --actors)")
-    learner_host: str = option("127.0.0.1", ACTING, "address to listen on for actors; 0.0.0.0 admits other machines")
-    learner_port: int = option(0, ACTING, "port to listen on for actors; 0 picks a free one", ge=0, le=MAX_PORT)
-    learner_tls_cert: Path | None = option(None, ACTING, "TLS certificate for actors, PEM")
-    learner_tls_key: Path | None = option(None, ACTING, "private key of the certificate, PEM, unencrypted")
-    learner_tls_client_ca: Path | None = option(
-        None, ACTING, "CA that must have signed actors' certificates, PEM; actors need none if absent"
-    )
-    learner_tokens: Path | None = option(
-        None, ACTING, "TOML file of tokens, in the server's format; actors need the right to write to the run's table"
-    )
-    learner_insecure: bool = option(
-        False,
-        ACTING,
-        "accept actors from other machines without tokens or client certificates; for trusted networks",
-    )
-    publish_interval: int = option(50, ACTING, "gradient steps between published versions of the weights", ge=1)
-    grant_steps: int = option(50, ACTING, "environment steps of an actor between two reports", ge=1)
+    validate_interval: Annotated[int, JUDGING] = Field(5_000, ge=1)
+    """environment steps between greedy validations"""
+    validation_episodes: Annotated[int, JUDGING] = Field(20, ge=1)
+    """episodes of a validation, also for the best network so far"""
+    confirm_episodes: Annotated[int, JUDGING] = Field(100, ge=1)
+    """episodes, including those of the validation, over which a network must match the best so far"""
+    solved_return: Annotated[float | None, JUDGING] = None
+    """mean return over the confirming episodes at which training ends (default: never)"""
+    evaluation_episodes: Annotated[int, JUDGING] = Field(100, ge=0)
+    """final greedy episodes with the best network, on new seeds"""
 
-    validate_interval: int = option(5_000, JUDGING, "environment steps between greedy validations", ge=1)
-    validation_episodes: int = option(20, JUDGING, "episodes of a validation, also for the best network so far", ge=1)
-    confirm_episodes: int = option(
-        100,
-        JUDGING,
-        "episodes, including those of the validation, over which a network must match the best so far",
-        ge=1,
-    )
-    solved_return: float | None = option(
-        None, JUDGING, "mean return over the confirming episodes at which training ends (default: never)"
-    )
-    evaluation_episodes: int = option(100, JUDGING, "final greedy episodes with the best network, on new seeds", ge=0)
+    checkpoint_interval_s: Annotated[float, KEEPING] = Field(60.0, gt=0)
+    """seconds between checkpoints"""
+    keep_checkpoints: Annotated[int, KEEPING] = Field(2, ge=1)
+    """checkpoints to keep"""
+    log_interval_s: Annotated[float, KEEPING] = Field(1.0, gt=0)
+    """seconds between points in TensorBoard"""
+    replay_checkpoints: Annotated[bool, KEEPING] = False
+    """checkpoint the table on the server with each checkpoint of the trainer; needs a --server with --checkpoint-dir"""
+    tensorboard: Annotated[bool, KEEPING] = True
+    """write TensorBoard logs"""
+    progress: Annotated[bool, KEEPING] = True
+    """show a progress bar, or periodic log lines without a terminal"""
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], KEEPING] = "info"
+    """minimum severity of log messages"""
 
-    checkpoint_interval_s: float = option(60.0, KEEPING, "seconds between checkpoints", gt=0)
-    keep_checkpoints: int = option(2, KEEPING, "checkpoints to keep", ge=1)
-    log_interval_s: float = option(1.0, KEEPING, "seconds between points in TensorBoard", gt=0)
-    replay_checkpoints: bool = option(
-        False,
-        KEEPING,
-        "checkpoint the table on the server with each checkpoint of the trainer; "
-        "needs a --server with --checkpoint-dir",
-    )
-    tensorboard: bool = option(True, KEEPING, "write TensorBoard logs")
-    progress: bool = option(True, KEEPING, "show a progress bar, or periodic log lines without a terminal")
-    log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", KEEPING, "minimum severity of log messages"
-    )
-
-    @field_validator("hidden_sizes", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _split_sizes(cls, value: Any) -> Any:
-        return split_list(value)
-
-    @field_validator("server")
-    @classmethod
-    def _is_address(cls, value: str | None) -> str | None:
-        return check_address(value)
-
-    @field_validator("hidden_sizes")
-    @classmethod
-    def _are_sizes(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is not None and (not value or min(value) < 1):
-            raise ValueError(f"expected one or more positive numbers, such as 128,128, got {value}")
-        return value
+    def _add_preset(cls, values: Any) -> Any:
+        """Settings that are not given come from the preset of the environment."""
+        return {**PRESETS.get(values.get("env", DEFAULT_ENV), {}), **values}
 
     @model_validator(mode="after")
     def _lockstep_is_alone(self) -> Self:
@@ -233,11 +226,6 @@ class TrainSettings(CommandSettings):
             raise ValueError("expected learner_tls_cert and learner_tls_key with learner_tls_client_ca")
         return self
 
-    @classmethod
-    def later_sources(cls, settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The run that is resumed, then the preset of the environment."""
-        return _ResumedRun(settings_cls), _Preset(settings_cls)
-
     @property
     def acts(self) -> bool:
         """Whether the trainer acts itself."""
@@ -253,36 +241,19 @@ class TrainSettings(CommandSettings):
         path.write_text(self.model_dump_json(indent=2, exclude=set(NOT_RESUMED)) + "\n")
 
 
-class _LaterSource(PydanticBaseSettingsSource):
-    """A source that depends on the values of earlier sources."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Unused: all values come at once."""
-        return None, field_name, False
-
-
-class _ResumedRun(_LaterSource):
+def _resumed_run(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """The settings of the run that is resumed."""
-
-    def __call__(self) -> dict[str, Any]:
-        run_dir = self.current_state.get("resume")
-        if run_dir is None:
-            return {}
-        path = Path(run_dir) / SETTINGS_FILE
-        if not path.is_file():
-            raise ValueError(f"resume: expected the directory of a run, but {path} does not exist")
-        values: dict[str, Any] = json.loads(path.read_text())
-        # None is kept, too: the user chose it, so a preset must not replace it.
-        return values
+    run_dir = given(arguments, "resume")
+    if run_dir is None:
+        return
+    path = Path(run_dir) / SETTINGS_FILE
+    if not path.is_file():
+        raise CycloptsError(msg=f"--resume: expected the directory of a run, but {path} does not exist")
+    # None is kept, too: the user chose it, so a preset must not replace it.
+    values = {name: NONE if value is None else value for name, value in json.loads(path.read_text()).items()}
+    Dict(values, source=str(path))(app, commands, arguments)
 
 
-class _Preset(_LaterSource):
-    """The tuned settings of the environment, if there are any."""
-
-    def __call__(self) -> dict[str, Any]:
-        return dict(PRESETS.get(str(self.current_state.get("env", DEFAULT_ENV)), {}))
-
-
-def load_train_settings(arguments: Sequence[str]) -> TrainSettings:
-    """Read the trainer's settings; see `command_line.load`."""
-    return load(TrainSettings, arguments)
+def load_train_settings(arguments: Sequence[str] | None = None) -> TrainSettings:
+    """Read the trainer's settings; see `read_settings`."""
+    return read_settings(TrainSettings, "replay-train", "REPLAY_TRAIN_", arguments, _resumed_run)

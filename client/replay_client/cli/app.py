@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeFloat
+from cyclopts.validators import Number
+from replay_proto.command_line import new_app, run_app
 from rich.console import Console
+from rich.prompt import Confirm
 
 from replay_client.cli import checkpoints, render
 from replay_client.cli import watch as watching
@@ -30,27 +33,27 @@ from replay_client.errors import ReplayError, TableNotFoundError
 from replay_client.results.stats import Stats
 
 _FAILURE = 1
-_DISTRIBUTION = "replay-service"
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Look at the tables of a replay server and into them, empty them, drop them, write checkpoints of them. The "
+app = new_app(
+    "replay",
+    "Look at the tables of a replay server and into them, empty them, drop them, write checkpoints of them. The "
     "variable REPLAY_TOKEN holds a token where the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY "
     "name the files of TLS.",
 )
-app.add_typer(checkpoints.app, name="checkpoint")
+app.command(checkpoints.app)
 
-TableName = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.")]
-MaybeTableName = Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Name of a table; left out: all.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them until Ctrl-C.")]
-Interval = Annotated[float, typer.Option("--interval", "-n", min=0.1, help="Seconds between two looks with --watch.")]
-
-WatchedJson = Annotated[bool, typer.Option("--json", help="Print a JSON object, with --watch one a line.")]
-Beta = Annotated[float, typer.Option("--beta", "-b", min=0.0, help="Exponent of the importance-sampling weights.")]
-Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", dir_okay=False, help="Draw a picture as well.")]
+TableName = Annotated[str, Parameter(help="Name of the table.")]
+MaybeTableName = Annotated[str | None, Parameter(help="Name of a table; left out: all.")]
+Yes = Annotated[bool, Parameter(alias="-y", negative="", help="Do not ask.")]
+Watch = Annotated[bool, Parameter(alias="-w", negative="", help="Go on showing them until Ctrl-C.")]
+Interval = Annotated[
+    float, Parameter(alias="-n", validator=Number(gte=0.1), help="Seconds between two looks with --watch.")
+]
+WatchedJson = Annotated[
+    bool, Parameter(name="--json", negative="", help="Print a JSON object, with --watch one a line.")
+]
+Beta = Annotated[NonNegativeFloat, Parameter(alias="-b", help="Exponent of the importance-sampling weights.")]
+Png = Annotated[Path | None, Parameter(help="Draw a picture as well, into this file.")]
 
 DEFAULT_BETA = 0.4
 """Where the paper's proportional variant begins to anneal it (Schaul et al. 2016, section 4)."""
@@ -59,30 +62,15 @@ DEFAULT_BETA = 0.4
 def run() -> int:
     """Run the command that the process was called with; its exit code."""
     try:
-        app()
+        run_app(app)
     except ReplayError as error:
         print(f"replay: {error.message}", file=sys.stderr)
         return _FAILURE
     return 0
 
 
-def _print_version(is_wanted: bool) -> None:
-    if is_wanted:
-        print(f"replay {importlib.metadata.version(_DISTRIBUTION)}")
-        raise typer.Exit
-
-
-@app.callback()
-def common(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Options of `replay` itself."""
-
-
-@app.command()
-def tables(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+@app.command
+def tables(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     """List the tables of a server."""
     with client_of(server) as client:
         descriptions = client.tables()
@@ -92,9 +80,11 @@ def tables(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
         show(render.table_list(descriptions, server), Console())
 
 
-@app.command()
+@app.command
 def stats(
     table: MaybeTableName = None,
+    /,
+    *,
     server: Server = DEFAULT_SERVER,
     watch: Watch = False,
     as_json: WatchedJson = False,
@@ -113,9 +103,11 @@ def stats(
             show(render.stats_view(_stats_of(client, table), server, table, console.width), console)
 
 
-@app.command()
+@app.command
 def inspect(
     table: TableName,
+    /,
+    *,
     server: Server = DEFAULT_SERVER,
     beta: Beta = DEFAULT_BETA,
     png: Png = None,
@@ -136,28 +128,36 @@ def inspect(
         show(inspect_view(found, rows, console.width), console)
 
 
-@app.command()
-def drop(table: TableName, server: Server = DEFAULT_SERVER, yes: Yes = False) -> None:
+@app.command
+def drop(table: TableName, /, *, server: Server = DEFAULT_SERVER, yes: Yes = False) -> None:
     """Remove a table and its rows."""
     with client_of(server) as client:
         handle = client.table(table)
         if not yes:
-            size = handle.describe().size
-            typer.confirm(f"Remove table {table!r} with its {size:,} rows?", abort=True)
+            _confirm(f"Remove table {table!r} with its {handle.describe().size:,} rows?")
         handle.drop()
-    typer.echo(f"table {table} dropped")
+    print(f"table {table} dropped")
 
 
-@app.command()
-def reset(table: TableName, server: Server = DEFAULT_SERVER, yes: Yes = False) -> None:
+@app.command
+def reset(table: TableName, /, *, server: Server = DEFAULT_SERVER, yes: Yes = False) -> None:
     """Make all rows of a table disappear; the table stays."""
     with client_of(server) as client:
         handle = client.table(table)
         if not yes:
-            size = handle.describe().size
-            typer.confirm(f"Empty table {table!r} of its {size:,} rows?", abort=True)
+            _confirm(f"Empty table {table!r} of its {handle.describe().size:,} rows?")
         removed = handle.reset()
-    typer.echo(f"table {table} emptied of {removed:,} rows")
+    print(f"table {table} emptied of {removed:,} rows")
+
+
+def _confirm(question: str) -> None:
+    """Exit unless the user says yes."""
+    try:
+        is_wanted = Confirm.ask(question, default=False)
+    except EOFError:
+        is_wanted = False
+    if not is_wanted:
+        sys.exit(_FAILURE)
 
 
 def _stats_of(client: ReplayClient, table: str | None) -> Stats:
@@ -178,4 +178,4 @@ def _draw(found: Distributions, path: Path) -> None:
         draw_picture(found, path)
     except OSError as error:
         print(f"replay: the picture cannot be written: {error}", file=sys.stderr)
-        raise typer.Exit(_FAILURE) from error
+        sys.exit(_FAILURE)

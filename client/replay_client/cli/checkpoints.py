@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from cyclopts import App, Parameter
+from cyclopts.types import PositiveInt
 from rich.console import Console
 
 from replay_client.cli import render
@@ -16,41 +17,40 @@ from replay_client.results.checkpoints import Checkpoint
 PATIENCE_S = 3600.0
 """Large tables take a while to copy and to read."""
 
-app = typer.Typer(no_args_is_help=True, help="Have the server write checkpoints of its tables, list and verify them.")
+app = App(name="checkpoint", help="Have the server write checkpoints of its tables, list and verify them.")
 
 Tables = Annotated[
-    list[str] | None,
-    typer.Option("--table", "-t", metavar="TABLE", help="A table to copy; may be repeated. Absent: all."),
+    tuple[str, ...], Parameter(alias="-t", negative="", help="A table to copy; may be repeated. Absent: all.")
 ]
 Series = Annotated[
     str | None,
-    typer.Option(
-        "--series",
-        help='What the checkpoint is one of; its name begins with it. Absent: "checkpoint", or with a token of some '
-        "tables the first table's name.",
+    Parameter(
+        help='Begins the name of the checkpoint. Absent: "checkpoint", or with a token for some tables the first '
+        "table's name."
     ),
 ]
 Keep = Annotated[
-    int | None, typer.Option("--keep", min=1, help="How many of the series to keep; as the server is set if absent.")
+    PositiveInt | None, Parameter(help="Checkpoints of the series to keep; as the server is set if absent.")
 ]
-Name = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Name of the checkpoint.")]
+Name = Annotated[str, Parameter(help="Name of the checkpoint.")]
 
 
-@app.command()
+@app.command
 def create(
+    *,
     server: Server = DEFAULT_SERVER,
-    table: Tables = None,
+    table: Tables = (),
     series: Series = None,
     keep: Keep = None,
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint now, while service goes on."""
     with client_of(server) as client:
-        _show(client.checkpoint(table or (), series=series, keep=keep, timeout_s=PATIENCE_S), "written", as_json)
+        _show(client.checkpoint(table, series=series, keep=keep, timeout_s=PATIENCE_S), "written", as_json)
 
 
-@app.command("list")
-def list_all(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+@app.command(name="list")
+def list_all(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     """List the checkpoints of a server, oldest first."""
     with client_of(server) as client:
         found = client.checkpoints()
@@ -60,8 +60,8 @@ def list_all(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
         show(render.checkpoint_list(found, server), Console())
 
 
-@app.command()
-def verify(name: Name, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+@app.command
+def verify(name: Name, /, *, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
     """Have the server read a checkpoint through; fails and names the file if one is damaged."""
     with client_of(server) as client:
         _show(client.verify_checkpoint(name, timeout_s=PATIENCE_S), "whole", as_json)
@@ -72,10 +72,10 @@ def _show(checkpoint: Checkpoint, what: str, as_json: bool) -> None:
         print_json(plain(checkpoint))
         return
     rows = sum(table.size for table in checkpoint.tables.values())
-    typer.echo(
+    print(
         f"checkpoint {checkpoint.name} {what}: {len(checkpoint.tables)} tables, {count_text(rows)} rows, "
         f"{bytes_text(checkpoint.bytes)}, in {checkpoint.directory}"
     )
     for table in checkpoint.tables.values():
         if table.left_out:
-            typer.echo(f"  of {table.name}, the oldest {table.left_out:,} rows were overwritten before their turn")
+            print(f"  of {table.name}, the oldest {table.left_out:,} rows were overwritten before their turn")

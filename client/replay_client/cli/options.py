@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 from rich.console import Console, RenderableType
 
 from replay_client.client import ReplayClient
@@ -21,10 +21,8 @@ SHORTEST_TIMEOUT_S = 1.0
 """With `--watch`, a server that takes longer counts as away."""
 DEFAULT_SERVER = "localhost:50051"
 
-Server = Annotated[
-    str, typer.Option("--server", "-s", envvar="REPLAY_SERVER", metavar="HOST:PORT", help="Address of the server.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Server = Annotated[str, Parameter(alias="-s", env_var="REPLAY_SERVER", help="HOST:PORT of the server.")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
 
 
 @contextmanager

@@ -5,29 +5,22 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 from replay_proto.access.exposure import ExposedError, check_exposure
+from replay_proto.command_line import EXIT_USAGE
 
-from replay_server.process.settings import ServerSettings, faults_of, load_settings
+from replay_server.process.settings import ServerSettings, load_settings
 
 
 def read_command_line(arguments: Sequence[str]) -> ServerSettings:
     """Read the settings, and set up logging by them.
 
-    Exits with 0 after ``--help``, with 2 if the settings cannot be used.
+    Exits with 0 after ``--help`` and ``--version``, with 2 if the settings cannot be used.
 
     Args:
         arguments: the command line, without the program's name.
     """
-    try:
-        settings = load_settings(arguments)
-    except ValidationError as error:
-        _refuse(*faults_of(error))
-    except SettingsError as error:
-        _refuse(str(error))
+    settings = load_settings(arguments)
     logging.basicConfig(
         level=settings.log_level.upper(),
         stream=sys.stderr,
@@ -36,11 +29,6 @@ def read_command_line(arguments: Sequence[str]) -> ServerSettings:
     try:
         check_exposure(settings.host, settings.protection, insecure=settings.insecure)
     except ExposedError as error:
-        _refuse(str(error))
+        print(f"replay-server: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
     return settings
-
-
-def _refuse(*faults: str) -> NoReturn:
-    for fault in faults:
-        print(f"replay-server: {fault}", file=sys.stderr)
-    sys.exit(2)

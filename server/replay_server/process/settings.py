@@ -19,27 +19,16 @@ A TOML file has the same names, and tables to make at start:
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    CliApp,
-    CliSuppress,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    TomlConfigSettingsSource,
-)
+from cyclopts import Parameter
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 from replay_proto.access.exposure import Protection
 from replay_proto.access.serving import DEFAULT_MAX_CONNECTIONS
+from replay_proto.command_line import MAX_PORT, Settings, group, read_settings
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
@@ -60,15 +49,18 @@ if TYPE_CHECKING:  # these load the kernels, which --help and a refusal do witho
     from replay_server.flow.bounds import Bounds
     from replay_server.storage.table_config import TableConfig
 
-_OWN_FAULT = "Value error, "
-"""What pydantic puts before the messages of our own checks."""
-ENV_PREFIX = "REPLAY_SERVER_"
-MAX_PORT = 65535
 BYTES_PER_MB = 1 << 20
 MIN_KEEPALIVE_S, MAX_KEEPALIVE_S = 0.1, 86_400.0
 MAX_CONNECTION_S = 7 * 86_400.0
 MAX_MESSAGE_MB = 2047
 """gRPC counts the bytes of a message in 31 bits."""
+
+LISTENING = group("listening")
+TABLES = group("tables")
+ACCESS = group("access")
+LIMITS = group("limits")
+CHECKPOINTS = group("checkpoints")
+PROCESS = group("process")
 
 
 class ColumnSettings(BaseModel):
@@ -126,173 +118,110 @@ class TableSettings(BaseModel):
         )
 
 
-class ServerSettings(BaseSettings):
-    """Prioritized experience replay as a gRPC service. `--version` prints its version."""
+class ServerSettings(Settings):
+    """Prioritized experience replay as a gRPC service.
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        extra="forbid",
-        cli_prog_name="replay-server",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )
+    Every flag can also be given as an environment variable (--max-tables as REPLAY_SERVER_MAX_TABLES) or in a TOML file
+    (max_tables = 10), which may also list tables to make at start.
+    """
 
-    host: str = Field("127.0.0.1", description="address to listen on; the default is reached from this machine only")
-    port: int = Field(50051, ge=0, le=MAX_PORT, description="port to listen on; 0 picks a free one")
-    data_dir: Path | None = Field(
-        None, description="directory that keeps the tables over restarts; without it they live in memory only"
-    )
-    durability: Literal["process", "power"] = Field(
-        "process",
-        description="what tables in the data directory outlive: a killed server; or a loss of power too, by checksums "
-        "and regular syncing",
-    )
-    sync_every: float = Field(
-        DEFAULT_SYNC_EVERY_S,
-        gt=0,
-        allow_inf_nan=False,
-        description="with durability power, seconds of inserts that a loss of power may take",
-    )
-    memory_dir: Path = Field(
-        Path("/dev/shm"), description="directory in memory for tables, where there is no data directory"
-    )
-    config: Path | None = Field(None, description="TOML file with these settings, and tables to make at start")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe messages logged")
-    max_request_mb: int = Field(
-        DEFAULT_MAX_REQUEST_BYTES // BYTES_PER_MB,
-        ge=1,
-        le=MAX_MESSAGE_MB,
-        description="largest request, in MiB: a row has to fit into it; nobody else is served while gRPC receives one",
-    )
-    max_reply_mb: int = Field(
-        DEFAULT_MAX_REPLY_BYTES // BYTES_PER_MB,
-        ge=1,
-        le=MAX_MESSAGE_MB,
-        description="largest reply, in MiB: a batch has to fit into it",
-    )
-    max_rows_per_call: int = Field(
-        DEFAULT_MAX_ROWS_PER_CALL,
-        ge=1,
-        description="most rows or keys of one request other than an insert, or of its answer: nobody else is served "
-        "while they are looked up",
-    )
-    max_waiting_calls: int = Field(
-        DEFAULT_MAX_WAITING,
-        ge=0,
-        description="most calls that wait at once, over all tables",
-    )
-    max_waiting_mb: int = Field(1024, ge=1, description="most MiB of rows that wait to be inserted, over all tables")
-    max_wait_s: float = Field(
-        math.inf,
-        gt=0,
-        description="most seconds that a call waits, whatever it asks for; default: as long as the call lasts",
-    )
-    max_outgoing_mb: int = Field(
-        DEFAULT_MAX_OUTGOING_BYTES // BYTES_PER_MB,
-        ge=1,
-        description="most MiB of answers with rows that are built or on their way; draws and reads beyond wait",
-    )
-    caller_share: float = Field(
-        DEFAULT_CALLER_SHARE,
-        gt=0,
-        le=1,
-        description="part of max_waiting_calls, max_waiting_mb, max_outgoing_mb and max_streams that one caller may "
-        "hold: whoever has the same token or, without tokens, calls from the same host",
-    )
-    max_connections: int = Field(
-        DEFAULT_MAX_CONNECTIONS,
-        ge=1,
-        description="most connections of gRPC at once, and at most as many as three quarters of the process's limit of "
-        "open files; further ones are closed at once",
-    )
-    max_streams: int = Field(DEFAULT_MAX_STREAMS, ge=1, description="most streams open at once")
-    max_streams_per_connection: int = Field(
-        96,
-        ge=1,
-        description="most streams open at once on one connection of gRPC; it may have 32 other calls beside them",
-    )
-    max_local_connections: int = Field(
-        1024, ge=1, description="most connections at once to the socket for clients on this host"
-    )
-    max_tables: int = Field(1024, ge=1, description="most tables at once")
-    max_columns: int = Field(512, ge=1, description="most columns of one table")
-    max_table_bytes: ByteSize | None = Field(
-        None, ge=1, description="most bytes of one table once it is full, such as 20GiB; default: what the disk has"
-    )
-    max_bytes: ByteSize | None = Field(
-        None,
-        ge=1,
-        description="most bytes of all tables once they are full; default: what the disk has",
-    )
-    drain_s: float = Field(
-        5.0, ge=0, allow_inf_nan=False, description="seconds that calls at work have to end when the server stops"
-    )
-    keepalive_s: float = Field(
-        30.0,
-        ge=MIN_KEEPALIVE_S,
-        le=MAX_KEEPALIVE_S,
-        description="seconds of silence after which a client is asked whether it is there; one that does not answer "
-        "within 10 more is let go of",
-    )
-    same_host: bool = Field(
-        True, description="let clients on this host that can read the tables' files copy rows out of them"
-    )
-    reflection: bool = Field(True, description="offer gRPC server reflection")
-    health: bool = Field(True, description="offer gRPC's health service, which takes no token")
-    tls_cert: Path | None = Field(None, description="certificate for TLS, PEM; read again when it changes")
-    tls_key: Path | None = Field(None, description="private key of the certificate, PEM, without a password")
-    tls_client_ca: Path | None = Field(
-        None,
-        description="authority, PEM, that has to have signed clients' certificates; without it they need none",
-    )
-    max_connection_s: float = Field(
-        3600.0,
-        ge=2,
-        le=MAX_CONNECTION_S,
-        description="with tls_client_ca, seconds after which a connection is closed, and its client has to show its "
-        "certificate again",
-    )
-    tokens: Path | None = Field(
-        None, description="TOML file of bearer tokens and their rights; read again when it changes"
-    )
-    insecure: bool = Field(
-        False,
-        description="listen beyond this machine without tokens and client certificates, where everybody is trusted",
-    )
-    group: str | None = Field(
-        None, description="group whose members may read the tables' files; without it only the server's user may"
-    )
-    trust_dirs: bool = Field(
-        False,
-        description="use directories that other users of the machine own or may write to, where there are none, as in "
-        "a container",
-    )
-    checkpoint_dir: Path | None = Field(None, description="directory for checkpoints; without it there are none")
-    checkpoint_every: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds between checkpoints of all tables; without it they are written on request only",
-    )
-    keep_checkpoints: int = Field(
-        3, ge=1, description="checkpoints of a series that are kept, where the request does not say how many"
-    )
-    max_checkpoint_bytes: ByteSize | None = Field(
-        None,
-        ge=1,
-        description="most bytes of all checkpoints together, such as 100GiB, beyond which none is written on request; "
-        "default: what the disk has",
-    )
-    max_checkpoint_series: int = Field(
-        DEFAULT_MAX_CHECKPOINT_SERIES, ge=1, description="most series of checkpoints, likewise"
-    )
-    restore: Path | None = Field(None, description="checkpoint whose tables are made at start")
-    exit_with_parent: bool = Field(
-        False, description="stop when standard input ends, as it does when the process that holds it dies"
-    )
-    tables: CliSuppress[list[TableSettings]] = Field([], description="tables to make at start; from the TOML file")
+    host: Annotated[str, LISTENING] = "127.0.0.1"
+    """address to listen on; the default is reached from this machine only"""
+    port: Annotated[int, LISTENING] = Field(50051, ge=0, le=MAX_PORT)
+    """port to listen on; 0 picks a free one"""
+    data_dir: Annotated[Path | None, TABLES] = None
+    """directory that keeps the tables over restarts; without it they live in memory only"""
+    durability: Annotated[Literal["process", "power"], TABLES] = "process"
+    """what tables in the data directory outlive: a killed server; or a loss of power too, by checksums and regular
+    syncing"""
+    sync_every: Annotated[float, TABLES] = Field(DEFAULT_SYNC_EVERY_S, gt=0)
+    """with durability power, seconds of inserts that a loss of power may take"""
+    memory_dir: Annotated[Path, TABLES] = Path("/dev/shm")
+    """directory in memory for tables, where there is no data directory"""
+    config: Annotated[Path | None, PROCESS] = None
+    """TOML file with these settings, and tables to make at start"""
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], PROCESS] = "info"
+    """least severe messages logged"""
+    max_request_mb: Annotated[int, LIMITS] = Field(DEFAULT_MAX_REQUEST_BYTES // BYTES_PER_MB, ge=1, le=MAX_MESSAGE_MB)
+    """largest request, in MiB: a row has to fit into it; nobody else is served while gRPC receives one"""
+    max_reply_mb: Annotated[int, LIMITS] = Field(DEFAULT_MAX_REPLY_BYTES // BYTES_PER_MB, ge=1, le=MAX_MESSAGE_MB)
+    """largest reply, in MiB: a batch has to fit into it"""
+    max_rows_per_call: Annotated[int, LIMITS] = Field(DEFAULT_MAX_ROWS_PER_CALL, ge=1)
+    """most rows or keys of one request other than an insert, or of its answer: nobody else is served while they are
+    looked up"""
+    max_waiting_calls: Annotated[int, LIMITS] = Field(DEFAULT_MAX_WAITING, ge=0)
+    """most calls that wait at once, over all tables"""
+    max_waiting_mb: Annotated[int, LIMITS] = Field(1024, ge=1)
+    """most MiB of rows that wait to be inserted, over all tables"""
+    max_wait_s: Annotated[float, LIMITS] = Field(math.inf, gt=0, allow_inf_nan=True)
+    """most seconds that a call waits, whatever it asks for; default: as long as the call lasts"""
+    max_outgoing_mb: Annotated[int, LIMITS] = Field(DEFAULT_MAX_OUTGOING_BYTES // BYTES_PER_MB, ge=1)
+    """most MiB of answers with rows that are built or on their way; draws and reads beyond wait"""
+    caller_share: Annotated[float, LIMITS] = Field(DEFAULT_CALLER_SHARE, gt=0, le=1)
+    """part of max_waiting_calls, max_waiting_mb, max_outgoing_mb and max_streams that one caller may hold: whoever has
+    the same token or, without tokens, calls from the same host"""
+    max_connections: Annotated[int, LIMITS] = Field(DEFAULT_MAX_CONNECTIONS, ge=1)
+    """most connections of gRPC at once, and at most as many as three quarters of the process's limit of open files;
+    further ones are closed at once"""
+    max_streams: Annotated[int, LIMITS] = Field(DEFAULT_MAX_STREAMS, ge=1)
+    """most streams open at once"""
+    max_streams_per_connection: Annotated[int, LIMITS] = Field(96, ge=1)
+    """most streams open at once on one connection of gRPC; it may have 32 other calls beside them"""
+    max_local_connections: Annotated[int, LIMITS] = Field(1024, ge=1)
+    """most connections at once to the socket for clients on this host"""
+    max_tables: Annotated[int, LIMITS] = Field(1024, ge=1)
+    """most tables at once"""
+    max_columns: Annotated[int, LIMITS] = Field(512, ge=1)
+    """most columns of one table"""
+    max_table_bytes: Annotated[ByteSize | None, LIMITS] = Field(None, ge=1)
+    """most bytes of one table once it is full, such as 20GiB; default: what the disk has"""
+    max_bytes: Annotated[ByteSize | None, LIMITS] = Field(None, ge=1)
+    """most bytes of all tables once they are full; default: what the disk has"""
+    drain_s: Annotated[float, PROCESS] = Field(5.0, ge=0)
+    """seconds that calls at work have to end when the server stops"""
+    keepalive_s: Annotated[float, LISTENING] = Field(30.0, ge=MIN_KEEPALIVE_S, le=MAX_KEEPALIVE_S)
+    """seconds of silence after which a client is asked whether it is there; one that does not answer within 10 more is
+    let go of"""
+    same_host: Annotated[bool, LISTENING] = True
+    """let clients on this host that can read the tables' files copy rows out of them"""
+    reflection: Annotated[bool, LISTENING] = True
+    """offer gRPC server reflection"""
+    health: Annotated[bool, LISTENING] = True
+    """offer gRPC's health service, which takes no token"""
+    tls_cert: Annotated[Path | None, ACCESS] = None
+    """certificate for TLS, PEM; read again when it changes"""
+    tls_key: Annotated[Path | None, ACCESS] = None
+    """private key of the certificate, PEM, without a password"""
+    tls_client_ca: Annotated[Path | None, ACCESS] = None
+    """authority, PEM, that has to have signed clients' certificates; without it they need none"""
+    max_connection_s: Annotated[float, ACCESS] = Field(3600.0, ge=2, le=MAX_CONNECTION_S)
+    """with tls_client_ca, seconds after which a connection is closed, and its client has to show its certificate
+    again"""
+    tokens: Annotated[Path | None, ACCESS] = None
+    """TOML file of bearer tokens and their rights; read again when it changes"""
+    insecure: Annotated[bool, ACCESS] = False
+    """listen beyond this machine without tokens and client certificates, where everybody is trusted"""
+    group: Annotated[str | None, TABLES] = None
+    """group whose members may read the tables' files; without it only the server's user may"""
+    trust_dirs: Annotated[bool, TABLES] = False
+    """use directories that other users of the machine own or may write to, where there are none, as in a container"""
+    checkpoint_dir: Annotated[Path | None, CHECKPOINTS] = None
+    """directory for checkpoints; without it there are none"""
+    checkpoint_every: Annotated[float | None, CHECKPOINTS] = Field(None, gt=0)
+    """seconds between checkpoints of all tables; without it they are written on request only"""
+    keep_checkpoints: Annotated[int, CHECKPOINTS] = Field(3, ge=1)
+    """checkpoints of a series that are kept, where the request does not say how many"""
+    max_checkpoint_bytes: Annotated[ByteSize | None, CHECKPOINTS] = Field(None, ge=1)
+    """most bytes of all checkpoints together, such as 100GiB, beyond which none is written on request; default: what
+    the disk has"""
+    max_checkpoint_series: Annotated[int, CHECKPOINTS] = Field(DEFAULT_MAX_CHECKPOINT_SERIES, ge=1)
+    """most series of checkpoints, likewise"""
+    restore: Annotated[Path | None, CHECKPOINTS] = None
+    """checkpoint whose tables are made at start"""
+    exit_with_parent: Annotated[bool, PROCESS] = False
+    """stop when standard input ends, as it does when the process that holds it dies"""
+    tables: Annotated[tuple[TableSettings, ...], Parameter(show=False)] = ()
+    """tables to make at start; from the TOML file"""
 
     @model_validator(mode="after")
     def _has_a_place_for_durable_tables(self) -> Self:
@@ -350,63 +279,11 @@ class ServerSettings(BaseSettings):
             raise ValueError("checkpoint_every needs a checkpoint_dir to write to; give both or neither")
         return self
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags (which come first of all), then the environment, then the TOML file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
-
 
 def load_settings(arguments: Sequence[str]) -> ServerSettings:
-    """Read the settings from flags, the environment and the TOML file that one of these names.
+    """Read the settings; see `read_settings`.
 
     Args:
         arguments: the command line, without the program's name.
-
-    Raises:
-        pydantic.ValidationError: names each setting that cannot be used.
-        SettingsError: if the TOML file cannot be read.
-        SystemExit: after ``--help``, or for an unknown flag.
     """
-
-    class FromFile(ServerSettings):
-        __doc__ = ServerSettings.__doc__
-        model_config = SettingsConfigDict(toml_file=_config_file(arguments))
-
-    return CliApp.run(FromFile, cli_args=list(arguments))
-
-
-def faults_of(error: ValidationError) -> list[str]:
-    """A line for each setting that cannot be used: its name, what was expected, and what came."""
-    return [_fault(found) for found in error.errors(include_url=False)]
-
-
-def _fault(found: ErrorDetails) -> str:
-    name = ".".join(map(str, found["loc"]))
-    message = found["msg"].removeprefix(_OWN_FAULT)
-    # What was found out about several settings together says itself what came.
-    return f"{name}: {message[:1].lower()}{message[1:]}, got {found['input']!r}" if name else message
-
-
-def _config_file(arguments: Sequence[str]) -> Path | None:
-    """The TOML file: it has to be known before all the settings are."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path, default=os.environ.get(f"{ENV_PREFIX}CONFIG"))
-    found: Path | str | None = parser.parse_known_args(arguments)[0].config
-    if found is None:
-        return None
-    path = Path(found)
-    if not path.is_file():
-        fault = "no file" if path.exists() else "not there"
-        raise SettingsError(f"config: expected a TOML file, got {str(path)!r}, which is {fault}")
-    try:
-        tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"config: expected a TOML file, got {str(path)!r}: {error}") from error
-    return path
+    return read_settings(ServerSettings, "replay-server", "REPLAY_SERVER_", arguments)

@@ -165,7 +165,7 @@ def test_server_and_learner_of_a_run_serve_nobody_but_its_owner(tmp_path: Path) 
 
 
 def settings_of(**given: object) -> TrainSettings:
-    return TrainSettings(**{**SHORT_RUN, **given})  # type: ignore[arg-type]
+    return TrainSettings(**{**SHORT_RUN, **given})
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ def test_a_command_says_its_version_and_flags_without_loading_torch(command: str
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith(
-        f"{command} {version('replay-service')}\n" if flag == "--version" else f"usage: {command} "
+        f"{command} {version('replay-service')}\n" if flag == "--version" else f"Usage: {command} "
     )
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert project["scripts"][command] == f"{module}:main"

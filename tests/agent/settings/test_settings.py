@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 from replay_agent.acting.environments import inspect_environment
 from replay_agent.settings.actor_settings import load_actor_settings
-from replay_agent.settings.command_line import explain
 from replay_agent.settings.presets import PRESETS
 from replay_agent.settings.train_settings import NOT_RESUMED, SETTINGS_FILE, TrainSettings, load_train_settings
 from replay_agent.training.trainer import network_spec
@@ -18,6 +15,14 @@ from replay_agent.training.trainer import network_spec
 @pytest.fixture(autouse=True)
 def _no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REPLAY_TRAIN_BATCH_SIZE", raising=False)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """What is printed about settings that cannot be used."""
+    with pytest.raises(SystemExit) as end:
+        load_train_settings(flags)
+    assert end.value.code == 2
+    return capsys.readouterr().err
 
 
 def test_flags_win_over_the_environment_which_wins_over_the_file_which_wins_over_the_preset(
@@ -105,33 +110,31 @@ def test_sizes_are_read_from_flags_and_from_the_environment(monkeypatch: pytest.
     ("flags", "complaint"),
     [
         (["--server", "nowhere"], "--server: expected HOST:PORT"),
-        (["--batch-size", "0"], "--batch-size: Input should be greater than or equal to 1 (got '0')"),
-        (["--hidden-sizes", "0"], "--hidden-sizes: expected one or more positive numbers"),
+        (["--batch-size", "0"], "--batch-size: input should be greater than or equal to 1, got '0'"),
+        (["--hidden-sizes", "0"], "--hidden-sizes.0: input should be greater than 0, got '0'"),
         (["--lockstep", "--actors", "2"], "lockstep needs the trainer to act alone"),
-        (["--replay-ratio", "inf"], "--replay-ratio: Input should be a finite number"),
-        (["--replay-ratio", "1e300"], "--replay-ratio: Input should be less than or equal to 1000000"),
-        (["--learning-rate", "nan"], "--learning-rate: Input should be a finite number"),
+        (["--replay-ratio", "inf"], "--replay-ratio: input should be a finite number"),
+        (["--replay-ratio", "1e300"], "--replay-ratio: input should be less than or equal to 1000000"),
+        (["--learning-rate", "nan"], "--learning-rate: input should be a finite number"),
         (["--learning-starts", "300", "--capacity", "200"], "learning_starts 300, capacity 200"),
         (["--n-step", "5", "--learning-starts", "4"], "n_step 5, learning_starts 4"),
         (["--steps", "99", "--learning-starts", "100"], "steps 99, learning_starts 100, replay_ratio 1"),
         (["--steps", "1100", "--replay-ratio", "0.009"], "steps 1100, learning_starts 1000, replay_ratio 0.009"),
-        (["--table", "no good"], "--table: String should match pattern"),
+        (["--table", "no good"], "--table: string should match pattern"),
     ],
 )
-def test_what_cannot_be_used_is_named_with_what_came(flags: list[str], complaint: str) -> None:
-    with pytest.raises(ValidationError) as refusal:
-        load_train_settings(flags)
-    assert complaint in explain(refusal.value)
+def test_what_cannot_be_used_is_named_with_what_came(
+    capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str
+) -> None:
+    assert complaint in refusal(capsys, *flags)
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"expected a TOML file, got 'absent\.toml'"):
-        load_train_settings(["--config", "absent.toml"])
+def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--config: expected a TOML file, got 'absent.toml'" in refusal(capsys, "--config", "absent.toml")
 
 
-def test_a_directory_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected the directory of a run"):
-        load_train_settings(["--resume", str(tmp_path)])
+def test_a_directory_without_a_run_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--resume: expected the directory of a run" in refusal(capsys, "--resume", str(tmp_path))
 
 
 def test_help_names_every_flag_with_its_explanation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,147 @@
+"""Command lines of all programs, and settings from flags, then environment variables, then a TOML file."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts.config import Dict, Env
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+
+MAX_PORT = 65535
+EXIT_USAGE = 2
+NONE = "none"
+"""Unsets a setting: TOML has no null."""
+
+Source = Callable[[App, tuple[str, ...], ArgumentCollection], None]
+"""Supplies values for settings that have none yet; raises CycloptsError."""
+
+
+class Settings(BaseModel):
+    """Settings of a program: each field has a docstring and, for the help page, a `group`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_none(cls, values: Any) -> Any:
+        return {name: None if _says_none(value) else value for name, value in values.items()}
+
+
+def _check_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+        raise ValueError(f"expected HOST:PORT, such as localhost:50051, got {address!r}")
+    return address
+
+
+def _split(value: Any) -> Any:
+    if value is None:
+        return None
+    words = value if isinstance(value, list | tuple) else [value]
+    return tuple(part for word in words for part in (word.split(",") if isinstance(word, str) else [word]))
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+"""HOST:PORT."""
+SPLIT = BeforeValidator(_split)
+"""Marks fields whose values are given as ``a,b``."""
+S = TypeVar("S", bound=Settings)
+
+
+def group(name: str) -> Parameter:
+    """Marks fields that the help page shows under this heading; headings keep the order of these calls."""
+    return Parameter(group=Group.create_ordered(name), negative_iterable="")
+
+
+def read_settings(
+    settings_class: type[S], program: str, variables: str, arguments: Sequence[str] | None, *later: Source
+) -> S:
+    """Read settings from flags, then variables, then the TOML file that the setting ``config`` names.
+
+    Args:
+        settings_class: the settings; its docstring heads the help page.
+        program: name of the command.
+        variables: prefix of the environment variables.
+        arguments: the command line, without the program's name; None: that of this process.
+        *later: sources that follow the file.
+
+    Raises:
+        SystemExit: with 2 if a setting is invalid, which is printed; with 0 after ``--help`` and ``--version``.
+    """
+
+    def read(*, settings: S | None = None) -> S:
+        return settings or settings_class()
+
+    read.__annotations__["settings"] = Annotated[settings_class | None, Parameter(name="*")]
+    app = new_app(program, settings_class.__doc__ or "", default_command=read)
+    app.config = (Env(variables, command=False, show=False), _read_file, *later)
+    found: S | None = run_app(app, arguments)
+    if found is None:  # The help page or the version was shown.
+        sys.exit(0)
+    return found
+
+
+def new_app(program: str, description: str, default_command: Callable[..., Any] | None = None) -> App:
+    """An application with ``--help`` and ``--version``."""
+    return App(
+        name=program,
+        help=description,
+        help_format="markdown",
+        version=f"{program} {version('replay-service')}",
+        default_command=default_command,
+    )
+
+
+def run_app(app: App, arguments: Sequence[str] | None = None) -> Any:
+    """Run the command of a command line, and return its result; None after ``--help`` and ``--version``.
+
+    Raises:
+        SystemExit: with 2 if an argument is invalid, which is printed.
+    """
+    try:
+        return app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        for fault in _faults_of(error):
+            print(f"{app.name[0]}: {fault}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
+def given(arguments: ArgumentCollection, setting: str) -> str | None:
+    """The value of a setting in the sources read so far."""
+    tokens = arguments[f"--{setting}"].tokens
+    return tokens[0].value if tokens else None
+
+
+def _says_none(value: Any) -> bool:
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    return isinstance(value, str) and value.lower() == NONE
+
+
+def _read_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    path = given(arguments, "config")
+    if path is None:
+        return
+    try:
+        values = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CycloptsError(msg=f"--config: expected a TOML file, got {path!r}: {error}") from error
+    Dict(values, source=path)(app, commands, arguments)
+
+
+def _faults_of(error: CycloptsError) -> Iterator[str]:
+    """What was expected, and what came."""
+    if not isinstance(error.__cause__, ValidationError):
+        yield str(error)
+        return
+    for found in error.__cause__.errors(include_url=False):
+        name = ".".join(map(str, found["loc"])).replace("_", "-")
+        message = found["msg"].removeprefix("Value error, ")
+        got = "" if found["type"] == "value_error" else f", got {found['input']!r}"
+        yield f"--{name}: {message[:1].lower()}{message[1:]}{got}" if name else message
