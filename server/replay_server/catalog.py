@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from replay_server import errors
 from replay_server.auth.quota import Quota
-from replay_server.files.durable_files import sync_folder
+from replay_server.files.durable_files import sync_path
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.flow.bounds import Bounds, check_descriptors, no_descriptors
 from replay_server.flow.budgets import Budget, QueuedBudget
@@ -38,12 +38,9 @@ class Catalog:
     """Tables by name. What takes long (allocating, removing) runs in a worker thread."""
 
     def __init__(self, root: Root, bounds: Bounds | None = None, *, checked: bool = False) -> None:
-        """Begin without tables; `restore` finds those that are stored.
+        """Begin without tables; `restore` finds those that are stored in ``root``.
 
-        Args:
-            root: where they are.
-            bounds: what may be asked for; None: the defaults.
-            checked: whether all tables have checksums, so that what outlives a loss of power is known to be whole.
+        If ``checked``, all tables have checksums, so that what outlives a loss of power is known to be whole.
         """
         self._root = root
         self._checked = checked
@@ -123,11 +120,7 @@ class Catalog:
         return self._holds.setdefault(table.uid, asyncio.Lock())
 
     def find(self, name: str, uid: bytes = b"") -> Table:
-        """The table of this name.
-
-        Args:
-            name: its name.
-            uid: which table of that name the caller means; empty: whichever there is.
+        """The table of this name, and of this uid unless that is empty.
 
         Raises:
             RequestError: TABLE_NOT_FOUND or TABLE_REPLACED.
@@ -140,11 +133,7 @@ class Catalog:
         return table
 
     async def create(self, config: TableConfig, quota: Quota | None = None) -> tuple[Table, bool]:
-        """Make a table, or find the one of this name and config.
-
-        Args:
-            config: of the table.
-            quota: of whoever makes it, and owns it then; None: nobody owns it.
+        """Make a table that its creator's quota allows, or find the one of this name and config.
 
         Returns:
             The table, and whether it was made by this call.
@@ -207,7 +196,7 @@ class Catalog:
     async def _remove(self, table: Table, hidden: Path) -> None:
         try:
             if table.directory.is_checked:
-                await asyncio.to_thread(sync_folder, self._root.tables)
+                await asyncio.to_thread(sync_path, self._root.tables)
         finally:
             await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
             del self._holds[table.uid]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -192,3 +193,17 @@ def test_what_a_compilation_that_was_cut_short_left_is_removed(tmp_path: Path) -
     next(tmp_path.glob("complete-*")).unlink()
     kernel_cache.remove_unfinished(tmp_path)
     assert not left.exists()
+
+
+def test_kernels_use_nothing_of_this_project_that_the_digest_does_not_cover() -> None:
+    covered = kernel_cache.sources()
+    root = Path(str(replay_server.__file__)).parent
+    for source in covered:
+        if source.parent == root / "kernels":
+            continue
+        for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if module.startswith("replay_server"):
+                path = root.joinpath(*module.split(".")[1:])
+                assert {path.with_suffix(".py"), path / "__init__.py"} & covered, f"{source} imports {module}"
+            assert not module.startswith("replay_proto") or module == "replay_proto.errors", f"{source}: {module}"

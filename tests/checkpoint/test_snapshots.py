@@ -66,14 +66,14 @@ def restored(folder: Path, tmp_path: Path) -> Table:
 
 def before_every_copy(table: Table, action: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Do something each time before a part of the rows is copied."""
-    copy = snapshots.LiveRing.copy
+    copy = snapshots.SnapshotRows.copy
 
-    def copy_after_action(self: snapshots.LiveRing, first_key: int, count: int) -> object:
+    def copy_after_action(self: snapshots.SnapshotRows, first_key: int, count: int) -> object:
         if count:
             action()
         return copy(self, first_key, count)
 
-    monkeypatch.setattr(snapshots.LiveRing, "copy", copy_after_action)
+    monkeypatch.setattr(snapshots.SnapshotRows, "copy", copy_after_action)
 
 
 @pytest.mark.parametrize("rows", [1, 50, SLACK])

@@ -218,13 +218,13 @@ def test_a_table_that_cannot_be_synced_when_it_is_made_leaves_nothing_behind(
 
     config = TableConfig("table", WHOLE, capacity=CAPACITY)
     with monkeypatch.context() as failing:
-        failing.setattr("replay_server.storage.table_directory.sync_folder", fail)
+        failing.setattr("replay_server.storage.table_directory.sync_path", fail)
         with pytest.raises(OSError, match="Input/output"):
             TableDirectory.create(tmp_path, config, checked=True)
     with monkeypatch.context() as failing:
         synced: list[Path] = []
         failing.setattr(
-            "replay_server.storage.table_directory.sync_folder",
+            "replay_server.storage.table_directory.sync_path",
             lambda folder: fail(folder) if synced else synced.append(folder),
         )
         with pytest.raises(OSError, match="Input/output"):

@@ -112,12 +112,12 @@ def test_a_reset_that_a_kill_cut_short_is_finished(tmp_path: Path, stored: int) 
     words = np.memmap(tmp_path / "header.bin", "<i8", "r+")
     state = words[FIRST_STATE_WORD : FIRST_STATE_WORD + STATE_WORDS]
     state[STATE_FIELDS.index("sampled")] = RESETTING
-    state[:stored] = after.to_words()[:stored]
+    state[:stored] = after[:stored]
     words.flush()
     again = Header(tmp_path, times=0, create=False)
     assert again.state == after
     again.close()
-    assert state.tolist() == list(after.to_words())
+    assert state.tolist() == list(after)
 
 
 def test_a_horizon_ahead_of_the_commit_point_is_taken_back(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from replay_server.storage.root import Root, RootInUseError, sweep
+from replay_server.files import held_folders
+from replay_server.storage.root import TEMPORARY, Root, RootInUseError
 
 
 def abandoned(parent: Path) -> Path:
@@ -69,16 +70,16 @@ def test_what_is_abandoned_is_swept_and_what_lives_is_not(tmp_path: Path) -> Non
     living = Root.in_memory(tmp_path)
     assert not any(path.exists() for path in dead), "a new server sweeps"
     dead = {abandoned(tmp_path)}
-    assert set(sweep(tmp_path)) == dead
+    assert set(held_folders.sweep(tmp_path, TEMPORARY)) == dead
     assert living.path.exists()
-    assert sweep(tmp_path) == []
+    assert held_folders.sweep(tmp_path, TEMPORARY) == []
     living.close()
 
 
 def test_what_is_not_a_root_is_not_swept(tmp_path: Path) -> None:
     (tmp_path / "replay-server-being-made").mkdir()
     (tmp_path / "somebody-elses").mkdir()
-    assert sweep(tmp_path) == []
+    assert held_folders.sweep(tmp_path, TEMPORARY) == []
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -95,7 +96,7 @@ def test_a_root_that_is_being_swept_is_taken_by_nobody(tmp_path: Path, monkeypat
         removed(path, ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", take_then_remove)
-    assert sweep(tmp_path) == [dead]
+    assert held_folders.sweep(tmp_path, TEMPORARY) == [dead]
     assert refused == [dead]
 
 
@@ -108,7 +109,7 @@ def test_a_server_whose_new_root_is_swept_before_it_is_locked_makes_another(
     def lock_second(descriptor: int, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
         if swept == "swept":
-            assert len(sweep(tmp_path)) == 1
+            assert len(held_folders.sweep(tmp_path, TEMPORARY)) == 1
         else:
             (folder,) = tmp_path.iterdir()
             sweepers.append((folder / "lock").open())
@@ -118,16 +119,10 @@ def test_a_server_whose_new_root_is_swept_before_it_is_locked_makes_another(
     monkeypatch.setattr(fcntl, "flock", lock_second)
     root = Root.in_memory(tmp_path)
     assert root.tables.is_dir()
-    assert sweep(tmp_path) == []
+    assert held_folders.sweep(tmp_path, TEMPORARY) == []
     root.close()
     for sweeper in sweepers:
         sweeper.close()
-
-
-def test_what_an_earlier_version_left_of_its_warm_up_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".warm-up-abc" / "sum_tree").mkdir(parents=True)
-    Root.durable(tmp_path).close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "tables"]
 
 
 def nested(folder: Path, depth: int) -> None:
@@ -149,7 +144,7 @@ def test_folders_in_folders_do_not_keep_a_server_from_starting(tmp_path: Path) -
     dead = abandoned(tmp_path)
     nested(dead, 1_500)
     try:
-        sweep(tmp_path)
+        held_folders.sweep(tmp_path, TEMPORARY)
         Root.in_memory(tmp_path).close()
     finally:
         remove_nested(dead)
@@ -160,7 +155,7 @@ def test_what_another_user_left_is_not_touched(tmp_path: Path) -> None:
     theirs = abandoned(tmp_path)
     theirs.chmod(0o777)
     os.chown(theirs, 54_321, 54_321)
-    assert sweep(tmp_path) == []
+    assert held_folders.sweep(tmp_path, TEMPORARY) == []
     assert (theirs / "tables" / "table" / "column-000.bin").exists()
 
 
@@ -175,6 +170,6 @@ def test_what_only_looks_like_a_root_is_passed_over(tmp_path: Path) -> None:
     os.mkfifo(memory / "replay-server-pipe" / "lock")
     (memory / "replay-server-lock").mkdir()
     (memory / "replay-server-lock" / "lock").symlink_to(elsewhere / "lock")
-    assert sweep(memory) in ([], [memory / "replay-server-pipe"])
+    assert held_folders.sweep(memory, TEMPORARY) in ([], [memory / "replay-server-pipe"])
     assert (elsewhere / "lock").exists()
-    assert sweep(tmp_path / "nowhere") == []
+    assert held_folders.sweep(tmp_path / "nowhere", TEMPORARY) == []

@@ -60,11 +60,7 @@ def make_index(name: str, given: Mapping[str, float], priorities: NDArray[np.flo
 
 
 def warm_up_backend(name: str) -> None:
-    """Compile every kernel of a backend, or load it from the cache, by using each method once.
-
-    Args:
-        name: a key of `BACKENDS`.
-    """
+    """Compile every kernel of a backend, or load it from the cache, by using each method once."""
     slots = 4
     live = LiveRows(oldest=0, size=2, slots=slots)
     keys = np.arange(3, dtype=np.int64)

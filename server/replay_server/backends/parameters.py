@@ -13,12 +13,7 @@ T = TypeVar("T")
 
 
 def read_parameters(kind: type[T], name: str, given: Mapping[str, Any]) -> T:
-    """Make the parameters of a backend: those given, and defaults for the rest.
-
-    Args:
-        kind: dataclass of the parameters.
-        name: what the backend is called.
-        given: parameters by name.
+    """Make the parameters of the backend ``name``: those given, and defaults for the rest.
 
     Raises:
         FieldError: if it has no such parameter, or one is out of range.

@@ -87,7 +87,7 @@ class TableManifest:
         return {
             "config": self.config.to_json(),
             "uid": self.uid.hex(),
-            "state": self.state.to_json(),
+            "state": self.state._asdict(),
             "left_out": self.left_out,
             "files": {file.name: {"bytes": file.size, "crc32": file.crc32} for file in self.files},
         }

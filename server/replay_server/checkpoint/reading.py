@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import shutil
 import zlib
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -59,12 +58,7 @@ def _verify(folder: Path) -> CheckpointManifest:
 
 
 def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointManifest:
-    """Make the tables of a checkpoint anew. They go on as if nothing had happened since it was taken.
-
-    Args:
-        folder: the checkpoint.
-        tables: where the server keeps its tables.
-        checked: whether the tables have checksums.
+    """Make the tables of a checkpoint anew in ``tables``. They go on as if nothing had happened since it was taken.
 
     Raises:
         DamagedCheckpointError: if a file is damaged; nothing was made.
@@ -129,15 +123,9 @@ def _fill_ring(path: Path, table: TableManifest, ring: Array) -> None:
     row_bytes = ring.nbytes // len(ring)
     if path.stat().st_size != table.size * row_bytes:
         raise OSError(errno.EIO, f"expected {table.size} rows of {row_bytes} bytes", str(path))
-    key = table.state.floor
-    for values in _chunks(path, ring, max(1, _CHUNK_BYTES // row_bytes)):
-        store_in_ring(ring, key % len(ring), values)
-        key += len(values)
-
-
-def _chunks(path: Path, ring: Array, rows: int) -> Iterator[Array]:
-    """The values of a file, ``dtype[up to rows, ...]`` at a time."""
-    row_bytes = ring.nbytes // len(ring)
+    key, row = table.state.floor, ring.shape[1:]
     with path.open("rb") as file:
-        while chunk := file.read(rows * row_bytes):
-            yield np.frombuffer(chunk, ring.dtype).reshape(-1, *ring.shape[1:])
+        while chunk := file.read(max(1, _CHUNK_BYTES // row_bytes) * row_bytes):
+            values = np.frombuffer(chunk, ring.dtype).reshape(-1, *row)
+            store_in_ring(ring, key % len(ring), values)
+            key += len(values)

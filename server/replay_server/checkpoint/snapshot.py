@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,53 +25,32 @@ INLINE_BYTES = 1 << 20
 """Tables whose rows are no more than this are copied wholly in that turn."""
 
 
-class RowSource(Protocol):
-    """Where rows are copied from."""
+class SnapshotRows:
+    """Rows of a table at one moment: copied at once, or left in a ring that goes on being written to."""
 
-    def copy(self, first_key: int, count: int) -> Sequence[Array]:
-        """Copies of consecutive rows: ``dtype[count, elements]`` per column, in the order of the table's files."""
-
-    @property
-    def oldest_whole(self) -> int:
-        """No row from this key on has been overwritten so far."""
-
-
-class LiveRing:
-    """The ring of a table that goes on being written to."""
-
-    def __init__(self, table: Table) -> None:
-        """Hold on to its mapped files: a table that is dropped meanwhile is copied all the same."""
+    def __init__(self, table: Table, *, copied: bool) -> None:
+        """Hold on to the mapped files: a table that is dropped meanwhile is copied all the same."""
         self._table = table
         self._rings = table.directory.rows.values()
-        self._slots = table.config.slots
+        self._first = table.oldest
+        self._copied: Sequence[Array] | None = None
+        if copied:
+            self._copied = self.copy(table.oldest, table.size)
 
     def copy(self, first_key: int, count: int) -> Sequence[Array]:
-        """Copies of consecutive rows; `oldest_whole`, asked afterwards, tells which of them are whole."""
-        return [ring_copy(ring, first_key % self._slots, count) for ring in self._rings]
+        """``dtype[count, elements]`` per column, in the order of the table's files, of consecutive rows.
+
+        `oldest_whole`, asked afterwards, tells which of them are whole.
+        """
+        if self._copied is not None:
+            start = first_key - self._first
+            return [column[start : start + count] for column in self._copied]
+        return [ring_copy(ring, first_key % self._table.config.slots, count) for ring in self._rings]
 
     @property
     def oldest_whole(self) -> int:
         """No row from this key on has been overwritten so far."""
-        return self._table.write_horizon - self._slots
-
-
-class CopiedRows:
-    """Rows of a small table, copied at once."""
-
-    def __init__(self, ring: LiveRing, first_key: int, count: int) -> None:
-        """Copy them."""
-        self._first = first_key
-        self._columns = ring.copy(first_key, count)
-
-    def copy(self, first_key: int, count: int) -> Sequence[Array]:
-        """Views of consecutive rows."""
-        start = first_key - self._first
-        return [column[start : start + count] for column in self._columns]
-
-    @property
-    def oldest_whole(self) -> int:
-        """All are whole."""
-        return 0
+        return 0 if self._copied is not None else self._table.write_horizon - self._table.config.slots
 
 
 @dataclass
@@ -89,7 +67,7 @@ class TableSnapshot:
     """float64[rows at that moment]: oldest first."""
     writers: NDArray[np.uint8]
     """The writers' records."""
-    rows: RowSource
+    rows: SnapshotRows
     """Where the rows are."""
 
     @property
@@ -132,18 +110,17 @@ async def _take(table: Table, turn: _Turn) -> TableSnapshot:
     size_bytes = table.size * table.config.schema.row_bytes
     copies = size_bytes <= INLINE_BYTES
     await turn.make_room(
-        min(table.size * 8, TURN_BYTES) + table.directory.writers.content.nbytes + (size_bytes if copies else 0)
+        min(table.size * 8, TURN_BYTES) + table.directory.writers.file.bytes.nbytes + (size_bytes if copies else 0)
     )
     oldest, inserted = table.oldest, table.inserted
-    ring = LiveRing(table)
     snapshot = TableSnapshot(
         config=table.config,
         uid=table.uid,
         state=table.directory.header.state,
         first_key=oldest,
         priorities=np.empty(inserted - oldest),
-        writers=table.directory.writers.content.copy(),
-        rows=CopiedRows(ring, oldest, inserted - oldest) if copies else ring,
+        writers=table.directory.writers.file.bytes.copy(),
+        rows=SnapshotRows(table, copied=copies),
     )
     at_once = TURN_BYTES // 8
     for start in range(0, len(snapshot.priorities), at_once):

@@ -35,7 +35,7 @@ from replay_server.checkpoint.snapshot import TableSnapshot, take_snapshots
 from replay_server.checkpoint.writing import CancelledError, write_checkpoint
 from replay_server.errors import RequestError
 from replay_server.files import held_folders, trust
-from replay_server.files.durable_files import sync_folder
+from replay_server.files.durable_files import sync_path
 from replay_server.files.mapped_file import tells_full
 from replay_server.storage.table_config import is_table_name
 
@@ -66,12 +66,7 @@ class Checkpoints:
     """Writes checkpoints, one at a time, and looks after those that are there."""
 
     def __init__(self, catalog: Catalog, folder: Path, keep: int) -> None:
-        """Lock the directory and sweep what was left half made.
-
-        Args:
-            catalog: the tables.
-            folder: of all checkpoints.
-            keep: how many of a series stay, where a request does not say so.
+        """Lock the directory of all checkpoints, and sweep what was left half made; ``keep`` of each series stay.
 
         Raises:
             CheckpointsInUseError: if another server has the directory.
@@ -83,10 +78,8 @@ class Checkpoints:
         self._writing = asyncio.Lock()
         self._cancelled = threading.Event()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = held_folders.open_lock(self.folder)
-        if not held_folders.try_lock(self._lock):
-            os.close(self._lock)
-            raise CheckpointsInUseError(f"{folder} is in use by another server; choose another --checkpoint-dir")
+        in_use = CheckpointsInUseError(f"{folder} is in use by another server; choose another --checkpoint-dir")
+        self._lock = held_folders.lock(self.folder, in_use)
         for path in self.folder.iterdir():
             if path.name.startswith((_PARTIAL, _REMOVED)):
                 shutil.rmtree(path, ignore_errors=True)
@@ -217,7 +210,7 @@ class Checkpoints:
             partial.mkdir(mode=0o700)
             manifest = write_checkpoint(partial, snapshots, taken_s, self._cancelled)
             final = partial.rename(self.folder / name)
-            sync_folder(self.folder)
+            sync_path(self.folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

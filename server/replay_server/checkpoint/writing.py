@@ -14,7 +14,7 @@ from replay_proto.layout import column_file
 
 from replay_server.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, FileManifest, TableManifest
 from replay_server.checkpoint.snapshot import TableSnapshot
-from replay_server.files.durable_files import sync_folder
+from replay_server.files.durable_files import sync_path
 
 PRIORITIES_FILE = "priorities.bin"
 WRITERS_FILE = "writers.bin"
@@ -78,7 +78,7 @@ def write_checkpoint(
     """
     manifest = CheckpointManifest(taken_s, [_write_table(folder, snapshot, cancelled) for snapshot in snapshots])
     _write_file(folder / MANIFEST_FILE, np.frombuffer(manifest.to_bytes(), np.uint8))
-    sync_folder(folder)
+    sync_path(folder)
     return manifest
 
 
@@ -97,7 +97,7 @@ def _write_table(parent: Path, snapshot: TableSnapshot, cancelled: threading.Eve
     files = _write_columns(folder, snapshot, cancelled)
     files.append(_write_file(folder / PRIORITIES_FILE, snapshot.priorities[snapshot.left_out :]))
     files.append(_write_file(folder / WRITERS_FILE, snapshot.writers))
-    sync_folder(folder)
+    sync_path(folder)
     state = snapshot.state.without_rows_below(snapshot.first_key)
     return TableManifest(snapshot.config, snapshot.uid, state, snapshot.left_out, files)
 

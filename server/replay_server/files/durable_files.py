@@ -6,17 +6,8 @@ import os
 from pathlib import Path
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a directory outlive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_file(path: Path) -> None:
-    """Make a file's content and size outlive a loss of power."""
+def sync_path(path: Path) -> None:
+    """Make a file's content and size, or the names in a directory, outlive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -37,7 +28,7 @@ def overwrite_file(path: Path, content: bytes) -> None:
     finally:
         os.close(descriptor)
     if is_new:
-        sync_folder(path.parent)
+        sync_path(path.parent)
 
 
 def replace_file(path: Path, content: str) -> None:
@@ -50,4 +41,4 @@ def replace_file(path: Path, content: str) -> None:
         file.flush()
         os.fsync(descriptor)
     new.rename(path)
-    sync_folder(path.parent)
+    sync_path(path.parent)

@@ -38,6 +38,20 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+def lock(folder: Path, in_use: Exception) -> int:
+    """Return a descriptor that holds the folder's lock until it is closed.
+
+    Raises:
+        in_use: if another process has it.
+        OSError: if it cannot be opened.
+    """
+    descriptor = open_lock(folder)
+    if not try_lock(descriptor):
+        os.close(descriptor)
+        raise in_use
+    return descriptor
+
+
 def make(parent: Path, prefix: str) -> tuple[Path, int]:
     """Make a folder below ``parent`` that nobody sweeps until the descriptor is closed.
 

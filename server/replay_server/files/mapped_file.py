@@ -37,12 +37,7 @@ class MappedFile:
     """
 
     def __init__(self, path: Path, size: int, *, create: bool) -> None:
-        """Map the file.
-
-        Args:
-            path: where it is.
-            size: its size in bytes, at least 1.
-            create: make it (it must not exist), or open one that has this very size.
+        """Make a file of so many bytes, which must not exist, or open one that has this very size.
 
         Raises:
             ValueError: if an existing file has another size.

@@ -40,9 +40,7 @@ def make_folder(path: Path) -> None:
 def check_folder(path: Path, *, make: bool = False) -> None:
     """Check a directory that others may use as well, such as `/tmp`, and those on the way to it.
 
-    Args:
-        path: the directory.
-        make: make those that are missing, for the server's user alone.
+    If ``make``, those that are missing are made for the server's user alone.
 
     Raises:
         UntrustedError: if another user can change what is the server's in it.

@@ -50,44 +50,26 @@ ABOUT_A_BATCH_BYTES = 128
 
 @dataclass(frozen=True)
 class Bounds:
-    """See `ServerSettings`, whose settings of the same names these are."""
+    """Settings of the same names in `ServerSettings`, which says what they bound; None: what the file system has."""
 
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
-    """A message taken."""
     max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES
-    """A message sent."""
     max_rows_per_call: int = DEFAULT_MAX_ROWS_PER_CALL
-    """Rows or keys of one request other than an insert, or of its answer."""
     max_waiting_calls: int = DEFAULT_MAX_WAITING
-    """Calls that wait at once, over all tables."""
     max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES
-    """Rows of inserts that wait at once, over all tables."""
     max_wait_s: float = math.inf
-    """A call that waits, in seconds."""
     max_outgoing_bytes: int = DEFAULT_MAX_OUTGOING_BYTES
-    """Replies that are built or on their way."""
     caller_share: float = DEFAULT_CALLER_SHARE
-    """Part of the above, and of all streams, that one caller may hold."""
     max_connections: int = DEFAULT_MAX_CONNECTIONS
-    """Connections of gRPC at once."""
     max_streams: int = DEFAULT_MAX_STREAMS
-    """Streams that are open at once."""
     max_streams_per_connection: int = 96
-    """Streams that are open at once on one connection of gRPC."""
     max_local_connections: int = 1024
-    """Connections to the local socket at once."""
     max_tables: int = 1024
-    """Tables at once."""
     max_columns: int = 512
-    """Columns of one table."""
     max_table_bytes: int | None = None
-    """One table once it is full; None: what the file system has."""
     max_bytes: int | None = None
-    """All tables once they are full; None: what the file system has."""
     max_checkpoint_bytes: int | None = None
-    """All checkpoints; None: what the file system has."""
     max_checkpoint_series: int = DEFAULT_MAX_CHECKPOINT_SERIES
-    """Series of checkpoints."""
 
     @property
     def max_rows_bytes(self) -> int:
@@ -95,11 +77,7 @@ class Bounds:
         return self.max_reply_bytes - HEAD_BYTES
 
     def check_message(self, size: int) -> None:
-        """Refuse a request that is too long.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse a request that is too long (TOO_LARGE, as all of these)."""
         _check("bytes of a request", self.max_request_bytes, size, "max_request_mb of the server")
 
     @property
@@ -114,16 +92,7 @@ class Bounds:
         return ("max_request_mb" if by_message else "max_rows_per_call") + " of the server"
 
     def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
-        """Refuse a request of which too much would have to be parsed.
-
-        Args:
-            size: its bytes without its rows.
-            plain: without its arrays, too.
-            is_insert: whether it inserts rows.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse a request of ``size`` bytes without its rows, and ``plain`` bytes without its arrays, too."""
         _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
         most, setting = self.max_head_bytes, self.head_setting
         if is_insert:
@@ -131,32 +100,15 @@ class Bounds:
         _check("bytes of a message beside its rows", most, size, setting)
 
     def check_columns(self, columns: int) -> None:
-        """Refuse more columns than a table may have.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse more columns than a table may have."""
         _check("columns of a table", self.max_columns, columns, "max_columns of the server")
 
     def check_rows(self, rows: int) -> None:
-        """Refuse more rows, or keys, than one call may name or ask for.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse more rows, or keys, than one call may name or ask for."""
         _check("rows of one call", self.max_rows_per_call, rows, "max_rows_per_call of the server")
 
     def check_table(self, config: TableConfig, size: int, others: Sequence[int]) -> None:
-        """Refuse a table that is too large, or one too many.
-
-        Args:
-            config: of the new table.
-            size: bytes of its files once it is full, see `full_bytes`.
-            others: the same of each table that there is.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse a table that is too large, or one too many; sizes are those of `full_bytes`."""
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
         self.check_columns(len(config.schema))
         most, setting = min(  # or it could never be inserted, or drawn
@@ -170,15 +122,7 @@ class Bounds:
             _check("bytes of all tables once full", self.max_bytes, total, "max_bytes of the server")
 
     def check_checkpoint(self, series: Collection[str], size: int) -> None:
-        """Refuse a checkpoint of one series too many, or for which there is no room.
-
-        Args:
-            series: all that there would be.
-            size: bytes of all checkpoints, the new one included.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Refuse a checkpoint of one series too many, or for which there is no room beside the others."""
         _check("series of checkpoints", self.max_checkpoint_series, len(series), "max_checkpoint_series of the server")
         _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
 
@@ -189,11 +133,7 @@ def descriptors_of(config: TableConfig) -> int:
 
 
 def check_descriptors(config: TableConfig, others: Sequence[TableConfig]) -> None:
-    """Refuse a table whose files would take descriptors that connections need.
-
-    Raises:
-        RequestError: TOO_LARGE.
-    """
+    """Refuse a table whose files would take descriptors that connections need."""
     most = int(_TABLES_SHARE * resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     total = sum(map(descriptors_of, others), descriptors_of(config))
     _check("file descriptors of all tables", most, total, _DESCRIPTORS_SETTING)

@@ -27,11 +27,6 @@ def takes_long(table: Table, rows: NewRows) -> bool:
 def insert(table: Table, rows: NewRows, stamp: WriterStamp | None) -> Coroutine[Any, Any, range]:
     """Insert rows as `Table.insert` does, while others are served. Nobody else may insert meanwhile.
 
-    Args:
-        table: the table.
-        rows: what to add.
-        stamp: whose insert it is.
-
     Raises:
         RequestError: as `Table.insert`; TABLE_RESET if the table was reset meanwhile and its gate no longer allows
             the insert.

@@ -103,11 +103,7 @@ class Waiters:
     async def draw(self, caller: Caller, table: Table, rows: int, wait_s: float) -> None:
         """Return once so many rows may be drawn; they count as drawn by then, and are to be drawn without waiting.
 
-        Args:
-            caller: who draws.
-            table: the table; look it up again afterwards.
-            rows: how many.
-            wait_s: how long to wait, in seconds; infinity: as long as the call lasts.
+        Look the table up again afterwards. ``wait_s`` seconds at most; infinity: as long as the call lasts.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
@@ -142,14 +138,9 @@ class Waiters:
     async def insert(
         self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
     ) -> range:
-        """Insert rows once they are allowed, as `Table.insert` does.
+        """Insert rows once they are allowed, as `Table.insert` does; a repeat is answered at once.
 
-        Args:
-            caller: who inserts.
-            table: the table.
-            rows: what to add.
-            stamp: whose insert it is; a repeat is answered at once.
-            wait_s: how long to wait, in seconds; None or infinity: as long as the call lasts.
+        ``wait_s`` seconds at most; None or infinity: as long as the call lasts.
 
         Raises:
             RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
@@ -229,12 +220,9 @@ class Waiters:
             del self._lines[table.uid]
 
     def leave(self, table: Table, rows: int, resets: int) -> None:
-        """Give back what a draw was let on for and has not drawn. Samples that a rate limiter has counted stay counted.
+        """Give back what a draw was let on for and has not drawn, unless a reset since then has.
 
-        Args:
-            table: the table.
-            rows: how many.
-            resets: how often the table had been reset by then: a reset has given them back.
+        Samples that a rate limiter has counted stay counted.
         """
         if table.gate is not None and table.resets == resets:
             table.gate.count_failed(rows)

@@ -2,8 +2,9 @@
 
 Numba reuses a compiled kernel as long as the one file that defines it is unchanged. Kernels here call kernels of other
 files and use their constants, so that is not enough: an old kernel would go on using an old callee. Hence each version
-has a folder of its own, ``kernels-<digest>``. The digest covers every source file that defines a kernel, everything
-those files import from this project, and what numba's own index does not check. Numba checks the processor.
+has a folder of its own, ``kernels-<digest>``. The digest covers every source file that defines a kernel, all of
+``backends`` and ``kernels``, from where kernels take their constants, and what numba's own index does not check. Numba
+checks the processor.
 
 The folder lies in the first of these places that can be written to:
 
@@ -33,11 +34,10 @@ from pathlib import Path
 import llvmlite
 import numba
 import numpy as np
-import replay_proto
 from llvmlite import binding
 
 from replay_server.files import held_folders, trust
-from replay_server.files.durable_files import sync_file
+from replay_server.files.durable_files import sync_path
 
 log = logging.getLogger(__name__)
 
@@ -52,44 +52,16 @@ _REMOVED = ".removed-"
 _TEMPORARY = "replay-kernels-"
 _DECORATOR = re.compile(r"^@(part_of_)?kernel$", re.MULTILINE)
 """What a file that defines kernels has. Whatever else is compiled is not kept, see `compile`."""
-_ROOTS = {"replay_server": Path(__file__).parents[1], "replay_proto": Path(replay_proto.__file__).parent}
+_ROOT = Path(__file__).parents[1]
 _BESIDE_CODE = Path(__file__).parent / "__pycache__"
-_IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(?P<source>[\w.]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n]*)"
-    r"|import[ \t]+(?P<whole>[\w.]+))",
-    re.MULTILINE,
-)
 
 
 @cache
 def sources() -> frozenset[Path]:
-    """All files of this project that a kernel may be made of."""
-    found: set[Path] = set()
-    pending = [file for file in _ROOTS["replay_server"].rglob("*.py") if _DECORATOR.search(file.read_text("utf-8"))]
-    while pending:
-        file = pending.pop()
-        if file not in found:
-            found.add(file)
-            pending.extend(_imported_by(file))
-    return frozenset(found)
-
-
-def _imported_by(file: Path) -> Iterator[Path]:
-    for match in _IMPORT.finditer(file.read_text("utf-8")):
-        module = match["source"] or match["whole"]
-        for name in (module, *(f"{module}.{word}" for word in re.findall(r"\w+", match["names"] or ""))):
-            yield from _files_of(name)
-
-
-def _files_of(module: str) -> Iterator[Path]:
-    """The file of a module, and those of the packages around it, which are executed before it."""
-    package, *parts = module.split(".")
-    if package not in _ROOTS:
-        return
-    path = _ROOTS[package]
-    for part in (None, *parts):
-        path = path if part is None else path / part
-        yield from (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file())
+    """All files that a kernel may be made of: those with a kernel, and all beside the backends and in this package."""
+    beside = (file for package in ("backends", "kernels") for file in (_ROOT / package).rglob("*.py"))
+    decorated = (file for file in _ROOT.rglob("*.py") if _DECORATOR.search(file.read_text("utf-8")))
+    return frozenset((*beside, *decorated))
 
 
 @cache
@@ -102,11 +74,9 @@ def digest() -> str:
     }
     tools = (numba.__version__, llvmlite.__version__, np.__version__, platform.python_implementation())
     summary = hashlib.sha256(repr((tools, platform.python_version(), settings)).encode())
-    for name, root in _ROOTS.items():
-        for file in sorted(sources()):
-            if file.is_relative_to(root):
-                content = file.read_bytes()
-                summary.update(f"{name}/{file.relative_to(root)} {len(content)}\n".encode() + content)
+    for file in sorted(sources()):
+        content = file.read_bytes()
+        summary.update(f"{file.relative_to(_ROOT)} {len(content)}\n".encode() + content)
     return summary.hexdigest()[:16]
 
 
@@ -160,7 +130,7 @@ def set_complete(where: Path) -> None:
     """Remember that every kernel was compiled there, for this processor. What a loss of power might tear is synced."""
     try:
         for path in where.rglob("*"):
-            sync_file(path)
+            sync_path(path)
         _mark(where).touch()
     except OSError as error:
         log.warning("the next start compiles kernels again: %s", error)

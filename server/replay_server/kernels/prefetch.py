@@ -32,57 +32,42 @@ _DATA = 1
 """Arguments of LLVM's ``llvm.prefetch``: what for, how long, and into which kind of cache."""
 
 
-def _is_dense(array: Any) -> bool:
-    """Whether numba knows the rows of an array to follow each other in memory."""
-    return isinstance(array, types.Array) and array.layout == "C"
+def _on_entry(emit: Callable[[Any, Any], object]) -> Callable[[NDArray[Any], int], None]:
+    """Make a function for kernels that does something with the address of one entry of a dense array."""
+
+    def typed(typing_context: Any, array: Any, at: Any) -> Any:
+        """Say to numba what the function takes, and how it is written in LLVM's language."""
+        if not isinstance(array, types.Array) or array.layout != "C":
+            return None
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            emit(builder, builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t))
+            return context.get_dummy_value()
+
+        return types.void(array, types.intp), generate
+
+    return cast(Callable[[NDArray[Any], int], None], intrinsic(typed))
 
 
-def _address_of(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
-    """Return the address of one entry of an array, counted through all dimensions."""
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.gep(data, [at])
+def _prefetch(builder: Any, address: Any) -> None:
+    flag = ir.IntType(32)
+    takes = [cgutils.voidptr_t, flag, flag, flag]
+    function = builder.module.declare_intrinsic(
+        "llvm.prefetch", [cgutils.voidptr_t], ir.FunctionType(ir.VoidType(), takes)
+    )
+    builder.call(function, [address, flag(_TO_READ), flag(_KEEP_IN_ALL_CACHES), flag(_DATA)])
 
 
-def _prefetch(typing_context: Any, array: Any, at: Any) -> Any:
-    """Say to numba what `prefetch` takes, and how it is written in LLVM's language."""
-    if not _is_dense(array):
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        entry = _address_of(context, builder, signature.args[0], arguments[0], arguments[1])
-        address = builder.bitcast(entry, cgutils.voidptr_t)
-        flag = ir.IntType(32)
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch",
-            [cgutils.voidptr_t],
-            ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag]),
-        )
-        builder.call(function, [address, flag(_TO_READ), flag(_KEEP_IN_ALL_CACHES), flag(_DATA)])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), generate
+def _touch(builder: Any, address: Any) -> None:
+    builder.load_atomic(address, "monotonic", 1)  # on x86-64 a load like any other, which LLVM must not leave out
 
 
-prefetch = cast(Callable[[NDArray[Any], int], None], intrinsic(_prefetch))
+prefetch = _on_entry(_prefetch)
 """Ask for the cache line of one entry of an array; to be called by kernels. ``prefetch(array, at)``:
 
 * ``array``: of any dtype and number of dimensions, each row following the one before it in memory.
 * ``at``: which entry, counted through all dimensions. Places outside of the array do no harm.
 """
-
-
-def _touch(typing_context: Any, array: Any, at: Any) -> Any:
-    if not _is_dense(array):
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        entry = _address_of(context, builder, signature.args[0], arguments[0], arguments[1])
-        address = builder.bitcast(entry, cgutils.voidptr_t)
-        builder.load_atomic(address, "monotonic", 1)  # on x86-64 a load like any other, which LLVM must not leave out
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), generate
-
-
-touch = cast(Callable[[NDArray[Any], int], None], intrinsic(_touch))
+touch = _on_entry(_touch)
 """Load one entry of an array, and do nothing with it. ``touch(array, at)``, as `prefetch`, of places in the array."""

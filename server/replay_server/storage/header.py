@@ -31,12 +31,7 @@ class Header:
     """
 
     def __init__(self, folder: Path, *, times: int, create: bool) -> None:
-        """Map the header of the table in ``folder``.
-
-        Args:
-            folder: the table's directory.
-            times: how often a row of the queue is delivered; 0: the table is not a queue.
-            create: make the file, or open it.
+        """Map the header of the table in ``folder``; ``times`` is `TableConfig.times`.
 
         Raises:
             ValueError: if an existing one cannot be true.
@@ -79,7 +74,7 @@ class Header:
         self._store_all(self._state.after_reset())
 
     def _store_all(self, state: TableState) -> None:
-        for field, value in zip(STATE_FIELDS, state.to_words(), strict=True):
+        for field, value in zip(STATE_FIELDS, state, strict=True):
             self._words[_WORD_OF[field]] = value
         self._state = state
 

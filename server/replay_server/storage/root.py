@@ -14,8 +14,8 @@ from replay_server.files import held_folders, trust
 from replay_server.storage.power_loss.boot_mark import BOOT_FILE
 
 _TABLES = "tables"
-_TEMPORARY = "replay-server-"
-_WARM_UP = ".warm-up-*"
+TEMPORARY = "replay-server-"
+"""What the names of roots in memory begin with."""
 
 
 class RootInUseError(Exception):
@@ -42,12 +42,8 @@ class Root:
             OSError: if it cannot be made.
         """
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = held_folders.open_lock(path)
-        if not held_folders.try_lock(lock):
-            os.close(lock)
-            raise RootInUseError(f"{path} is in use by another server; stop it, or choose another --data-dir")
-        for left in path.glob(_WARM_UP):  # servers of version 0.1 left these behind when they were killed
-            shutil.rmtree(left, ignore_errors=True)
+        in_use = RootInUseError(f"{path} is in use by another server; stop it, or choose another --data-dir")
+        lock = held_folders.lock(path, in_use)
         return cls(path, lock, temporary=False)
 
     @staticmethod
@@ -71,20 +67,11 @@ class Root:
         Raises:
             OSError: if it cannot be made.
         """
-        sweep(parent)
-        return cls(*held_folders.make(parent, _TEMPORARY), temporary=True)
+        held_folders.sweep(parent, TEMPORARY)
+        return cls(*held_folders.make(parent, TEMPORARY), temporary=True)
 
     def close(self) -> None:
         """Give the directory back; a temporary one is removed."""
         if self.temporary:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
-
-
-def sweep(parent: Path) -> list[Path]:
-    """Remove what servers that were killed left in ``parent``.
-
-    Returns:
-        The directories removed.
-    """
-    return held_folders.sweep(parent, _TEMPORARY)

@@ -71,7 +71,7 @@ class RowStore:
 
         Args:
             first_key: key of the first row.
-            columns: by name, ``dtype[n, *shape]``, every column of the schema; n is at most ``slots``.
+            columns: every column of the schema by name, ``dtype[n, *shape]``; n is at most ``slots``.
             link: stream and episode of the rows.
         """
         start = first_key % self.slots
@@ -81,12 +81,7 @@ class RowStore:
         store_in_ring(self._rings[LINK_COLUMN].values, start, np.broadcast_to(np.array(link, np.uint64), (count, 2)))
 
     def gather(self, keys: NDArray[np.int64], out: Mapping[str, Array]) -> None:
-        """Copy rows.
-
-        Args:
-            keys: int64[n], each of a row that was written.
-            out: by name, ``dtype[n, *shape]``, writable: which columns, and where to.
-        """
+        """Copy rows of these keys, int64[n], into the columns of ``out``: ``dtype[n, *shape]`` by name."""
         slots = keys % self.slots
         for name, values in out.items():
             # Any mode but "raise" lets take() write straight to its output; the slots are in range.

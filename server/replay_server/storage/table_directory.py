@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
-from replay_server.files.durable_files import replace_file, sync_file, sync_folder
+from replay_server.files.durable_files import replace_file, sync_path
 from replay_server.files.mapped_file import MappedFile, NoSpaceError, tells_full
 from replay_server.storage.header import Header
 from replay_server.storage.permissions import FOLDER_MODE
@@ -100,14 +100,9 @@ class TableDirectory:
         checked: bool = False,
         fill: Callable[[TableDirectory], None] = lambda directory: None,
     ) -> TableDirectory:
-        """Make the directory of a new table below ``parent``.
+        """Make the directory of a new table below ``parent``, and let ``fill`` put rows into it before it is named.
 
-        Args:
-            parent: of all tables.
-            config: of the table.
-            uid: of the table; None: a new one.
-            checked: whether its rows have checksums, and it is on the disk whenever a sync point says so.
-            fill: puts rows into it before it gets its name.
+        If ``checked``, its rows have checksums, and it is on the disk whenever a sync point says so.
 
         Raises:
             NoSpaceError: if there is no room for it; nothing is left behind.
@@ -125,12 +120,12 @@ class TableDirectory:
             if checked:
                 directory._seal_live()
                 directory.sync(directory.sync_point())
-                sync_file(unfinished / _MANIFEST)
-                sync_file(unfinished / NONCE_FILE)
-                sync_folder(unfinished)
+                sync_path(unfinished / _MANIFEST)
+                sync_path(unfinished / NONCE_FILE)
+                sync_path(unfinished)
             directory.folder = unfinished.rename(parent / config.name)
             if checked:
-                sync_folder(parent)
+                sync_path(parent)
         except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             if directory is not None:
@@ -144,9 +139,7 @@ class TableDirectory:
     def open(cls, folder: Path, *, after_power_loss: bool = False) -> TableDirectory:
         """Map the files of a table that was made before.
 
-        Args:
-            folder: where they are.
-            after_power_loss: look first for what of a table with checksums is whole, and keep that.
+        After a loss of power, look first for what of a table with checksums is whole, and keep that.
 
         Raises:
             DamagedTableError: if its files are not what its manifest says.
@@ -182,7 +175,7 @@ class TableDirectory:
     def reserved_bytes(self) -> int:
         """Bytes that the table's files take so far."""
         synced = SYNC_POINT_BYTES if self.is_checked else 0
-        return self.rows.reserved_bytes + self._priorities_file.reserved + self.writers.reserved_bytes + synced
+        return self.rows.reserved_bytes + self._priorities_file.reserved + self.writers.file.reserved + synced
 
     @property
     def full_bytes(self) -> int:

@@ -33,24 +33,15 @@ class TableState(NamedTuple):
     """Rows drawn from a table with a rate limiter since it was made or reset."""
 
     def released(self, times: int) -> int:
-        """No row below this key is live, whatever the capacity.
-
-        Args:
-            times: how often a row of this queue is delivered; 0: the table is not a queue.
-        """
+        """No row below this key is live, whatever the capacity. ``times`` is `TableConfig.times`."""
         return max(self.floor, self.delivered // times) if times else self.floor
 
     def oldest(self, most_live: int, times: int) -> int:
-        """Key of the oldest live row; ``inserted`` if there is none.
-
-        Args:
-            most_live: rows that can be live at once.
-            times: as in `released`.
-        """
+        """Key of the oldest of at most ``most_live`` live rows; ``inserted`` if there is none."""
         return max(self.released(times), self.inserted - most_live)
 
     def live(self, most_live: int, times: int) -> range:
-        """Keys of the live rows; arguments as in `oldest`."""
+        """Keys of the live rows."""
         return range(self.oldest(most_live, times), self.inserted)
 
     def after_reset(self) -> TableState:
@@ -68,9 +59,6 @@ class TableState(NamedTuple):
     def check(self, times: int) -> None:
         """Make sure that a table could have come to this state.
 
-        Args:
-            times: as in `released`.
-
         Raises:
             ValueError: if it could not.
         """
@@ -79,25 +67,17 @@ class TableState(NamedTuple):
             or not 0 <= self.delivered <= self.inserted * times
             or self.sampled < 0
         ):
-            raise ValueError(f"expected the state of a table, found {self.to_json()}")
-
-    def to_words(self) -> tuple[int, ...]:
-        """As int64 words, `STATE_WORDS` of them."""
-        return tuple(self)
+            raise ValueError(f"expected the state of a table, found {self._asdict()}")
 
     @classmethod
     def from_words(cls, words: Sequence[int]) -> TableState:
-        """What `to_words` gave, or what a reset that was cut short left, which is finished. It may still be damaged."""
+        """The state in int64 words; a reset that was cut short is finished. It may still be damaged."""
         state = cls(*words)
         return state.after_reset() if state.sampled == RESETTING else state
 
-    def to_json(self) -> dict[str, int]:
-        """As a manifest keeps it."""
-        return self._asdict()
-
     @classmethod
     def from_json(cls, stored: Mapping[str, object]) -> TableState:
-        """What `to_json` gave. It may still be damaged.
+        """What a manifest keeps, by name. It may still be damaged.
 
         Raises:
             ValueError: if a field is missing, unknown, or not a whole number.

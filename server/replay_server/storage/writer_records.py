@@ -40,13 +40,7 @@ class WriterRecords:
     """The recent inserts of every recent writer of one table."""
 
     def __init__(self, folder: Path, *, inserted: int, create: bool) -> None:
-        """Map the records of the table in ``folder``.
-
-        Args:
-            folder: the table's directory.
-            inserted: the table's commit point; records beyond it are erased.
-            create: make the file, or open it.
-        """
+        """Map the records of the table in ``folder``; records of rows beyond ``inserted`` are erased."""
         self._path = folder / FILE_NAME
         self.file = MappedFile(self._path, WRITER_RECORDS_BYTES, create=create)
         self.file.reserve(self.file.size)
@@ -59,10 +53,6 @@ class WriterRecords:
 
     def find(self, writer_id: bytes, sequence: int) -> tuple[int, int] | None:
         """Decide what an insert is.
-
-        Args:
-            writer_id: 16 bytes.
-            sequence: the insert's number, at least 1.
 
         Returns:
             None if it is the writer's next, to be applied; first key and count if it is a repeat.
@@ -110,26 +100,11 @@ class WriterRecords:
         places = max((writer.place for writer in self._writers.values()), default=-1) + 1
         return self.file.bytes[: places * _WRITER.itemsize].tobytes()
 
-    @property
-    def content(self) -> NDArray[np.uint8]:
-        """uint8[`WRITER_RECORDS_BYTES`]: the file as it stands."""
-        return self.file.bytes
-
     def load(self, content: NDArray[np.uint8], inserted: int) -> None:
-        """Take over the `content` of other records, before anybody inserts.
-
-        Args:
-            content: uint8[`WRITER_RECORDS_BYTES`].
-            inserted: the table's commit point; records beyond it are erased.
-        """
+        """Take over the content of other records, before anybody inserts; those beyond ``inserted`` are erased."""
         self.file.bytes[:] = content
         self._writers.clear()
         self._recover(inserted)
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes of the file."""
-        return self.file.reserved
 
     def close(self) -> None:
         """Unmap them."""

@@ -98,10 +98,7 @@ class DrawPolicy(Protocol):
     ) -> NDArray[np.float64]:
         """float64[n]: with which rows of these priorities and ranks are drawn now, whether there are such or not.
 
-        Args:
-            priorities: float64[n].
-            ranks: int64[n], from 1, the largest priority; of equal ones the newest comes first.
-            live: the live rows.
+        Rank 1 is the largest priority; of equal ones the newest comes first.
         """
 
     def hand_out(self, rows: int) -> None:
@@ -109,11 +106,7 @@ class DrawPolicy(Protocol):
 
 
 def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:
-    """Points of the total mass, as fractions of it.
-
-    Returns:
-        float64[batch_size] in [0, 1).
-    """
+    """float64[batch_size] in [0, 1): points of the total mass, as fractions of it."""
     fractions = random.random(batch_size)
     if mode is DrawMode.STRATIFIED:
         fractions += random.permutation(batch_size)
@@ -127,17 +120,9 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 def importance_weights(probabilities: NDArray[np.float64], reference: float, beta: float) -> NDArray[np.float32]:
-    """Importance-sampling weights over the weight of a row of probability ``reference``.
+    """Importance-sampling weights, float32[batch], over the weight of a row of probability ``reference``.
 
     ``w = (N * P)**-beta / (N * P_ref)**-beta = (P_ref / P)**beta`` (Schaul et al. 2016, section 3.4).
-
-    Args:
-        probabilities: float64[batch], each above 0.
-        reference: probability of the row whose weight is 1.
-        beta: exponent, at least 0.
-
-    Returns:
-        float32[batch].
     """
     weights = np.divide(reference, probabilities)
     np.power(weights, beta, out=weights)

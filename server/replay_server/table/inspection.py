@@ -80,13 +80,7 @@ class Ranked:
 
 
 def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Generator) -> Seen:
-    """Copy the priorities of all live rows, or of `MOST_ROWS` chosen at random, as many from rows of every age.
-
-    Args:
-        live: the live rows.
-        priorities: float64[slots], which others may write to.
-        random: chooses.
-    """
+    """Copy the priorities of all live rows, or of `MOST_ROWS` chosen at random, as many from rows of every age."""
     kept, candidates = [], []
     for first in range(0, live.size, _PIECE_ROWS):
         keys = np.arange(live.oldest + first, live.oldest + min(first + _PIECE_ROWS, live.size))

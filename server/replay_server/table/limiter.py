@@ -13,6 +13,7 @@ from replay_proto.rate_limit import RateLimit
 from replay_server import errors
 from replay_server.errors import Lack
 from replay_server.storage.header import Header
+from replay_server.table.gates import Gate
 
 
 class Counters(NamedTuple):
@@ -69,15 +70,14 @@ def samples_needed(limit: RateLimit, counters: Counters, rows: int) -> int:
     return max(needed, counters.sampled + 1)
 
 
-class LimiterGate:
-    """A rate limiter over a ring. A `Gate`."""
+class LimiterGate(Gate):
+    """A rate limiter over a ring."""
 
     def __init__(self, limit: RateLimit, capacity: int, header: Header) -> None:
         """Go on from the state in ``header``."""
+        super().__init__(header)
         self.limit = limit
         self._capacity = capacity
-        self._header = header
-        self._granted = 0
 
     @property
     def counters(self) -> Counters:
@@ -115,10 +115,6 @@ class LimiterGate:
         self._granted += granted
         return granted
 
-    def give_back(self, rows: int) -> None:
-        """Leave them to others."""
-        self._granted -= rows
-
     def count_drawn(self, rows: int) -> None:
         """Count them in the table's state."""
         self._granted -= rows
@@ -148,7 +144,3 @@ class LimiterGate:
         """``inserts``: samples drawn, and how many of them make room."""
         counters = self.counters
         return Lack("inserts", counters.sampled, samples_needed(self.limit, counters, rows))
-
-    def reset(self) -> None:
-        """Nothing is granted any more; the state begins anew with the table's."""
-        self._granted = 0

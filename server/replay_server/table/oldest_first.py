@@ -13,10 +13,11 @@ from replay_server.errors import Lack
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
 from replay_server.table.draws import Draw
+from replay_server.table.gates import Gate
 
 
-class OldestFirst:
-    """The order of a queue, which is also its gate: no insert over rows not yet gone. A `DrawPolicy` and a `Gate`.
+class OldestFirst(Gate):
+    """The order of a queue, which is also its gate: no insert over rows not yet gone. A `DrawPolicy`.
 
     Each time a row goes out counts as a delivery. Deliveries are numbered: row k has those from ``k * times`` on. The
     number of the next one is stored before a reply is sent, in one word from which the oldest live row follows: no row
@@ -30,12 +31,15 @@ class OldestFirst:
 
     def __init__(self, config: TableConfig, header: Header) -> None:
         """Go on from the state in ``header``."""
-        self.gate = self
+        super().__init__(header)
         self.turn = asyncio.Lock()
         self._times = config.times
         self._config = config
-        self._header = header
-        self._granted = 0
+
+    @property
+    def gate(self) -> Gate:
+        """Itself."""
+        return self
 
     def check_draw(self, rows: int) -> None:
         """Refuse more than a full queue, its oldest row almost gone, has to deliver."""
@@ -48,10 +52,6 @@ class OldestFirst:
         granted = min(rows, self._header.inserted * self._times - self._next - self._granted)
         self._granted += granted
         return granted
-
-    def give_back(self, rows: int) -> None:
-        """Leave them to others."""
-        self._granted -= rows
 
     def count_drawn(self, rows: int) -> None:
         """Nothing: they count when they are delivered."""
@@ -100,10 +100,6 @@ class OldestFirst:
     def insert_lacks(self, rows: int) -> Lack:
         """``room``."""
         return Lack("room", self._room, rows)
-
-    def reset(self) -> None:
-        """Nothing is granted any more."""
-        self._granted = 0
 
     @property
     def _room(self) -> int:

@@ -230,10 +230,6 @@ class Table:
         """Store the rows that come next, for which there is space, into slots without a live row; in any thread.
 
         Nothing else may insert until they are committed. A server that is killed before forgets them.
-
-        Args:
-            rows: at most `TableConfig.rows_at_once`.
-            stamp: whose insert it is.
         """
         assert rows.count <= self.config.rows_at_once, "live rows would be overwritten"
         first = self.inserted
@@ -250,15 +246,7 @@ class Table:
             self._checksums.erase(self.inserted, count)
 
     def commit(self, rows: NewRows, stamp: WriterStamp | None) -> range:
-        """Make stored rows live, and evict those that they replace.
-
-        Args:
-            rows: those that were stored last.
-            stamp: whose insert it is.
-
-        Returns:
-            Their keys.
-        """
+        """Make the rows that were stored last live, evict those that they replace, and return their keys."""
         first, oldest = self.inserted, self.oldest
         priorities = np.full(rows.count, self.new_priority) if rows.priorities is None else rows.priorities
         self._index.write(np.arange(first, first + rows.count), priorities)
@@ -331,11 +319,7 @@ class Table:
         self._forget(oldest, self.oldest)
 
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
-        """Set priorities of live rows.
-
-        Args:
-            keys: int64[n], any numbers; of one given more than once, the last priority counts.
-            priorities: float64[n].
+        """Set priorities, float64[n], of keys, int64[n]; of a key given more than once, the last one counts.
 
         Returns:
             Distinct rows updated, and stale keys.

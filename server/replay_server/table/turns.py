@@ -45,9 +45,7 @@ class Turns:
     def begin(self, insert: Coroutine[Any, Any, range], ended: Callable[[], None]) -> asyncio.Task[range]:
         """Begin an insert that takes long. It goes on to its end, whether its caller waits for it or not.
 
-        Args:
-            insert: what is to be done.
-            ended: called when it was done or has failed, before it is anybody else's turn.
+        ``ended`` is called when it was done or has failed, before it is anybody else's turn.
         """
         assert self._under_way is None
 

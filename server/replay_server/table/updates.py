@@ -35,26 +35,15 @@ def resolve_update(
 ) -> ResolvedUpdate:
     """Drop stale keys, and keep the last priority of a key that is given more than once.
 
-    The time it takes is proportional to the number of keys, whichever keys a caller chooses.
-
-    Args:
-        keys: int64[n], any numbers.
-        priorities: float64[n].
-        oldest: oldest live key.
-        inserted: the key after the newest live one.
-        secret: decides on the keys' places in the hash table, 0 to 2^63 - 1.
+    The time it takes is proportional to the number of keys, whichever keys a caller chooses: ``secret``, of 63 bits,
+    decides on their places in a hash table.
     """
     return ResolvedUpdate(*_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted, secret))
 
 
 @kernel
 def first_unusable(priorities: NDArray[np.float64], limit: float) -> int:
-    """Where the first number lies that is no priority (negative, above the limit, or NaN); -1 if all are.
-
-    Args:
-        priorities: float64[n].
-        limit: the largest that counts as one, finite.
-    """
+    """Where the first number lies that is no priority (negative, above the limit, or NaN); -1 if all are."""
     for i in range(len(priorities)):
         if not 0.0 <= priorities[i] <= limit:
             return i
@@ -62,13 +51,7 @@ def first_unusable(priorities: NDArray[np.float64], limit: float) -> int:
 
 
 def live_only(keys: NDArray[np.int64], oldest: int, inserted: int) -> NDArray[np.int64]:
-    """The keys that are live, in the order given, duplicates kept.
-
-    Args:
-        keys: int64[n], any numbers.
-        oldest: oldest live key.
-        inserted: the key after the newest live one.
-    """
+    """The keys from ``oldest`` up to ``inserted``, in the order given, duplicates kept. keys: int64[n]."""
     return keys[(keys >= oldest) & (keys < inserted)]
 
 

@@ -108,17 +108,7 @@ def follow(
     slots: NDArray[np.int64],
     old_values: NDArray[np.float64],
 ) -> None:
-    """Update a tree after some values changed.
-
-    Args:
-        values: the values as they are now.
-        upper: the tree.
-        starts: where its levels begin.
-        sign: which extreme it keeps.
-        floor: the least value that counts.
-        slots: int64[n], distinct: where values changed.
-        old_values: float64[n]: what they were.
-    """
+    """Update a tree after values changed in ``slots``, int64[n] and distinct, from ``old_values``, float64[n]."""
     for i in range(len(slots)):
         old, new = _counted(old_values[i], sign, floor), _counted(values[slots[i]], sign, floor)
         block = slots[i] // BLOCK

@@ -11,15 +11,9 @@ from numpy.typing import NDArray
 
 
 def level_starts(leaves: int, fan_out: int) -> NDArray[np.int64]:
-    """Return where each level begins.
+    """Return int64[levels + 1]: where each level begins, leaves first, then the length of the whole array.
 
-    Args:
-        leaves: number of leaves, at least 1.
-        fan_out: how many entries of a level one entry of the level above stands for.
-
-    Returns:
-        int64[levels + 1]: the start of each level, leaves first, then the length of the whole array. There are at
-        least two levels; entry ``starts[-2]`` is the top.
+    There are at least two levels; entry ``starts[-2]`` is the top.
     """
     starts = [0]
     entries = leaves

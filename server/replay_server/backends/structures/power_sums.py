@@ -123,15 +123,9 @@ def _last_within(prefix: NDArray[np.float64], size: int, point: float, guess: in
 
 @kernel
 def find_ranks(sums: PowerSums, size: int, fractions: NDArray[np.float64], ranks: NDArray[np.int64]) -> None:
-    """Find the ranks that lie at fractions of the mass of the first ``size`` ranks.
+    """Find the ranks, from 0 on, that lie at fractions of the mass of the first ``size`` ranks, at least 1.
 
     That is the first rank whose prefix sum is beyond the point. The guide tells about where it is.
-
-    Args:
-        sums: by `power_sums`.
-        size: number of ranks, at least 1.
-        fractions: float64[batch] in [0, 1].
-        ranks: int64[batch], receives ranks from 0 on (0 is the largest priority).
     """
     prefix, guide = sums.prefix, sums.guide
     total = prefix[size]

@@ -33,10 +33,5 @@ def _draw_evenly(
 
 
 def draw_evenly(fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
-    """Draw each live row with probability 1 / size.
-
-    Args:
-        fractions: float64[batch] in [0, 1].
-        live: the live rows; at least one.
-    """
+    """Draw each live row with probability 1 / size; there is at least one."""
     return Drawn(*_draw_evenly(as_kernel_input(fractions), live.oldest, live.size))

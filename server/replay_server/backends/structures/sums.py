@@ -54,13 +54,7 @@ def add_up_all(sums: NDArray[np.float64], starts: NDArray[np.int64]) -> None:
 
 @kernel
 def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-    """Compute the levels above the masses in ``slots`` anew.
-
-    Args:
-        sums: the tree.
-        starts: where its levels begin.
-        slots: int64[n], where masses changed; overwritten.
-    """
+    """Compute the levels above the masses in ``slots`` anew. slots: int64[n], overwritten."""
     pending = len(slots)
     for level in range(1, len(starts) - 1):
         below = starts[level - 1]
@@ -101,17 +95,11 @@ def descend(
     points: NDArray[np.float64],
     nodes: NDArray[np.int64],
 ) -> None:
-    """Find the slots in which points of the total mass lie.
+    """Find the slots in which points of the total mass, which is positive, lie. Points are overwritten.
 
     The rule at every binary node: go right if the point is not left of the left sum, and the right sum is positive.
     So a slot without mass is never reached, even by a point that was rounded up to the total: whatever is entered
     has a positive sum, and what has one has a child with one.
-
-    Args:
-        sums: the tree; the total is positive.
-        starts: where its levels begin.
-        points: float64[batch], at least 0; overwritten.
-        nodes: int64[batch], receives the slots.
     """
     nodes[:] = 0
     for level in range(len(starts) - 3, -1, -1):

@@ -76,28 +76,6 @@ def store_checksums(words: NDArray[np.uint64], first: int, sums: NDArray[np.uint
         slot = slot + 1 if slot + 1 < len(words) else 0
 
 
-@kernel
-def compare(words: NDArray[np.uint64], first: int, sums: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return bool[n]: whether the checksums of rows in consecutive slots are these."""
-    equal = np.empty(len(sums), dtype=np.bool_)
-    slot = first
-    for i in range(len(sums)):
-        equal[i] = words[slot, 1] == sums[i]
-        slot = slot + 1 if slot + 1 < len(words) else 0
-    return equal
-
-
-@kernel
-def erase(words: NDArray[np.uint64], first: int, count: int) -> None:
-    """Let consecutive slots hold rows that do not verify."""
-    slot = first
-    for _ in range(count):
-        # What was never stored to has no space, and is 0.
-        if words[slot, 1] != np.uint64(0):
-            words[slot, 1] = np.uint64(0)
-        slot = slot + 1 if slot + 1 < len(words) else 0
-
-
 @cache
 def compile_checksums() -> None:
     """Compile every kernel for every width of words, or load them from the cache, before a table is served."""
@@ -107,5 +85,3 @@ def compile_checksums() -> None:
     for dtype in (np.uint64, np.uint32, np.uint16, np.uint8):
         take_in(np.zeros((2, 1), dtype), 1, sums)
     store_checksums(words, 1, sums)
-    compare(words, 1, sums)
-    erase(words, 1, 2)

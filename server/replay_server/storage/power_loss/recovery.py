@@ -52,11 +52,7 @@ _ROWS_AT_ONCE = 1 << 17
 
 
 def recover(folder: Path, config: TableConfig) -> None:
-    """Make the files of a table agree with each other again.
-
-    Args:
-        folder: the table's directory; nobody has it open.
-        config: the table's.
+    """Make the files of a table agree with each other again; nobody has it open.
 
     Raises:
         ValueError: if a file is damaged beyond what a loss of power does; it is named.
@@ -108,7 +104,7 @@ class _Found:
 def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: SyncPoint) -> _Found:
     header, already_lost = _read_header(folder, point, config.times)
     floor = header.released(config.times)
-    end, writers = _roll_forward(checksums, point, _read_writers(folder), config.slots)
+    end, writers = _roll_forward(checksums, point, _read(folder / WRITERS_FILE, WRITER_RECORDS_BYTES), config.slots)
     live = _newest_run(checksums, max(floor, end - config.most_live), end)
     if live.stop < end:
         # Damage beyond what a loss of power does. An insert that is cut in two goes wholly: its writer may repeat it.
@@ -131,9 +127,7 @@ def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState
     Returns:
         The state, and the rows lost ever, by a recovery that was cut short; 0: there was none.
     """
-    words = np.fromfile(folder / HEADER_FILE, "<i8")
-    if len(words) != HEADER_WORDS:
-        raise ValueError(f"{folder / HEADER_FILE}: expected {HEADER_WORDS} words, found {len(words)}")
+    words = _read(folder / HEADER_FILE, HEADER_WORDS * 8).view("<i8")
     state = state_in(words)
     try:
         state.check(times)
@@ -146,15 +140,15 @@ def _store_header(folder: Path, state: TableState, lost: int = 0) -> None:
     """Put a state in place of the header on the disk."""
     words = np.zeros(HEADER_WORDS, "<i8")
     words[WRITE_HORIZON], words[LOST] = state.inserted, lost
-    words[FIRST_STATE_WORD:LOST] = state.to_words()
+    words[FIRST_STATE_WORD:LOST] = state
     overwrite_file(folder / HEADER_FILE, words.tobytes())
 
 
-def _read_writers(folder: Path) -> NDArray[np.uint8]:
-    """The writers' records on the disk, any of which may be torn."""
-    content = np.fromfile(folder / WRITERS_FILE, np.uint8)
-    if len(content) != WRITER_RECORDS_BYTES:
-        raise ValueError(f"{folder / WRITERS_FILE}: expected {WRITER_RECORDS_BYTES} bytes, found {len(content)}")
+def _read(path: Path, size: int) -> NDArray[np.uint8]:
+    """A file of so many bytes on the disk, which may be torn."""
+    content = np.fromfile(path, np.uint8)
+    if len(content) != size:
+        raise ValueError(f"{path}: expected {size} bytes, found {len(content)}")
     return content
 
 
@@ -186,7 +180,7 @@ def _roll_forward(
     """
     end = point.state.inserted
     with _records(point.writers, end) as records:
-        ids = {writer_tag(each): each for each in (*ids_in(stored), *ids_in(records.content))}
+        ids = {writer_tag(each): each for each in (*ids_in(stored), *ids_in(records.file.bytes))}
         for insert in inserts_in(checksums.origins(end, _count_whole(checksums, end, slots))):
             rows = insert.stop - insert.start
             if insert.has_writer:

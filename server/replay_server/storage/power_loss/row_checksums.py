@@ -91,13 +91,7 @@ class RowChecksums:
     """The checksums of a table's rows, by slot."""
 
     def __init__(self, folder: Path, columns: list[Array], *, create: bool) -> None:
-        """Map the checksums of the table in ``folder``.
-
-        Args:
-            folder: the table's directory.
-            columns: content of its columns and links, ``dtype[slots, elements]`` each.
-            create: make the file, or open it.
-        """
+        """Map the checksums of the table in ``folder``, whose columns and links are ``dtype[slots, elements]`` each."""
         compile_checksums()
         slots = len(columns[0])
         self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)
@@ -105,20 +99,15 @@ class RowChecksums:
         self._columns = [_as_words(column) for column in columns]
 
     def seal(self, first_key: int, count: int, origin: int) -> None:
-        """Store the checksums of rows that were just written.
-
-        Args:
-            first_key: of the first of them.
-            count: how many, at most one per slot.
-            origin: `origin_word` of the insert; 0: it has no writer.
-        """
+        """Store the checksums of rows that were just written; ``origin`` by `origin_word`, or 0 without a writer."""
         first = first_key % len(self._words)
         checksum_kernels.store_origins(self._words, first, count, np.uint64(origin))
         checksum_kernels.store_checksums(self._words, first, self._checksums(first_key, count))
 
     def whole(self, first_key: int, count: int) -> NDArray[np.bool_]:
         """bool[count]: whether each row is there under its key, as it was written."""
-        return checksum_kernels.compare(self._words, first_key % len(self._words), self._checksums(first_key, count))
+        stored: NDArray[np.uint64] = np.take(self._words[:, 1], np.arange(first_key, first_key + count), mode="wrap")
+        return np.equal(stored, self._checksums(first_key, count))
 
     def origins(self, first_key: int, count: int) -> NDArray[np.uint64]:
         """uint64[count]: the words of the rows' origins, see `inserts_in`."""
@@ -126,7 +115,10 @@ class RowChecksums:
 
     def erase(self, first_key: int, count: int) -> None:
         """Make sure that rows which are not live never verify, whatever was written there; at most one per slot."""
-        checksum_kernels.erase(self._words, first_key % len(self._words), count)
+        slots = len(self._words)
+        first = first_key % slots
+        for sums in (self._words[first : first + count, 1], self._words[: max(0, first + count - slots), 1]):
+            sums[sums != 0] = 0  # what was never stored to has no space, and is 0
 
     def close(self) -> None:
         """Unmap them."""

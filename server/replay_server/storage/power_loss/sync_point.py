@@ -55,7 +55,7 @@ class SyncPoints:
         Raises:
             OSError: if the disk does not take it.
         """
-        words = (*point.state.to_words(), point.lost, len(point.writers))
+        words = (*point.state, point.lost, len(point.writers))
         body = np.array((self._number + 1, *words), _WORDS).tobytes() + point.writers
         start = (self._number + 1) % _PLACES * _PLACE_BYTES
         content = _digest(body) + body

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,42 +24,42 @@ from replay_server.table.figures.times_sampled import TimesSampled
 class Rates:
     """Rows per second over the last `rates.WINDOW_S` seconds."""
 
-    inserted: float
-    sampled: float
-    updated: float
+    inserted: float = 0.0
+    sampled: float = 0.0
+    updated: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Snapshot:
     """Figures of one table at one moment. Counts are since the server began."""
 
-    sampled: int
+    sampled: int = 0
     """Rows drawn."""
-    updated: int
+    updated: int = 0
     """Priorities set."""
-    rates: Rates
+    rates: Rates = Rates()
     """Rows per second."""
-    stale: int
+    stale: int = 0
     """Keys of updates that were not live."""
-    repeated_inserts: int
+    repeated_inserts: int = 0
     """Repeated inserts that were answered and not applied again."""
-    copied_by_clients: int
+    copied_by_clients: int = 0
     """Rows drawn that clients on this host copied themselves."""
-    overtaken_copies: int
+    overtaken_copies: int = 0
     """How often inserts overtook such a copy."""
-    batches: int
+    batches: int = 0
     """Batches that learners drew on streams."""
-    batches_ahead: int
+    batches_ahead: int = 0
     """Sum over these of how many batches' updates each draw did not know of."""
-    failed_syncs: int
+    failed_syncs: int = 0
     """How often the disk refused to take the table."""
-    waiting: int
+    waiting: int = 0
     """Calls that wait now."""
-    waiting_inserts: int
+    waiting_inserts: int = 0
     """Calls among them that wait to insert."""
-    waited: int
+    waited: int = 0
     """Calls that had to wait."""
-    times_sampled: tuple[tuple[int, int, int], ...]
+    times_sampled: tuple[tuple[int, int, int], ...] = ()
     """Live rows by how often they were drawn: at least, at most, how many rows."""
 
 
@@ -74,10 +74,7 @@ class TableFigures:
         self._clock = InsertClock(capacity, inserted)
         self._times_sampled = TimesSampled(slots)
         self._times_sampled.appear(size)
-        self._stale = self._repeated_inserts = self._failed_syncs = 0
-        self._copied_by_clients = self._overtaken_copies = 0
-        self._batches = self._batches_ahead = 0
-        self._waiting = self._waiting_inserts = self._waited = 0
+        self._seen = Snapshot()
 
     def inserted(self, rows: int, next_key: int) -> None:
         """Rows have become live, all below this key."""
@@ -91,7 +88,7 @@ class TableFigures:
 
     def insert_repeated(self) -> None:
         """An insert was answered that had been applied before."""
-        self._repeated_inserts += 1
+        self._seen.repeated_inserts += 1
 
     def drawn(self, keys: NDArray[np.int64]) -> None:
         """Live rows were drawn. keys: int64[n], those among the rows handed out that are live."""
@@ -103,47 +100,47 @@ class TableFigures:
 
     def copied_by_client(self, rows: int) -> None:
         """A client on this host copies so many rows that were drawn."""
-        self._copied_by_clients += rows
+        self._seen.copied_by_clients += rows
 
     def copy_overtaken(self) -> None:
         """Inserts overtook the copy of a client, and it had a batch sent instead."""
-        self._overtaken_copies += 1
+        self._seen.overtaken_copies += 1
 
     def asked_ahead(self, batches: int, ahead: int) -> None:
         """A learner drew batches on a stream while ``ahead`` others were on their way."""
-        self._batches += batches
+        self._seen.batches += batches
         # Each batch of the message comes after the ones before it.
-        self._batches_ahead += batches * ahead + batches * (batches - 1) // 2
+        self._seen.batches_ahead += batches * ahead + batches * (batches - 1) // 2
 
     def updated(self, distinct: int, stale: int) -> None:
         """An update set the priorities of so many rows; so many other keys were not live."""
         self._updated.add(distinct)
-        self._stale += stale
+        self._seen.stale += stale
 
     def sync_failed(self) -> None:
         """The disk refused to take the table."""
-        self._failed_syncs += 1
+        self._seen.failed_syncs += 1
 
     def has_to_wait(self) -> None:
         """A call may not go on at once."""
-        self._waited += 1
+        self._seen.waited += 1
 
     @contextmanager
     def one_waits(self) -> Iterator[None]:
         """Count a call that waits inside."""
-        self._waiting += 1
+        self._seen.waiting += 1
         try:
             yield
         finally:
-            self._waiting -= 1
+            self._seen.waiting -= 1
 
     def insert_waits(self) -> None:
         """An insert joins its line."""
-        self._waiting_inserts += 1
+        self._seen.waiting_inserts += 1
 
     def insert_left(self) -> None:
         """An insert is in line no more."""
-        self._waiting_inserts -= 1
+        self._seen.waiting_inserts -= 1
 
     @property
     def updates(self) -> int:
@@ -160,19 +157,10 @@ class TableFigures:
 
     def snapshot(self) -> Snapshot:
         """The figures as they stand."""
-        return Snapshot(
+        return replace(
+            self._seen,
             sampled=self._sampled.total,
             updated=self._updated.total,
             rates=Rates(self._inserted.per_second(), self._sampled.per_second(), self._updated.per_second()),
-            stale=self._stale,
-            repeated_inserts=self._repeated_inserts,
-            copied_by_clients=self._copied_by_clients,
-            overtaken_copies=self._overtaken_copies,
-            batches=self._batches,
-            batches_ahead=self._batches_ahead,
-            failed_syncs=self._failed_syncs,
-            waiting=self._waiting,
-            waiting_inserts=self._waiting_inserts,
-            waited=self._waited,
             times_sampled=tuple(self._times_sampled.bars()),
         )

@@ -83,16 +83,10 @@ def _raise_root(tree: RankTree) -> None:
 
 @kernel
 def repair_way(tree: RankTree, priority: float, key: int, coming: int) -> int:
-    """Balance the nodes on the way to a row: refill those with too few entries, and make room for a row that comes.
+    """Balance the nodes on the way to a row, and return the leaf that it belongs to.
 
-    Args:
-        tree: the tree; its counts are exact.
-        priority: of the row.
-        key: of the row.
-        coming: 1 if the row will enter the leaf: then it is counted on the way. Else 0.
-
-    Returns:
-        The leaf that the row belongs to.
+    Nodes with too few entries are refilled. If the row is ``coming`` (1, else 0), there is room for it on its way
+    afterwards, and it is counted.
     """
     if coming and tree.sizes[tree.state[ROOT]] == WIDTH:
         _raise_root(tree)

@@ -31,13 +31,7 @@ def make_tree(slots: int) -> RankTree:
 
 @kernel
 def fill(tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
-    """Replace all rows by sorted ones.
-
-    Args:
-        tree: the tree.
-        priorities: float64[n] in order of rank.
-        keys: int64[n], their keys.
-    """
+    """Replace all rows by sorted ones: float64[n] in order of rank, and int64[n], their keys."""
     free_all(tree)
     tree.state[HEIGHT] = 0
     children = np.empty(0, dtype=np.int64)

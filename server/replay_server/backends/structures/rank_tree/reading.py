@@ -12,15 +12,7 @@ from replay_server.kernels.prefetch import touch
 
 @kernel
 def keys_of_ranks(tree: RankTree, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Find rows by their ranks, level by level over the whole batch.
-
-    Args:
-        tree: the tree.
-        ranks: int64[batch] in [0, number of rows), 0 being the largest priority.
-
-    Returns:
-        int64[batch]: the keys.
-    """
+    """Find rows by their ranks, 0 being the largest priority, level by level over the whole batch."""
     left = ranks.astype(np.int32)
     nodes = np.full(len(ranks), tree.state[ROOT])
     for _ in range(tree.state[HEIGHT]):

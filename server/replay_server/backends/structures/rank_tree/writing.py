@@ -116,12 +116,7 @@ def move(
 ) -> None:
     """Remove rows that are there, then add rows that are not; at most `MOST_MOVED` each.
 
-    Args:
-        tree: the tree.
-        old_priorities: float64[n] of the rows to remove.
-        old_keys: int64[n] of the rows to remove.
-        new_priorities: float64[m] of the rows to add.
-        new_keys: int64[m] of the rows to add; a row that changes its priority is in both.
+    A row that changes its priority is in both.
     """
     old_leaves = _find_leaves(tree, old_priorities, old_keys, -1)
     new_leaves = _find_leaves(tree, new_priorities, new_keys, 1)
