@@ -5,9 +5,9 @@ python -m benchmarks [--quick] [--peers FOLDER] [--output FILE]
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from replay_proto.command_line import new_app, run_app
 from replay_server.backends import BACKENDS
 from replay_server.process.warming import warm_up
 from rich.console import Console
@@ -44,20 +44,21 @@ def backend_section(rows: tuple[int, ...]) -> Section:
     )
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short windows, for a look")
-    parser.add_argument("--peers", type=Path, default=Path(".peers"), help="where benchmarks/peers/install.sh put them")
-    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"))
-    options = parser.parse_args()
-    rounds, window_s = (_QUICK_ROUNDS, _QUICK_WINDOW_S) if options.quick else (ROUNDS, WINDOW_S)
+def main(*, quick: bool = False, peers: Path = Path(".peers"), output: Path = Path("docs/benchmarks.md")) -> None:
+    """Measure, print, write.
+
+    Args:
+        quick: short windows, for a look.
+        peers: where benchmarks/peers/install.sh put them.
+        output: the page to write.
+    """
+    rounds, window_s = (_QUICK_ROUNDS, _QUICK_WINDOW_S) if quick else (ROUNDS, WINDOW_S)
     console = Console(width=160)
     sections = [backend_section(backends.DEFAULT_ROWS)]
     sections[-1].show(console)
     for workload in WORKLOADS.values():
         for section in (
-            learner_step.measure(workload, options.peers, rounds, window_s),
+            learner_step.measure(workload, peers, rounds, window_s),
             inserts.measure(workload, rounds, window_s),
         ):
             section.show(console)
@@ -65,17 +66,17 @@ def main() -> None:
     for section in (
         capacities.measure(rounds, window_s),
         many_writers.measure(rounds, window_s),
-        memory.measure(_QUICK_STEPS if options.quick else memory.STEPS),
+        memory.measure(_QUICK_STEPS if quick else memory.STEPS),
     ):
         section.show(console)
         sections.append(section)
     section, growth = reference_buffers.measure(rounds=rounds)
     section.show(console)
-    draw_growth(growth, options.output.with_name(section.picture))
+    draw_growth(growth, output.with_name(section.picture))
     sections.append(section)
-    write_document(options.output, sections)
-    console.print(f"written to {options.output}")
+    write_document(output, sections)
+    console.print(f"written to {output}")
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m benchmarks", __doc__, main))

@@ -8,7 +8,6 @@ ones before it, so the caches hold no more of them than they would in a server.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -17,11 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 import numpy as np
+from cyclopts import Parameter
 from numpy.typing import NDArray
+from replay_proto.command_line import new_app, run_app
 from replay_server.backends import (
-    BACKENDS,
     DEAD_PRIORITY,
     LiveRows,
     PriorityIndex,
@@ -172,20 +173,29 @@ def machine() -> str:
     return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
-def main() -> None:
-    """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=DEFAULT_ROWS, help="numbers of live rows")
-    parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=list(BACKENDS), help="which ones")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    arguments = parser.parse_args()
+Backend = Literal["sum_tree", "rank", "uniform", "fifo"]
+
+
+def main(
+    *,
+    rows: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")] = DEFAULT_ROWS,
+    backends: Annotated[tuple[Backend, ...], Parameter(consume_multiple=True, negative="")] = get_args(Backend),
+    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+) -> None:
+    """Measure what the command line asks for.
+
+    Args:
+        rows: numbers of live rows.
+        backends: which ones.
+        json_file: also write the figures to this file.
+    """
     warm_up()
-    results = [measure(backend, rows) for backend in arguments.backends for rows in arguments.rows]
+    results = [measure(backend, count) for backend in backends for count in rows]
     show(results)
-    if arguments.json:
+    if json_file is not None:
         figures = {"machine": machine(), "results": [asdict(result) for result in results]}
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+        json_file.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m benchmarks.backends", __doc__, main))

@@ -5,13 +5,13 @@ python -m benchmarks.inserts cartpole
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from replay_client import ReplayClient, Table
+from replay_proto.command_line import new_app, run_app
 from rich.console import Console
 
 from benchmarks.report import Section, spread
@@ -80,13 +80,10 @@ def _separate_rows(workload: Workload) -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
+def main(workload: Literal["cartpole", "atari"], /) -> None:
     """Measure one workload."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=WORKLOADS)
-    options = parser.parse_args()
-    measure(WORKLOADS[options.workload]).show(Console())
+    measure(WORKLOADS[workload]).show(Console())
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m benchmarks.inserts", __doc__, main))

@@ -7,16 +7,17 @@ Server and client are separate processes, the table is full, and every row of ev
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from replay_client import Batch, ReplayClient, Table
 from replay_client._transport.data_path import DataPath
+from replay_proto.command_line import new_app, run_app
 from rich.console import Console
 
 from benchmarks.contestants import ROUNDS, WINDOW_S, Window, start_peers, take_turns
@@ -120,16 +121,24 @@ def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: flo
     )
 
 
-def main() -> None:
-    """Measure one workload."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--peers", type=Path, default=Path(".peers"), help="where benchmarks/peers/install.sh put them")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--window-s", type=float, default=WINDOW_S)
-    options = parser.parse_args()
-    measure(WORKLOADS[options.workload], options.peers, options.rounds, options.window_s).show(Console())
+def main(
+    workload: Literal["cartpole", "atari"],
+    /,
+    *,
+    peers: Path = Path(".peers"),
+    rounds: int = ROUNDS,
+    window_s: float = WINDOW_S,
+) -> None:
+    """Measure one workload.
+
+    Args:
+        workload: one of them.
+        peers: where benchmarks/peers/install.sh put them.
+        rounds: measurements of each contestant.
+        window_s: seconds of a measurement.
+    """
+    measure(WORKLOADS[workload], peers, rounds, window_s).show(Console())
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m benchmarks.learner_step", __doc__, main))

@@ -5,12 +5,12 @@ python -m benchmarks.memory [--steps 1000000]
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 
 import numpy as np
 import psutil
 from replay_client import ReplayClient
+from replay_proto.command_line import new_app, run_app
 from rich.console import Console
 
 from benchmarks.learner_step import BETA
@@ -79,12 +79,10 @@ def measure(steps: int = STEPS) -> Section:
     )
 
 
-def main() -> None:
+def main(*, steps: int = STEPS) -> None:
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    measure(parser.parse_args().steps).show(Console(width=140))
+    measure(steps).show(Console(width=140))
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m benchmarks.memory", __doc__, main))

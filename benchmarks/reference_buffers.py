@@ -7,15 +7,17 @@ The service runs in a process of its own and is used through a sampler; the othe
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from cyclopts import Parameter
 from replay_client import ReplayClient
+from replay_proto.command_line import new_app, run_app
 from rich.console import Console
 
 from benchmarks.contestants import ROUNDS, Window, take_turns
@@ -122,18 +124,18 @@ def _section(times: Times, all_rows: Sequence[int], rounds: int, window_s: float
     )
 
 
-def main() -> None:
+def main(
+    *,
+    rows: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")] = ROWS,
+    rounds: int = ROUNDS,
+    window_s: float = WINDOW_S,
+    picture: Path = Path("docs") / PICTURE,
+) -> None:
     """Measure, print, draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--window-s", type=float, default=WINDOW_S)
-    parser.add_argument("--picture", type=Path, default=Path("docs") / PICTURE)
-    options = parser.parse_args()
-    section, times = measure(options.rows, options.rounds, options.window_s)
+    section, times = measure(rows, rounds, window_s)
     section.show(Console(width=200))
-    draw_growth(times, options.picture)
+    draw_growth(times, picture)
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m benchmarks.reference_buffers", __doc__, main))

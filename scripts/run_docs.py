@@ -16,7 +16,6 @@ Every block names its language. `bash` and `python` are run; variables that a sh
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import signal
@@ -25,11 +24,14 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+from replay_proto.command_line import new_app, run_app
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PATIENCE_S: Final = 180.0
@@ -253,14 +255,15 @@ def namespaces() -> list[str]:
     return ["unshare", *user, "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run pages; returns 0, 1 if a block failed, or `NO_NAMESPACE`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*", type=Path, help="pages to run; all if absent")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    pages = [page.resolve() for page in options.pages] or [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-    if options.inside:
+def main(*pages: Path, inside: Annotated[bool, Parameter(show=False)] = False) -> int:
+    """Run pages; returns 0, 1 if a block failed, or `NO_NAMESPACE`.
+
+    Args:
+        *pages: pages to run; all if absent.
+        inside: whether this process has a network of its own.
+    """
+    pages = tuple(page.resolve() for page in pages) or (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
+    if inside:
         return run_inside(pages[0])
     found = subprocess.run([*namespaces(), "true"], capture_output=True, text=True, check=False)
     if found.returncode:
@@ -274,4 +277,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_app(new_app("scripts/run_docs.py", __doc__, main)))

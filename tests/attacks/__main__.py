@@ -9,9 +9,9 @@ rounds counts: what another program on the machine caused does not come again.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from replay_proto.command_line import new_app, run_app
 from rich.progress import track
 
 from tests.attacks.bystander import all_of
@@ -22,27 +22,28 @@ ALONE_S = 1.5
 """For so long the bystander is alone before each attack."""
 
 
-def main() -> None:
-    """Attack, and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, help="document whose sections on attacks are written anew")
-    parser.add_argument("--seconds", type=float, default=6.0, help="how long each attack lasts")
-    parser.add_argument("--only", default="", help="part of the names of those to carry out")
-    arguments = parser.parse_args()
+def main(*, report: Path | None = None, seconds: float = 6.0, only: str = "") -> None:
+    """Attack, and report.
+
+    Args:
+        report: document whose sections on attacks are written anew.
+        seconds: how long each attack lasts.
+        only: part of the names of those to carry out.
+    """
     faults: list[str] = []
     for group, kinds in GROUPS.items():
-        chosen = [kind for kind in kinds if arguments.only in kind.name]
-        outcomes = [best_round(kind, arguments.seconds, ALONE_S) for kind in track(chosen, description=group)]
+        chosen = [kind for kind in kinds if only in kind.name]
+        outcomes = [best_round(kind, seconds, ALONE_S) for kind in track(chosen, description=group)]
         alone = all_of([outcome.alone for outcome in outcomes])
         lines = [line_of("nothing", alone, 0.0), *(outcome.line() for outcome in outcomes)]
         for name, *figures in (HEADS, *lines):
             print(f"{name:70}", *(f"{figure:>10}" for figure in figures))
-        if arguments.report is not None:
-            write_section(arguments.report, group, HEADS, lines)
+        if report is not None:
+            write_section(report, group, HEADS, lines)
         faults += [f"{outcome.attack.name}: {what}" for outcome in outcomes for what in outcome.faults(alone.p99_ms)]
     if faults:
         raise SystemExit("\n".join(faults))
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m tests.attacks", __doc__, main))

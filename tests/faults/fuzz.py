@@ -8,7 +8,6 @@ its memory and file handles do not grow.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import shutil
@@ -18,13 +17,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
 import numpy as np
 import psutil
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
 from google.protobuf.message import Message
 from grpc_status import rpc_status
+from replay_proto.command_line import new_app, run_app
 from replay_server.checkpoint.manifest import DamagedCheckpointError
 from replay_server.checkpoint.reading import RestoreError, restore
 from replay_server.checkpoint.snapshot import take_snapshots
@@ -36,7 +38,7 @@ from replay_server.table.table import NewRows, Table, WriterStamp
 from rich.progress import Progress, track
 
 from tests.faults.mutations import flipped, made_odd, mutated
-from tests.faults.report import at_least, document_with, write_section
+from tests.faults.report import document_with, write_section
 from tests.faults.workers import first_priority
 from tests.support.caller import CalledTable, Caller
 from tests.support.invariants import check_table
@@ -275,29 +277,34 @@ def _use(table: Table) -> None:
     table.close()
 
 
-def main() -> None:
-    """Fuzz, and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=at_least(1), default=1_000_000, help="how many messages to send")
-    parser.add_argument("--files", type=int, default=5_000, help="how often to damage a table and a checkpoint")
-    parser.add_argument("--seed", type=int, default=0, help="chooses the damages")
-    parser.add_argument(
-        "--report", type=document_with("fuzz"), help="document whose section on fuzzing is written anew"
-    )
-    arguments = parser.parse_args()
+def main(
+    *,
+    messages: PositiveInt = 1_000_000,
+    files: int = 5_000,
+    seed: int = 0,
+    report: Annotated[Path | None, Parameter(validator=document_with("fuzz"))] = None,
+) -> None:
+    """Fuzz, and report.
+
+    Args:
+        messages: how many messages to send.
+        files: how often to damage a table and a checkpoint.
+        seed: chooses the damages.
+        report: document whose section on fuzzing is written anew.
+    """
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
-        fuzzer = MessageFuzzer(Path(name), arguments.seed)
+        fuzzer = MessageFuzzer(Path(name), seed)
         try:
-            FileFuzzer(Path(name), fuzzer.figures, arguments.seed).run(arguments.files)
-            fuzzer.run(int(arguments.messages))
+            FileFuzzer(Path(name), fuzzer.figures, seed).run(files)
+            fuzzer.run(messages)
         finally:
             fuzzer.server.kill()
     for what, figure in fuzzer.figures.lines():
         print(f"{figure:>12}  {what}")
     print(f"refused by {dict(fuzzer.figures.refused)}")
-    if arguments.report is not None:
-        write_section(arguments.report, "fuzz", ("", "figure"), fuzzer.figures.lines())
+    if report is not None:
+        write_section(report, "fuzz", ("", "figure"), fuzzer.figures.lines())
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m tests.faults.fuzz", __doc__, main))

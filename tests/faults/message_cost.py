@@ -10,7 +10,6 @@ beyond what a well-meant one costs that has as many rows or keys; one without ei
 
 from __future__ import annotations
 
-import argparse
 import functools
 import socket
 import tempfile
@@ -21,14 +20,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
 import numpy as np
+from cyclopts import Parameter
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from numpy.typing import NDArray
+from replay_proto.command_line import new_app, run_app
 from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.v1 import replay_pb2
 from rich.progress import track
@@ -402,11 +403,12 @@ def size_of(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
-def main() -> None:
-    """Measure, and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=document_with("costs"), help="document whose section on costs is written anew")
-    arguments = parser.parse_args()
+def main(*, report: Annotated[Path | None, Parameter(validator=document_with("costs"))] = None) -> None:
+    """Measure, and report.
+
+    Args:
+        report: document whose section on costs is written anew.
+    """
     with tempfile.TemporaryDirectory(prefix="costs-") as name:
         measured = MessageCosts(Path(name))
         try:
@@ -418,9 +420,9 @@ def main() -> None:
         print(f"{line[0]:20}", *(f"{cell:>8}" for cell in line[1:]))
     if found := costs.too_expensive():
         raise SystemExit("\n".join(found))
-    if arguments.report is not None:
-        write_section(arguments.report, "costs", heads, costs.lines(SIZES))
+    if report is not None:
+        write_section(report, "costs", heads, costs.lines(SIZES))
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m tests.faults.message_cost", __doc__, main))

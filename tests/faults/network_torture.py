@@ -7,7 +7,6 @@ Server and clients are in network namespaces of their own, see `tests.faults.lin
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import subprocess
@@ -18,12 +17,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from replay_proto.command_line import new_app, run_app
 from rich.progress import track
 
 from tests.faults.link import Link, obstacle
 from tests.faults.network_load import NetworkFigures
-from tests.faults.report import at_least, document_with, write_section
+from tests.faults.report import document_with, write_section
 from tests.support.server_process import ServerProcess
 
 TROUBLES = {
@@ -121,33 +124,38 @@ def _until(deadline_s: float) -> Iterator[float]:
         yield now
 
 
-def main() -> None:
-    """Torture the network of a server of its own, and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=at_least(0.25), default=10, help="how long to go on")
-    parser.add_argument("--long-s", type=float, default=15, help="how long long troubles last")
-    parser.add_argument("--seed", type=int, default=0, help="chooses moments and troubles")
-    parser.add_argument(
-        "--report", type=document_with("network"), help="document whose section on networks is written anew"
-    )
-    arguments = parser.parse_args()
+def main(
+    *,
+    minutes: Annotated[float, Parameter(validator=Number(gte=0.25))] = 10.0,
+    long_s: float = 15.0,
+    seed: int = 0,
+    report: Annotated[Path | None, Parameter(validator=document_with("network"))] = None,
+) -> None:
+    """Torture the network of a server of its own, and report.
+
+    Args:
+        minutes: how long to go on.
+        long_s: how long long troubles last.
+        seed: chooses moments and troubles.
+        report: document whose section on networks is written anew.
+    """
     if reason := obstacle():
         sys.exit(f"no network of two namespaces can be made: {reason}")
     with Link("torture") as link, tempfile.TemporaryDirectory(prefix="network-torture-") as name:
         folder = Path(name)
         flags = server_flags(link, folder / "data")
         server = ServerProcess(folder / "log", *flags, within=link.at_server)
-        troubles = NetworkTorture(link, random.Random(arguments.seed), 1.5, arguments.long_s)
+        troubles = NetworkTorture(link, random.Random(seed), 1.5, long_s)
         try:
-            rounds = _until(time.monotonic() + arguments.minutes * 60)
+            rounds = _until(time.monotonic() + minutes * 60)
             figures = torture(link, server, troubles, iter(track(rounds, description="breaking", total=None)))
         finally:
             server.kill()
-        for what, figure in lines(troubles, figures, arguments.minutes):
+        for what, figure in lines(troubles, figures, minutes):
             print(f"{figure:>12}  {what}")
-        if arguments.report is not None:
-            write_section(arguments.report, "network", ("", "figure"), lines(troubles, figures, arguments.minutes))
+        if report is not None:
+            write_section(report, "network", ("", "figure"), lines(troubles, figures, minutes))
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m tests.faults.network_torture", __doc__, main))

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 
-def document_with(name: str) -> Callable[[str], Path]:
-    """Reads a flag that names a document, and refuses one without the section of a run before the run begins."""
+def document_with(name: str) -> Callable[[object, Path | None], None]:
+    """Refuses a document without the section of a run before the run begins."""
 
-    def document(text: str) -> Path:
-        path = Path(text)
+    def check(_: object, path: Path | None) -> None:
+        if path is None:
+            return
         try:
             found = _section(name).search(path.read_text("utf-8"))
         except OSError as error:
-            raise ArgumentTypeError(f"{path}: expected a document to write to, got: {error.strerror}") from error
+            raise ValueError(f"{path}: expected a document to write to, got: {error.strerror}") from error
         if found is None:
-            raise ArgumentTypeError(_no_marks(path, name))
-        return path
+            raise ValueError(_no_marks(path, name))
 
-    return document
-
-
-def at_least(least: float) -> Callable[[str], float]:
-    """Reads a flag that says how long or how often, and refuses what leaves nothing to report."""
-
-    def number(text: str) -> float:
-        value = float(text)
-        if not value >= least:
-            raise ArgumentTypeError(f"expected at least {least:g}, got {text}")
-        return value
-
-    return number
+    return check
 
 
 def write_section(document: Path, name: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:

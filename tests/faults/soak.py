@@ -10,7 +10,6 @@ anything grew.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
 import sys
@@ -21,15 +20,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import psutil
+from cyclopts import Parameter
+from cyclopts.validators import Number
 from numpy.typing import NDArray
 from replay_client import Column, DeadlineExceededError, ReplayClient, Table, TableNotFoundError
+from replay_proto.command_line import new_app, run_app
 from rich.console import Console
 
-from tests.faults.report import at_least, document_with, write_section
+from tests.faults.report import document_with, write_section
 from tests.support.server_process import ServerProcess
 
 COLUMNS = {"obs": Column("float32", (4,)), "action": Column("int64"), "reward": Column("float32")}
@@ -279,12 +281,17 @@ def write_report(samples: Sequence[Sample], report: Path) -> None:
     write_section(report, "soak", ("", "first → last fifth"), lines)
 
 
-def main() -> None:
-    """Run, report, and say whether all stayed as it was."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=at_least(LEAST_MINUTES), default=30.0)
-    parser.add_argument("--report", type=document_with("soak"), help="document to write the figures into")
-    options = parser.parse_args()
+def main(
+    *,
+    minutes: Annotated[float, Parameter(validator=Number(gte=LEAST_MINUTES))] = 30.0,
+    report: Annotated[Path | None, Parameter(validator=document_with("soak"))] = None,
+) -> None:
+    """Run, report, and say whether all stayed as it was.
+
+    Args:
+        minutes: how long to go on.
+        report: document to write the figures into.
+    """
     console = Console(width=160)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replay-soak-")))
@@ -293,16 +300,16 @@ def main() -> None:
         stack.callback(server.kill)
         load = Load(server.address)
         stack.callback(load.stop)
-        samples = watch(server, load, options.minutes, console)
+        samples = watch(server, load, minutes, console)
         load.stop()
         faults = [line for line in server.log().splitlines() if "ERROR" in line]
     flat = is_flat(samples)
     console.print(f"flat: {flat}; failure: {load.failure}; errors in the log: {faults}")
     if not flat or load.failure is not None or faults:
         sys.exit(1)
-    if options.report is not None:
-        write_report(samples, options.report)
+    if report is not None:
+        write_report(samples, report)
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m tests.faults.soak", __doc__, main))

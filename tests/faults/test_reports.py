@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from replay_proto.command_line import new_app, run_app
 
 from tests.faults import soak
 from tests.faults.soak import Sample
@@ -35,10 +35,8 @@ def report(tmp_path: Path) -> Path:
 def refuses(tool: str, *flags: str) -> None:
     """Call a tool that does not begin."""
     module = importlib.import_module(f"tests.faults.{tool}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [tool, *flags])
-        with pytest.raises(SystemExit, match="2"):
-            module.main()
+    with pytest.raises(SystemExit, match="2"):
+        run_app(new_app(tool, "", module.main), flags)
 
 
 @pytest.mark.parametrize("tool", TOO_LITTLE)
@@ -47,7 +45,7 @@ def test_a_run_without_anything_to_report_does_not_begin(
 ) -> None:
     flag, value = TOO_LITTLE[tool]
     refuses(tool, flag, value, "--report", str(report))
-    assert f"argument {flag}: expected at least" in capsys.readouterr().err
+    assert f"for {flag}. Must be >" in capsys.readouterr().err
     assert report.read_text() == REPORT.read_text()
 
 
@@ -72,10 +70,9 @@ def test_a_soak_writes_its_page_only_once_it_found_nothing(
     monkeypatch.setattr(soak, "ServerProcess", lambda *_: idle)
     monkeypatch.setattr(soak, "Load", lambda _: idle)
     monkeypatch.setattr(soak, "watch", lambda *_: samples)
-    monkeypatch.setattr(sys, "argv", ["soak", "--report", str(report)])
     status = None
     try:
-        soak.main()
+        soak.main(report=report)
     except SystemExit as end:
         status = end.code
     assert status == ends_with

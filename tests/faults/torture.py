@@ -8,7 +8,6 @@ every insert and every priority whether it was acknowledged or only sent.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -19,14 +18,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+from replay_proto.command_line import new_app, run_app
 from replay_server.checkpoint.reading import restore
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import Table
 from rich.progress import track
 
-from tests.faults.report import at_least, document_with, write_section
+from tests.faults.report import document_with, write_section
 from tests.faults.workers import (
     VALUES_PER_WRITER,
     CallWriter,
@@ -252,22 +255,26 @@ class Torture:
         figures.broken_by = sum((worker.broken_by for worker in self._workers), start=Counter[str]())
 
 
-def main() -> None:
-    """Torture a server of its own, and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=at_least(1), default=500, help="how often to kill the server")
-    parser.add_argument("--seed", type=int, default=0, help="chooses moments and rows")
-    parser.add_argument(
-        "--report", type=document_with("torture"), help="document whose section on torture is written anew"
-    )
-    arguments = parser.parse_args()
+def main(
+    *,
+    kills: PositiveInt = 500,
+    seed: int = 0,
+    report: Annotated[Path | None, Parameter(validator=document_with("torture"))] = None,
+) -> None:
+    """Torture a server of its own, and report.
+
+    Args:
+        kills: how often to kill the server.
+        seed: chooses moments and rows.
+        report: document whose section on torture is written anew.
+    """
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
         folder = Path(name)
         checkpoints = folder / "checkpoints"
         server = ServerProcess(folder / "log", "--data-dir", str(folder / "data"), "--checkpoint-dir", str(checkpoints))
-        torture = Torture(server, checkpoints, arguments.seed)
+        torture = Torture(server, checkpoints, seed)
         try:
-            for _ in track(range(int(arguments.kills)), description="killing"):
+            for _ in track(range(kills), description="killing"):
                 torture.round()
         finally:
             server.kill()
@@ -275,9 +282,9 @@ def main() -> None:
     for what, figure in figures.lines():
         print(f"{figure:>12}  {what}")
     print(f"workers noticed by {dict(figures.broken_by)}")
-    if arguments.report is not None:
-        write_section(arguments.report, "torture", ("", "figure"), figures.lines())
+    if report is not None:
+        write_section(report, "torture", ("", "figure"), figures.lines())
 
 
 if __name__ == "__main__":
-    main()
+    run_app(new_app("python -m tests.faults.torture", __doc__, main))
