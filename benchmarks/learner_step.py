@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 from replay_client import Batch, ReplayClient, Table
+from replay_client._rows.column_buffers import ColumnBuffers
 from replay_client._transport.data_path import DataPath
 from replay_proto.command_line import new_app, run_app
 from rich.console import Console
@@ -79,10 +80,11 @@ def gathers(table: Table, workload: Workload) -> Window:
     rows = DataPath.on_same_host(description).rows
     if rows is None:
         raise RuntimeError("the server's files cannot be read from here")
-    rng = np.random.default_rng(1)
+    buffers, rng = ColumnBuffers(description.schema), np.random.default_rng(1)
 
     def step() -> None:
-        rows.gather(rng.integers(description.inserted - description.size, description.inserted, workload.batch_size))
+        keys = rng.integers(description.inserted - description.size, description.inserted, workload.batch_size)
+        rows.gather(keys, buffers.blank(workload.batch_size))
 
     return lambda window_s: us_per_step(step, window_s)
 

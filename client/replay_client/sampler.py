@@ -29,15 +29,15 @@ from typing import Final, NoReturn
 
 from numpy.typing import ArrayLike
 from replay_proto.calls import MOST_KEYS_AT_ONCE
-from replay_proto.framing import split_message
 from replay_proto.v1 import replay_pb2
 
+from replay_client._answers import AnswerReader
 from replay_client._rows.checks import checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream, Request
 from replay_client._transport.connection import Connection
-from replay_client._transport.data_path import DataPath
-from replay_client.batch import Batch, learned_batches
+from replay_client._transport.frame_stream import FrameStream
+from replay_client.batch import Batch
 from replay_client.draws import DrawOptions, checked_whole
 from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, InvalidArgumentError
 from replay_client.results.description import TableDescription
@@ -67,9 +67,10 @@ class Sampler:
         connection: Connection,
         table: TableDescription,
         options: DrawOptions,
-        data_path: DataPath,
+        reader: AnswerReader,
         draw_over_wire: Callable[[DrawOptions], Batch],
         *,
+        open_around: Callable[[], FrameStream | None] = lambda: None,
         prefetch: int = 3,
         reconnect_timeout_s: float | None = 60.0,
     ) -> None:
@@ -79,8 +80,9 @@ class Sampler:
             connection: to the server.
             table: the table; one that was dropped and made anew is another.
             options: what to draw.
-            data_path: the short ways to the table.
+            reader: reads the answers.
             draw_over_wire: draws a batch in place of one whose rows were overwritten before they were copied.
+            open_around: opens a way around gRPC, if there is one.
             prefetch: how many batches are on their way while `next()` waits, at least 1.
             reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; see
                 `replay_client._transport.time_limits`.
@@ -94,7 +96,7 @@ class Sampler:
         self.stale = 0
         """Keys of updates that were not live any more, over all updates acknowledged so far."""
         self._options = options
-        self._mapped = data_path.rows
+        self._reader = reader
         self._draw_over_wire = draw_over_wire
         self._connection = connection
         self._process = os.getpid()
@@ -104,7 +106,7 @@ class Sampler:
             "Learn",
             reconnect_timeout_s=reconnect_timeout_s,
             keep_refused=False,
-            open_around=data_path.open_learn_stream,
+            open_around=open_around,
         )
         self._batches: deque[Batch] = deque()  # that came while something else was waited for
         self._keys: list[bytes] = []
@@ -286,8 +288,8 @@ class Sampler:
             request.draw.CopyFrom(self._options.to_proto())
             request.batches = batches
             request.ahead = self.in_flight
-            if self._mapped is not None:
-                request.same_host.CopyFrom(self._mapped.request)
+            if self._reader.mapped is not None:
+                request.same_host.CopyFrom(self._reader.mapped.request)
         self._stream.send(
             _Exchange(request.SerializeToString(), options=self._options, has_update=has_update, batches=batches)
         )
@@ -295,10 +297,9 @@ class Sampler:
     def _receive(self, deadline: float) -> None:
         """Take in the next answer."""
         exchange, answer = self._stream.receive(deadline)
-        response = split_message(replay_pb2.LearnResponse, answer)
-        self.updated += response.head.update.updated
-        self.stale += response.head.update.stale
-        batches = learned_batches(self._table.schema, response, self._mapped)
+        update, batches = self._reader.learned(answer)
+        self.updated += update.updated
+        self.stale += update.stale
         self._batches.extend(batch or self._draw_over_wire(exchange.options) for batch in batches)
 
     def _check_usable(self) -> None:

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.calls import MOST_KEYS_AT_ONCE
-from replay_proto.framing import Array, split_message
+from replay_proto.framing import Array
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
+from replay_client._answers import AnswerReader, joined_rows
 from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows, packed_rows
 from replay_client._rows.columns import BatchOrKeys
-from replay_client._rows.mapped_rows import MappedRows
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.insert_ids import InsertId, InsertIds
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
-from replay_client.batch import Batch, Rows, UpdateResult, joined_rows, read_rows, sampled_batch
+from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DrawMode, DrawOptions, WeightNorm, beta_for
 from replay_client.errors import ReplayError, TableReplacedError, WriterUnknownError
 from replay_client.results.description import TableDescription
@@ -66,6 +66,7 @@ class Table:
         self._link = link
         self._description = description
         self._data_path = data_path or link.data_path(description)
+        self._reader = AnswerReader(description.schema, self._data_path.rows)
         self._insert_ids = InsertIds()
 
     @property
@@ -215,7 +216,7 @@ class Table:
         """
         options = self._draw_options(batch_size, beta, weight_norm, draw_mode, timeout_s)
         mapped = self._data_path.rows
-        batch = self._drawn(options, mapped, None if mapped is None else mapped.request)
+        batch = self._drawn(options, None if mapped is None else mapped.request)
         return batch or self._drawn_over_wire(options)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
@@ -358,8 +359,9 @@ class Table:
             self._connection,
             self._description,
             options,
-            self._data_path,
+            self._reader,
             self._drawn_over_wire,
+            open_around=self._data_path.open_learn_stream,
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
         )
@@ -448,19 +450,17 @@ class Table:
     def _drawn_over_wire(self, options: DrawOptions) -> Batch:
         """A batch in place of one whose rows were overwritten before we had copied them."""
         mapped = self._data_path.rows
-        batch = self._drawn(options, None, None if mapped is None else mapped.request_again)
+        batch = self._drawn(options, None if mapped is None else mapped.request_again)
         assert batch is not None
         return batch
 
-    def _drawn(
-        self, options: DrawOptions, mapped: MappedRows | None, same_host: replay_pb2.SameHost | None
-    ) -> Batch | None:
+    def _drawn(self, options: DrawOptions, same_host: replay_pb2.SameHost | None) -> Batch | None:
         """A batch; None if inserts overtook the copying of its rows."""
         request = replay_pb2.SampleRequest(
             table=self.name, table_uid=self.uid, draw=options.to_proto(), same_host=same_host
         )
         answer = self._call("Sample", request.SerializeToString(), *self._call_limits(options.wait_s))
-        return sampled_batch(self.schema, split_message(replay_pb2.SampleResponse, answer), mapped)
+        return self._reader.sampled(answer)
 
     def _call_limits(self, wait_s: float) -> tuple[float, float]:
         """How long a call may take that waits at the table for so long, and how much longer its answer, in seconds."""
@@ -488,7 +488,7 @@ class Table:
     def _read_part(self, keys: NDArray[np.int64]) -> Rows:
         request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=keys.tobytes())
         answer = self._connection.call("Read", request.SerializeToString(), repeat=True)
-        return read_rows(self.schema, split_message(replay_pb2.ReadResponse, answer))
+        return self._reader.read(answer)
 
     def _insert_part(
         self,

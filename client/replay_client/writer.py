@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, Final, NoReturn
 
 import numpy as np
-from replay_proto.framing import Array, blank_message, column_views, split_message
+from replay_proto.framing import Array, column_views, message_with_rows, split_message
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.block import RowBlock
@@ -422,9 +422,9 @@ def _renumbered(block: _Block, writer_id: bytes, sequence: int) -> _Block:
     framed = split_message(replay_pb2.WriteRequest, block.data)
     framed.head.writer_id = writer_id
     framed.head.insertion.sequence = sequence
-    data, rows = blank_message(framed.head, len(framed.rows))
-    rows[:] = np.frombuffer(framed.rows, np.uint8)
-    return _Block(data, sequence=sequence, row_count=block.row_count)
+    rows = np.frombuffer(framed.rows, np.uint8)
+    message = message_with_rows(framed.head, len(rows), lambda into: np.copyto(into, rows))
+    return _Block(message, sequence=sequence, row_count=block.row_count)
 
 
 def _forked() -> ForkedError:

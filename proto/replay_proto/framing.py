@@ -4,8 +4,10 @@ Every such message has a field ``bytes rows = 15``. Protobuf would copy it three
 the small rest (the head) goes through protobuf, and the rows are written straight into the wire form, or
 seen in it:
 
-    message, rows = blank_message(replay_pb2.SampleResponse(batch=batch), size=1 << 20)
-    np.take(column, slots, axis=0, out=...)          # into views of `rows`
+    def write(rows):
+        np.take(column, slots, axis=0, out=...)      # into views of `rows`
+
+    message = message_with_rows(replay_pb2.SampleResponse(batch=batch), 1 << 20, write)
     ...
     framed = split_message(replay_pb2.SampleResponse, received)
     framed.head.batch, column_views(schema, framed.rows, row_count=256)["obs"]
@@ -13,9 +15,9 @@ seen in it:
 
 from __future__ import annotations
 
-import ctypes
+import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -38,13 +40,6 @@ _MAX_FIELD_NUMBER = (1 << 29) - 1
 NO_ROWS = memoryview(b"")
 """The rows of a message that has none."""
 
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.restype = ctypes.py_object
-_new_bytes.argtypes = [ctypes.c_char_p, ctypes.c_ssize_t]
-_address_of = ctypes.pythonapi.PyBytes_AsString
-_address_of.restype = ctypes.c_void_p
-_address_of.argtypes = [ctypes.py_object]
-
 
 class Framed(NamedTuple, Generic[M]):
     """A message received: its head parsed, its rows as they lie in the bytes that came."""
@@ -55,25 +50,20 @@ class Framed(NamedTuple, Generic[M]):
     """What ``rows`` holds: a view that keeps the received bytes alive; empty if there is none."""
 
 
-def blank_message(head: Message, size: int) -> tuple[bytes, NDArray[np.uint8]]:
-    """Make the wire form of a message whose rows are still to be written.
+def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint8]], None]) -> bytes:
+    """The wire form of a message, its rows written straight into it.
 
     Args:
         head: the message without ``rows``.
         size: bytes that ``rows`` will take.
-
-    Returns:
-        The wire form, and uint8[size]: a writable view of its rows. Write them before the bytes are
-        shown to anyone else, and drop the view with them.
+        write: writes the rows, into uint8[size].
     """
     start = head.SerializeToString() + _ROWS_TAG + _varint(size)
-    # A bytes object may be written to until somebody else has seen it; gRPC takes nothing but bytes,
-    # and building the reply anywhere else would cost a second copy of it.
-    message: bytes = _new_bytes(None, len(start) + size)
-    region = (ctypes.c_uint8 * len(message)).from_address(_address_of(message))
-    view = np.frombuffer(memoryview(region), np.uint8)
-    view[: len(start)] = np.frombuffer(start, np.uint8)
-    return message, view[len(start) :]
+    # gRPC takes nothing but bytes, and BytesIO writes into them: `getvalue` copies nothing once no view is left.
+    message = io.BytesIO(bytes(len(start) + size))
+    message.write(start)
+    write(np.frombuffer(message.getbuffer(), np.uint8)[len(start) :])
+    return message.getvalue()
 
 
 def split_message(message_type: type[M], data: bytes | memoryview) -> Framed[M]:

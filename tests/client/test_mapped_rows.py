@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from replay_client import Column, ReplayClient, Table
+from replay_client._rows.column_buffers import ColumnBuffers
 from replay_client._rows.mapped_rows import MappedRows
 from replay_client._transport.data_path import DataPath
 from replay_proto.layout import HEADER_FILE, HEADER_WORDS, NONCE_FILE, WRITE_HORIZON, column_file
@@ -47,9 +50,14 @@ def mapped(table: Table) -> MappedRows:
     return found
 
 
+def gather(table: Table, keys: NDArray[np.int64]) -> dict[str, np.ndarray] | None:
+    """Rows as a batch has them; None if they were overwritten."""
+    return table._reader._copied(mapped(table), keys)
+
+
 def test_rows_are_those_of_their_keys_in_any_order_and_as_often(near: Table) -> None:
     keys = np.array([150, 249, 200, 150, 151])
-    columns = mapped(near).gather(keys)
+    columns = gather(near, keys)
     assert columns is not None
     assert columns["number"].tolist() == keys.tolist()
     assert_whole(columns)
@@ -63,7 +71,7 @@ def test_columns_of_every_dtype_and_shape_are_copied(new_table: NewTable) -> Non
         for name, column in table.schema.items()
     }
     keys = table.insert(given)
-    columns = mapped(table).gather(keys[::-1].copy())
+    columns = gather(table, keys[::-1].copy())
     assert columns is not None
     for name, column in table.schema.items():
         assert (columns[name].dtype, columns[name].flags.aligned) == (column.dtype, True)
@@ -72,10 +80,10 @@ def test_columns_of_every_dtype_and_shape_are_copied(new_table: NewTable) -> Non
 
 def test_a_row_that_is_being_overwritten_is_not_returned(near: Table) -> None:
     slots = near.slots
-    assert mapped(near).gather(np.array([250 - slots])) is not None, "its slot was not reached yet"
-    assert mapped(near).gather(np.array([249, 249 - slots])) is None
+    assert gather(near, np.array([250 - slots])) is not None, "its slot was not reached yet"
+    assert gather(near, np.array([249, 249 - slots])) is None
     near.insert(rows([250]))
-    assert mapped(near).gather(np.array([250 - slots])) is None
+    assert gather(near, np.array([250 - slots])) is None
 
 
 def test_the_horizon_is_looked_at_after_the_copy(near: Table, tmp_path: Path) -> None:
@@ -86,16 +94,16 @@ def test_the_horizon_is_looked_at_after_the_copy(near: Table, tmp_path: Path) ->
     copies = MappedRows(replace(described, directory=str(tmp_path)), b"")
     header = np.memmap(tmp_path / HEADER_FILE, "<i8", "r+", shape=(HEADER_WORDS,))
     keys = np.arange(150, 250)
-    assert copies.gather(keys) is not None
-    blank = copies._blank_columns
 
-    def insert_begins(row_count: int) -> dict[str, np.ndarray]:
-        header[WRITE_HORIZON] = 150 + near.slots + 1
-        return blank(row_count)
+    class InsertBegins(UserDict[str, np.ndarray]):
+        def __iter__(self) -> Iterator[str]:
+            header[WRITE_HORIZON] = 150 + near.slots + 1
+            return super().__iter__()
 
-    copies._blank_columns = insert_begins  # type: ignore[method-assign]
-    assert copies.gather(keys) is None
-    assert copies.gather(keys[1:]) is not None
+    columns = ColumnBuffers(near.schema).blank(100)
+    assert copies.gather(keys, columns)
+    assert not copies.gather(keys, InsertBegins(columns))
+    assert copies.gather(keys + 1, columns)
 
 
 def test_batches_are_whole_while_the_ring_is_overwritten_without_pause(
@@ -130,8 +138,8 @@ def test_batches_are_whole_while_the_ring_is_overwritten_without_pause(
 
 
 def test_a_batch_is_the_callers_and_its_memory_is_used_again_only_after_it(near: Table) -> None:
-    copies, keys = mapped(near), np.arange(150, 160)
-    kept = [copies.gather(keys + step) for step in range(5)]
+    keys = np.arange(150, 160)
+    kept = [gather(near, keys + step) for step in range(5)]
     for step, columns in enumerate(kept):
         assert columns is not None
         assert columns["number"].tolist() == (keys + step).tolist()
@@ -139,7 +147,7 @@ def test_a_batch_is_the_callers_and_its_memory_is_used_again_only_after_it(near:
     addresses = {_address(columns) for columns in kept if columns is not None}
     assert len(addresses) == 5
     del kept, columns
-    again = copies.gather(keys)
+    again = gather(near, keys)
     assert again is not None
     assert _address(again) in addresses
     assert_whole(again)
@@ -151,10 +159,9 @@ def _address(columns: dict[str, np.ndarray]) -> int:
 
 
 def test_a_part_of_a_column_keeps_the_memory(near: Table) -> None:
-    copies = mapped(near)
     parts = []
     for step in range(60):
-        columns = copies.gather(np.arange(150, 160) + step % 50)
+        columns = gather(near, np.arange(150, 160) + step % 50)
         assert columns is not None
         parts.append(columns["obs"][2:4, 1])
     del columns
@@ -163,17 +170,17 @@ def test_a_part_of_a_column_keeps_the_memory(near: Table) -> None:
 
 
 def test_only_so_many_buffers_are_kept(near: Table) -> None:
-    copies = mapped(near)
-    kept = [copies.gather(np.arange(150, 151 + size % 40)) for size in range(100)]
-    assert len(copies._buffers._buffers) == 32
+    kept = [gather(near, np.arange(150, 151 + size % 40)) for size in range(100)]
     assert all(columns is not None for columns in kept)
+    kept.clear()
+    assert len(near._reader._buffers._buffers._free) == 32
 
-    def gather(size: int) -> None:
-        assert copies.gather(np.arange(150, 151 + size % 90)) is not None
+    def take(size: int) -> None:
+        assert gather(near, np.arange(150, 151 + size % 90)) is not None
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(gather, range(2000)))
-    assert len(copies._buffers._buffers) <= 32 + 8
+        list(pool.map(take, range(2000)))
+    assert len(near._reader._buffers._buffers._free) == 32
 
 
 # Where it does not go.

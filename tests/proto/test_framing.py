@@ -7,7 +7,8 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_proto.framing import ROWS_FIELD, blank_message, column_views, flat_rows, split_message, split_rows
+from numpy.typing import NDArray
+from replay_proto.framing import ROWS_FIELD, column_views, flat_rows, message_with_rows, split_message, split_rows
 from replay_proto.schema import DTYPES, Column, Schema
 from replay_proto.v1 import replay_pb2
 
@@ -61,8 +62,7 @@ def test_rows_have_the_same_number_in_every_message() -> None:
 
 @given(HEADS, ROWS)
 def test_a_message_built_in_place_is_what_protobuf_reads(head: replay_pb2.InsertRequest, rows: bytes) -> None:
-    message, space = blank_message(head, len(rows))
-    space[:] = np.frombuffer(rows, np.uint8)
+    message = message_with_rows(head, len(rows), lambda space: np.copyto(space, np.frombuffer(rows, np.uint8)))
     assert replay_pb2.InsertRequest.FromString(message) == with_rows(head, rows)
 
 
@@ -166,10 +166,18 @@ def test_rows_lie_where_they_came() -> None:
     assert rows.obj is message
 
 
+def test_rows_of_a_message_built_in_place_are_not_copied_again() -> None:
+    written: list[int] = []
+    message = message_with_rows(
+        replay_pb2.SampleResponse(), 1 << 20, lambda space: written.append(space.__array_interface__["data"][0])
+    )
+    (where,) = written
+    assert 0 < where - np.frombuffer(message, np.uint8).__array_interface__["data"][0] < 20
+
+
 def test_without_rows_there_are_none() -> None:
     assert len(split_message(replay_pb2.InsertRequest, b"").rows) == 0
-    message, space = blank_message(replay_pb2.SampleResponse(), 0)
-    assert len(space) == 0
+    message = message_with_rows(replay_pb2.SampleResponse(), 0, lambda space: space.fill(1))
     assert replay_pb2.SampleResponse.FromString(message) == replay_pb2.SampleResponse()
 
 
@@ -196,10 +204,13 @@ def test_columns_lie_one_after_another_each_with_all_its_rows(columns: list[Colu
 
 def test_columns_are_written_through_their_views() -> None:
     schema = Schema({"a": Column("bool"), "b": Column("int16", (2,))})
-    message, space = blank_message(replay_pb2.SampleResponse(), 3 * schema.row_bytes)
-    views = column_views(schema, space, 3)
-    views["a"][:] = [True, False, True]
-    views["b"][:] = [[1, 2], [3, 4], [5, 6]]
+
+    def write(rows: NDArray[np.uint8]) -> None:
+        views = column_views(schema, rows, 3)
+        views["a"][:] = [True, False, True]
+        views["b"][:] = [[1, 2], [3, 4], [5, 6]]
+
+    message = message_with_rows(replay_pb2.SampleResponse(), 3 * schema.row_bytes, write)
     assert replay_pb2.SampleResponse.FromString(message).rows == b"\1\0\1" + np.arange(1, 7, dtype="<i2").tobytes()
 
 
@@ -207,8 +218,6 @@ def test_one_field_beside_the_rows_is_as_long_as_it_was() -> None:
     """A head with a field of each length of length, so that no size is special."""
     for size in (0, 1, 126, 127, 128, 129, 16_382, 16_383, 16_384, 2**21 - 1, 2**21):
         head = replay_pb2.InsertRequest(insertion=replay_pb2.Insertion(priorities=bytes(size)))
-        message, space = blank_message(head, size)
-        space[:] = 7
-        framed = split_message(replay_pb2.InsertRequest, message)
+        framed = split_message(replay_pb2.InsertRequest, message_with_rows(head, size, lambda space: space.fill(7)))
         assert framed.head == head
         assert framed.rows == b"\7" * size

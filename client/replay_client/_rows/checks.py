@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
-from replay_proto.framing import Array, blank_message, column_views
+from replay_proto.framing import Array, column_views, message_with_rows
 from replay_proto.schema import SEPARATOR, Column, Schema
 
 from replay_client._rows.columns import BatchOrKeys, Columns
@@ -189,10 +189,12 @@ def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row
         columns: as `checked_rows` returns them.
         row_count: how many rows.
     """
-    message, rows = blank_message(head, schema.row_bytes * row_count)
-    for name, view in column_views(schema, rows, row_count).items():
-        np.copyto(view, columns[name], casting="unsafe")  # the kinds were checked
-    return message
+
+    def write(rows: Array) -> None:
+        for name, view in column_views(schema, rows, row_count).items():
+            np.copyto(view, columns[name], casting="unsafe")  # the kinds were checked
+
+    return message_with_rows(head, schema.row_bytes * row_count, write)
 
 
 def described(array: Array) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from replay_proto.framing import blank_message, column_views
+from replay_proto.framing import column_views, message_with_rows
 
 from replay_server import errors
 from replay_server.catalog import Catalog
@@ -93,10 +93,12 @@ async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int)
 
 def _gather(table: Table, head: Message, batches: Sequence[NDArray[np.int64]]) -> bytes:
     schema = table.config.schema
-    message, rows = blank_message(head, schema.row_bytes * sum(map(len, batches)))
-    start = 0
-    for keys in batches:
-        end = start + schema.row_bytes * len(keys)
-        table.directory.rows.gather(keys, column_views(schema, rows[start:end], len(keys)))
-        start = end
-    return message
+
+    def write(rows: NDArray[np.uint8]) -> None:
+        start = 0
+        for keys in batches:
+            end = start + schema.row_bytes * len(keys)
+            table.directory.rows.gather(keys, column_views(schema, rows[start:end], len(keys)))
+            start = end
+
+    return message_with_rows(head, schema.row_bytes * sum(map(len, batches)), write)
