@@ -23,6 +23,7 @@ from replay_server.table.draws import Draw
 from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
+from tests.support.drawing import draw_batch
 from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of, values_in
 
@@ -102,7 +103,7 @@ class Lived:
             table.gate.count_drawn(count)
         elif not table.size:
             return "empty"
-        batch = table.draw(Draw(count, beta=number / 5))
+        batch = draw_batch(table, Draw(count, beta=number / 5))
         assert len(table.live_keys(batch.keys)) == count or table.config.is_queue
         return (
             (batch.keys.tolist() if table.config.is_queue else ""),

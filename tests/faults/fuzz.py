@@ -41,6 +41,7 @@ from tests.faults.mutations import flipped, made_odd, mutated
 from tests.faults.report import document_with, write_section
 from tests.faults.workers import first_priority
 from tests.support.caller import CalledTable, Caller
+from tests.support.drawing import draw_batch
 from tests.support.invariants import check_table
 from tests.support.refusals import code_of, refusal_in
 from tests.support.rows import WHOLE, columns_of
@@ -271,7 +272,7 @@ def _use(table: Table) -> None:
     """What was loaded is a table: it draws, takes rows, and its invariants hold."""
     check_table(table)
     table.insert(NewRows(columns_of(np.arange(5)), 5), None)
-    drawn = table.draw(Draw(20, beta=0.5))
+    drawn = draw_batch(table, Draw(20, beta=0.5))
     assert len(table.live_keys(drawn.keys)) == 20
     check_table(table)
     table.close()

@@ -16,6 +16,7 @@ from replay_server.table.draws import Draw
 from replay_server.table.oldest_first import OldestFirst
 from replay_server.table.table import NewRows, Table
 
+from tests.support.drawing import draw_batch
 from tests.support.examples import examples
 from tests.support.invariants import check_table
 
@@ -67,7 +68,7 @@ class Queueing(RuleBasedStateMachine):
     @rule(data=st.data())
     def draw(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(1, self.granted))
-        batch = self.table.draw(Draw(count, beta=1.0))
+        batch = draw_batch(self.table, Draw(count, beta=1.0))
         expected, self.deliveries = self.deliveries[:count], self.deliveries[count:]
         assert batch.keys.tolist() == expected
         found = {"value": np.empty(count, np.int64)}

@@ -27,6 +27,7 @@ from replay_server.storage.table_config import TableConfig
 from replay_server.table.draws import Draw
 from replay_server.table.table import NewRows, Table, WriterStamp
 
+from tests.support.drawing import draw_batch
 from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of, values_in
 
@@ -100,7 +101,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def test_draws_and_updates_go_on_and_see_no_row_of_it(tmp_path: Path) -> None:
     async def test() -> None:
         async with held(tmp_path) as it:
-            assert set(it.table.draw(Draw(64, beta=1.0)).keys) <= {0, 1, 2}
+            assert set(draw_batch(it.table, Draw(64, beta=1.0)).keys) <= {0, 1, 2}
             assert it.table.update(np.array([1, 3]), np.array([9.0, 9.0])) == (1, 1)
             assert (it.table.size, it.large.done()) == (3, False)
             it.let_on()
@@ -294,7 +295,7 @@ class Calls:
         elif what == "hang up" and self.plain is not None:
             self.plain.cancel()
         elif what == "draw" and self.table.size:
-            keys = self.table.draw(Draw(16, beta=1.0)).keys
+            keys = draw_batch(self.table, Draw(16, beta=1.0)).keys
             assert ((self.table.oldest <= keys) & (keys < self.table.inserted)).all()
             self.drawn.update(zip(keys.tolist(), values_at(self.table, keys).tolist(), strict=True))
         elif what == "update":

@@ -24,6 +24,7 @@ from replay_server.table.draws import Draw, DrawMode, WeightNorm
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 from tests.support import formulas
+from tests.support.drawing import draw_batch
 from tests.support.examples import examples
 from tests.support.frame_stub import TableFiles
 from tests.support.invariants import check_table
@@ -142,9 +143,9 @@ class TableMachine(RuleBasedStateMachine):
     def draw(self, size: int, mode: DrawMode, norm: WeightNorm, beta: float) -> None:
         if not self.rows:
             with pytest.raises(RequestError, match="no rows"):
-                self.table.draw(Draw(size, beta, norm, mode))
+                draw_batch(self.table, Draw(size, beta, norm, mode))
             return
-        batch = self.table.draw(Draw(size, beta, norm, mode))
+        batch = draw_batch(self.table, Draw(size, beta, norm, mode))
         exact = self._exact()
         assert len(batch.keys) == size
         assert set(batch.keys.tolist()) <= set(self.rows)

@@ -29,13 +29,9 @@ class Budget:
     """Counts what each caller holds."""
 
     def __init__(self, bound: str, setting: str, most: int, share: float) -> None:
-        """Begin with nothing held.
+        """Begin with nothing held of the ``most`` there is, of which one caller may hold a ``share``, up to 1.
 
-        Args:
-            bound: what is counted, for refusals.
-            setting: what sets it, likewise.
-            most: how much there is in all.
-            share: the part of it that one caller may hold, above 0 and up to 1.
+        Refusals name the ``bound``, and the ``setting`` that sets it.
         """
         self._bound = bound
         self._setting = setting

@@ -257,20 +257,8 @@ class Table:
         self._forget(oldest, self.oldest)
         return range(first, first + rows.count)
 
-    def draw(self, draw: Draw) -> DrawnBatch:
-        """Draw rows in the table's order.
-
-        Whether its `gate` has granted them is the caller's to know.
-
-        Raises:
-            RequestError: TABLE_EMPTY.
-        """
-        batches = self.draw_at(draw, self.draws.choose_points(draw, 1))
-        self.hand_out(batches)
-        return batches[0]
-
     def draw_at(self, draw: Draw, points: NDArray[np.float64]) -> list[DrawnBatch]:
-        """Draw the batches that lie at these points of the mass as it is now.
+        """Draw the batches that lie at these points of the mass as it is now; its `gate` has granted their rows.
 
         What is not handed out may be drawn again, at the same points. So a batch that inserts
         overtake does not move the seed's sequence twice. Nor does it bias what is drawn: were the points chosen anew,
