@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from replay_client import Batch, Column, Rows, Table
+from replay_client import Batch, Column, InternalServerError, Rows, Schema, Table
 from replay_client._rows.columns import Columns
+from replay_client.batch import sampled_batch
 from replay_client.torch import TensorBatch, to_torch
+from replay_proto.framing import Framed
+from replay_proto.v1 import replay_pb2
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 NESTED = {
@@ -224,3 +227,17 @@ def test_priorities_are_set_by_the_batch_itself(nested: Table, kind: str) -> Non
         sampler.update_priorities(given, torch.full((8,), 4.5))
         sampler.flush(timeout_s=10)
     assert set(nested.read(given).priorities.tolist()) == {4.5}
+
+
+@pytest.mark.parametrize("row_count", [0, 1, 3])
+def test_an_answer_with_other_rows_than_its_keys_is_a_fault_of_the_server(row_count: int) -> None:
+    schema = Schema({"x": Column("int64")})
+    numbers, shares = np.arange(2), np.ones(2)
+    batch = replay_pb2.Batch(
+        keys=numbers.tobytes(),
+        probabilities=shares.tobytes(),
+        weights=shares.astype(np.float32).tobytes(),
+    )
+    answer = Framed(replay_pb2.SampleResponse(batch=batch), memoryview(np.arange(row_count).tobytes()))
+    with pytest.raises(InternalServerError, match=f"the server sent {8 * row_count} bytes of rows where 2 of 8"):
+        sampled_batch(schema, answer, None)

@@ -302,3 +302,9 @@ def test_arrays_may_be_reused_by_the_caller() -> None:
         array[:] = value
         block.add({"x": array}, priority=None)
     assert block.columns()["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("priority", [np.inf, np.nan, -1.0, -np.inf])
+def test_priorities_that_are_no_numbers_from_0_are_refused_before_they_are_sent(priority: float) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"priorities: expected finite numbers .* got {priority}"):
+        checked_priorities([1.0, priority, 2.0], 3)

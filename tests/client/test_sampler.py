@@ -23,6 +23,7 @@ from replay_client import (
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, exhaust, rows
+from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
 
 ALL_DATA_PATHS = True
@@ -229,3 +230,13 @@ def test_flush_gives_up_in_time_and_goes_on_later(start_server: StartServer, con
         for _ in range(4):
             batch = next(sampler)
         assert batch.total_mass == 5.0
+
+
+@pytest.mark.parametrize(("prefetch", "ahead"), [(1, [0, 0, 0, 0]), (3, [0, 1, 2, 2, 2, 2])])
+def test_the_server_is_told_how_many_batches_were_on_their_way(table: Table, prefetch: int, ahead: list[int]) -> None:
+    table.insert(rows(range(20)))
+    with table.sampler(4, beta=0.4, prefetch=prefetch) as sampler:
+        for _ in range(4):
+            next(sampler)
+        wait_until(lambda: table.stats().batches == len(ahead), "all batches asked for are drawn")
+    assert table.stats().batches_ahead == sum(ahead)

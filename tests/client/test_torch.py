@@ -191,3 +191,12 @@ def test_a_sampler_puts_batches_on_a_gpu(table: Table) -> None:
             assert tensors["obs"].device.type == "cuda"
             assert_whole({name: tensor.cpu().numpy() for name, tensor in tensors.items()})
             sampler.update_priorities(tensors, tensors.weights)
+
+
+def test_an_update_before_the_end_is_sent(table: Table) -> None:
+    keys = table.insert(rows(range(20)))
+    with table.sampler(8, beta=0.4, prefetch=1, device="cpu") as sampler:
+        next(sampler)
+        sampler.flush(timeout_s=10)
+        sampler.update_priorities(keys, np.full(20, 0.25))  # Nothing sends it before the next call.
+    assert table.read(keys).priorities.tolist() == [0.25] * 20

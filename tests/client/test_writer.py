@@ -294,3 +294,13 @@ def forget(server: ServerProcess, table: Table, count: int) -> None:
                     rows=packed,
                 )
             )
+
+
+def test_rows_that_were_not_sent_yet_are_unacknowledged(table: Table) -> None:
+    with table.writer(block_rows=100, max_delay_s=60) as writer:
+        for number in range(3):
+            writer.append(**row(number))
+        kept = writer.unacknowledged_rows()
+    assert kept["number"].tolist() == [0, 1, 2]
+    assert_whole(kept)
+    assert writer.acknowledged == 3

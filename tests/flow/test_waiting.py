@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
+from replay_proto.rate_limit import RateLimit
+from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
+from replay_server.auth.caller import Anyone
+from replay_server.errors import RequestError
+from replay_server.flow.budgets import Budget
+from replay_server.flow.waiting import Waiters
+from replay_server.storage.table_config import TableConfig
+from replay_server.storage.table_directory import TableDirectory
+from replay_server.table.table import NewRows, Table
 
 from tests.support.caller import CALL_TIMEOUT_S, CalledTable, Caller, LearnStream, WriteStream, make_draw, make_update
 from tests.support.deadlines import wait_until
@@ -440,3 +451,26 @@ def test_too_many_waiting_calls_are_refused(start_server: StartServer, call: Cal
     for draw in draws:
         assert len(draw.result().batch.keys) == 8
     wait_until(lambda: table.stats().waiting == 0, "nobody waits")
+
+
+def test_a_draw_that_was_let_on_is_sent_away_by_a_reset_before_it_goes_on(tmp_path: Path) -> None:
+    """Whoever is let on goes on in a later turn of the event loop: another call may come first."""
+    limit = RateLimit(min_size=1, samples_per_insert=1.0, min_diff=0.0, max_diff=10.0)
+    config = TableConfig("table", Schema({"value": Column("int64")}), capacity=10, rate_limit=limit)
+    table = Table(TableDirectory.create(tmp_path, config))
+    waiters = Waiters(Budget("calls", "a setting", 10, 1.0), Budget("bytes", "a setting", 1 << 20, 1.0))
+
+    async def let_one_on_and_reset() -> None:
+        draw = asyncio.create_task(waiters.draw(Anyone(), table, 1, math.inf))
+        await asyncio.sleep(0)
+        table.insert(NewRows({"value": np.zeros(1, np.int64)}, 1), None)
+        waiters.changed(table)
+        table.reset()
+        with pytest.raises(RequestError) as refusal:
+            await draw
+        assert refusal.value.reason == replay_pb2.ERROR_REASON_TABLE_RESET
+
+    asyncio.run(let_one_on_and_reset())
+    assert table.gate is not None
+    assert table.gate.grant(1) == 0, "nothing is given back that was not taken"
+    table.close()

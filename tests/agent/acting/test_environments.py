@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -138,3 +140,15 @@ def test_exploration_does_not_know_the_observation_after_reset(monkeypatch: pyte
     assert not np.isclose(drawn * 0.1 - 0.05, seen, atol=1e-6).all(axis=1).any()
     correlations = np.corrcoef(drawn.T, seen.T)[:4, 4:]
     assert np.abs(correlations).max() < 0.3  # four standard errors of 200 pairs that are independent
+
+
+def test_an_evaluation_counts_actions_from_the_environments_own_first_one() -> None:
+    taken: list[int] = []
+
+    class Told(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: int) -> Any:
+            taken.append(action)
+            return self.env.step(action - 5)
+
+    evaluate(always(1), lambda: Told(make_environment(CORRIDOR_ID)), [1], first_action=5)
+    assert set(taken) == {6}

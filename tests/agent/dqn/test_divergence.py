@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from replay_agent.dqn.divergence import DivergedError, require_finite_figures
+from replay_agent.dqn.divergence import MAX_RETURN, DivergedError, require_finite_figures, require_return
 from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig
 from replay_agent.dqn.figures import DECAY, FOLDED_STEPS, FiguresMeter
 from replay_agent.dqn.networks import NetworkSpec
@@ -138,3 +140,10 @@ def test_figures_of_many_steps_are_those_of_the_steps_one_by_one() -> None:
     assert (last.loss, last.mean_value) == pytest.approx((found.loss, found.mean_value), rel=1e-4)
     assert last.grad_norm == found.grad_norm == torch.inf
     assert last.finite_steps == found.finite_steps == FOLDED_STEPS + 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2 * MAX_RETURN])
+def test_a_return_that_is_no_number_is_refused(value: float) -> None:
+    require_return(MAX_RETURN, "an episode")
+    with pytest.raises(DivergedError, match=re.escape(f"of an episode, got {value}")):
+        require_return(value, "an episode")
