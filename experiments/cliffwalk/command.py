@@ -7,8 +7,8 @@ from rich.console import Console
 
 from experiments.cliffwalk.q_learning import Representation
 from experiments.cliffwalk.runs import (
-    RunKey,
     RunResult,
+    WalkKey,
     conditions,
     outstanding,
     planned,
@@ -49,7 +49,7 @@ def cliffwalk(settings: CliffwalkSettings, stop: StopRequest, console: Console) 
 
 def _run_all(
     settings: CliffwalkSettings,
-    due: list[RunKey],
+    due: list[WalkKey],
     total: int,
     results: ResultFile[RunResult],
     stop: StopRequest,

@@ -23,7 +23,7 @@ LOOK_UP_UPDATES: Final = 256
 
 
 @dataclass(frozen=True)
-class RunKey:
+class WalkKey:
     """One run of the experiment."""
 
     representation: Representation
@@ -45,7 +45,7 @@ class RunKey:
 class RunResult:
     """What came of a run."""
 
-    key: RunKey
+    key: WalkKey
     updates: int
     """How many there were."""
     learned: bool
@@ -55,7 +55,7 @@ class RunResult:
 
 
 def run(
-    key: RunKey,
+    key: WalkKey,
     client: ReplayClient,
     max_run_s: float,
     should_stop: Callable[[], bool] = lambda: False,
@@ -95,10 +95,10 @@ def run(
     return RunResult(key, updates, learner.is_learned, clock() - start)
 
 
-def planned(settings: CliffwalkSettings) -> list[RunKey]:
+def planned(settings: CliffwalkSettings) -> list[WalkKey]:
     """All runs that the settings ask for, short ones first."""
     return [
-        RunKey(representation, method, states, seed)
+        WalkKey(representation, method, states, seed)
         for states in sorted(set(settings.states))
         for representation in settings.representations
         for method in settings.methods
@@ -106,7 +106,7 @@ def planned(settings: CliffwalkSettings) -> list[RunKey]:
     ]
 
 
-def outstanding(plan: Sequence[RunKey], results: Sequence[RunResult], max_run_s: float) -> list[RunKey]:
+def outstanding(plan: Sequence[WalkKey], results: Sequence[RunResult], max_run_s: float) -> list[WalkKey]:
     """The runs that have no result, or were given up sooner than they would be now."""
     latest = {result.key: result for result in results}
     return [key for key in plan if key not in latest or (not latest[key].learned and latest[key].seconds < max_run_s)]
@@ -140,5 +140,5 @@ def _to_row(result: RunResult) -> dict[str, object]:
 
 
 def _parse(row: Mapping[str, str]) -> RunResult:
-    key = RunKey(Representation(row["representation"]), Method(row["method"]), int(row["states"]), int(row["seed"]))
+    key = WalkKey(Representation(row["representation"]), Method(row["method"]), int(row["states"]), int(row["seed"]))
     return RunResult(key, int(row["updates"]), bool(int(row["learned"])), float(row["seconds"]))

@@ -20,7 +20,7 @@ from experiments.compare.defaults import METHODS
 from experiments.compare.runs import (
     Curve,
     CurvePoint,
-    RunKey,
+    TrainingKey,
     best_runs,
     curve_file,
     curves_of,
@@ -79,7 +79,7 @@ class _Comparison:
     processes: _Processes
     results: ResultFile[CurvePoint]
 
-    def curves(self) -> dict[RunKey, Curve]:
+    def curves(self) -> dict[TrainingKey, Curve]:
         """All that is there by now."""
         return curves_of(self.results.read())
 
@@ -110,7 +110,7 @@ def _drop_left_behind(settings: CompareSettings, server: ServerAccess) -> None:
 def _run_all(comparison: _Comparison, console: Console) -> None:
     """The paper's step sizes first, then the sweep, then what the sweep found best."""
     settings = comparison.settings
-    stages: dict[str, Callable[[], list[RunKey]]] = {
+    stages: dict[str, Callable[[], list[TrainingKey]]] = {
         "paper": lambda: paper_runs(settings),
         "sweep": lambda: sweep_runs(settings),
         "best of sweep": lambda: best_runs(settings, comparison.curves()),
@@ -123,9 +123,9 @@ def _run_all(comparison: _Comparison, console: Console) -> None:
                 _run_stage(comparison, due, progress)
 
 
-def _run_stage(comparison: _Comparison, due: Sequence[RunKey], progress: RunProgress) -> None:
+def _run_stage(comparison: _Comparison, due: Sequence[TrainingKey], progress: RunProgress) -> None:
     pool, server = comparison.processes.pool, comparison.processes.server
-    pending: dict[Future[Validations | None], RunKey] = {
+    pending: dict[Future[Validations | None], TrainingKey] = {
         pool.submit(run_training, _training_values(comparison.settings, key, server)): key for key in due
     }
     while pending:
@@ -143,11 +143,11 @@ def _run_stage(comparison: _Comparison, due: Sequence[RunKey], progress: RunProg
             return
 
 
-def _missing(runs: Sequence[RunKey], curves: dict[RunKey, Curve]) -> list[RunKey]:
+def _missing(runs: Sequence[TrainingKey], curves: dict[TrainingKey, Curve]) -> list[TrainingKey]:
     return [key for key in dict.fromkeys(runs) if key not in curves]
 
 
-def _training_values(settings: CompareSettings, key: RunKey, server: ServerAccess) -> dict[str, Any]:
+def _training_values(settings: CompareSettings, key: TrainingKey, server: ServerAccess) -> dict[str, Any]:
     """Settings of the trainer for one run."""
     contestant = key.contestant
     return {
@@ -164,7 +164,7 @@ def _training_values(settings: CompareSettings, key: RunKey, server: ServerAcces
     }
 
 
-def _show(settings: CompareSettings, curves: dict[RunKey, Curve]) -> None:
+def _show(settings: CompareSettings, curves: dict[TrainingKey, Curve]) -> None:
     groups = groups_of(curves)
     if not groups:
         return

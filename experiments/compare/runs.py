@@ -29,7 +29,7 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class RunKey:
+class TrainingKey:
     """One run."""
 
     contestant: Contestant
@@ -49,7 +49,7 @@ class RunKey:
 class CurvePoint:
     """One validation of a run."""
 
-    key: RunKey
+    key: TrainingKey
     step: int
     """Environment steps by then."""
     mean_return: float
@@ -60,29 +60,29 @@ Curve = Sequence[CurvePoint]
 PAPER: Final[Sequence[Contestant]] = [Contestant(method, factor) for method, factor in PAPER_FACTORS.items()]
 
 
-def paper_runs(settings: CompareSettings) -> list[RunKey]:
+def paper_runs(settings: CompareSettings) -> list[TrainingKey]:
     """The paper's step sizes, seed by seed, so that what is there at any time can be compared."""
     contestants = [contestant for contestant in PAPER if contestant.method in settings.methods]
-    return [RunKey(contestant, seed) for seed in range(settings.seed_count) for contestant in contestants]
+    return [TrainingKey(contestant, seed) for seed in range(settings.seed_count) for contestant in contestants]
 
 
-def sweep_runs(settings: CompareSettings) -> list[RunKey]:
+def sweep_runs(settings: CompareSettings) -> list[TrainingKey]:
     """Every method with every step size, on seeds of their own."""
     seeds = range(SWEEP_SEED, SWEEP_SEED + settings.sweep_seed_count)
     return [
-        RunKey(Contestant(method, factor), seed)
+        TrainingKey(Contestant(method, factor), seed)
         for seed in seeds
         for method in settings.methods
         for factor in SWEEP_FACTORS
     ]
 
 
-def best_runs(settings: CompareSettings, curves: Mapping[RunKey, Curve]) -> list[RunKey]:
+def best_runs(settings: CompareSettings, curves: Mapping[TrainingKey, Curve]) -> list[TrainingKey]:
     """Each method with the step size that had the highest mean return over training in the sweep."""
-    return [RunKey(best, seed) for seed in range(settings.seed_count) for best in best_of_sweep(curves).values()]
+    return [TrainingKey(best, seed) for seed in range(settings.seed_count) for best in best_of_sweep(curves).values()]
 
 
-def best_of_sweep(curves: Mapping[RunKey, Curve]) -> dict[ReplayMethod, Contestant]:
+def best_of_sweep(curves: Mapping[TrainingKey, Curve]) -> dict[ReplayMethod, Contestant]:
     """The best step size of each method that was swept; of equal ones the larger."""
     scores: dict[Contestant, list[float]] = defaultdict(list)
     for key, curve in curves.items():
@@ -94,9 +94,9 @@ def best_of_sweep(curves: Mapping[RunKey, Curve]) -> dict[ReplayMethod, Contesta
     return best
 
 
-def curves_of(points: Sequence[CurvePoint]) -> dict[RunKey, Curve]:
+def curves_of(points: Sequence[CurvePoint]) -> dict[TrainingKey, Curve]:
     """Points by run."""
-    curves: dict[RunKey, list[CurvePoint]] = defaultdict(list)
+    curves: dict[TrainingKey, list[CurvePoint]] = defaultdict(list)
     for point in points:
         curves[point.key].append(point)
     return dict(curves)
@@ -120,4 +120,4 @@ def _to_row(point: CurvePoint) -> dict[str, object]:
 
 def _parse(row: Mapping[str, str]) -> CurvePoint:
     contestant = Contestant(ReplayMethod(row["method"]), float(row["step_size_factor"]))
-    return CurvePoint(RunKey(contestant, int(row["seed"])), int(row["step"]), float(row["mean_return"]))
+    return CurvePoint(TrainingKey(contestant, int(row["seed"])), int(row["step"]), float(row["mean_return"]))

@@ -17,7 +17,7 @@ from rich import box
 from rich.table import Table
 
 from experiments.compare.defaults import SWEEP_SEED, ReplayMethod
-from experiments.compare.runs import PAPER, Contestant, Curve, RunKey
+from experiments.compare.runs import PAPER, Contestant, Curve, TrainingKey
 from experiments.compare.statistics import Estimate, interquartile_mean, mean, probability_of_improvement
 
 SIZE_INCHES: Final = (16.0, 5.5)
@@ -61,7 +61,7 @@ class Group:
         return f"{self.contestant} ({'paper' if self.contestant in PAPER else 'best of sweep'})"
 
 
-def groups_of(curves: Mapping[RunKey, Curve]) -> list[Group]:
+def groups_of(curves: Mapping[TrainingKey, Curve]) -> list[Group]:
     """The compared runs by contestant, those of the paper first."""
     runs: dict[Contestant, list[Curve]] = defaultdict(list)
     for key, curve in curves.items():

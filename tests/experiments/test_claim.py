@@ -13,7 +13,7 @@ from replay_client import ReplayClient
 
 from experiments.cliffwalk.q_learning import Representation
 from experiments.cliffwalk.replays import BACKENDS, Method
-from experiments.cliffwalk.runs import RunKey, run
+from experiments.cliffwalk.runs import WalkKey, run
 from tests.support.server_process import ServerProcess
 
 STATES = 8
@@ -23,7 +23,7 @@ MAX_RUN_S = 20.0
 
 
 def median_updates(client: ReplayClient, method: Method) -> float:
-    results = [run(RunKey(Representation.TABULAR, method, STATES, seed), client, MAX_RUN_S) for seed in range(SEEDS)]
+    results = [run(WalkKey(Representation.TABULAR, method, STATES, seed), client, MAX_RUN_S) for seed in range(SEEDS)]
     assert all(result is not None and result.learned for result in results)
     return statistics.median(result.updates for result in results if result is not None)
 

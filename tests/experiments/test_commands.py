@@ -17,7 +17,7 @@ from rich.table import Table
 from experiments.cliffwalk.__main__ import main
 from experiments.cliffwalk.q_learning import Representation
 from experiments.cliffwalk.replays import Method
-from experiments.cliffwalk.runs import RunKey, RunResult, outstanding, result_file
+from experiments.cliffwalk.runs import RunResult, WalkKey, outstanding, result_file
 from experiments.cliffwalk.settings import CliffwalkSettings
 from experiments.cliffwalk.summary import summarize, summary_table
 from experiments.compare.command import compare
@@ -25,6 +25,7 @@ from experiments.compare.defaults import ENVIRONMENTS, ReplayMethod
 from experiments.compare.runs import (
     Contestant,
     CurvePoint,
+    TrainingKey,
     best_of_sweep,
     best_runs,
     curve_file,
@@ -32,7 +33,6 @@ from experiments.compare.runs import (
     paper_runs,
     sweep_runs,
 )
-from experiments.compare.runs import RunKey as TrainingKey
 from experiments.compare.settings import CompareSettings
 from experiments.compare.summary import groups_of
 from experiments.compare.summary import summary_table as compare_table
@@ -77,7 +77,7 @@ def test_what_cannot_be_run_is_said(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def result(method: Method, updates: int, seed: int, *, learned: bool = True, seconds: float = 5.0) -> RunResult:
-    return RunResult(RunKey(Representation.TABULAR, method, 3, seed), updates, learned, seconds)
+    return RunResult(WalkKey(Representation.TABULAR, method, 3, seed), updates, learned, seconds)
 
 
 def test_runs_that_were_given_up_make_the_median_a_lower_bound_if_they_decide_it() -> None:

@@ -11,7 +11,7 @@ from replay_client import ReplayClient
 
 from experiments.cliffwalk.q_learning import QLearner, Representation
 from experiments.cliffwalk.replays import Method, PrioritizedReplay, open_replay
-from experiments.cliffwalk.runs import RunKey, run
+from experiments.cliffwalk.runs import WalkKey, run
 from experiments.cliffwalk.walk import COLUMNS, Cliffwalk
 from tests.support.server_process import ServerProcess
 
@@ -92,7 +92,7 @@ def test_uniform_replay_draws_all_transitions_alike(client: ReplayClient) -> Non
 
 @pytest.mark.parametrize("method", Method)
 def test_a_run_repeats_and_leaves_no_table_behind(client: ReplayClient, method: Method) -> None:
-    key = RunKey(Representation.TABULAR, method, 4, 0)
+    key = WalkKey(Representation.TABULAR, method, 4, 0)
     first, again = run(key, client, 60.0), run(key, client, 60.0)
     assert first is not None
     assert again is not None
@@ -101,7 +101,7 @@ def test_a_run_repeats_and_leaves_no_table_behind(client: ReplayClient, method: 
 
 
 def test_a_table_that_a_broken_off_run_left_behind_is_replaced(client: ReplayClient) -> None:
-    key = RunKey(Representation.TABULAR, Method.RANK, 3, 7)
+    key = WalkKey(Representation.TABULAR, Method.RANK, 3, 7)
     client.create_table(key.table, columns=COLUMNS, capacity=5)
     result = run(key, client, 60.0)
     assert result is not None
@@ -110,11 +110,13 @@ def test_a_table_that_a_broken_off_run_left_behind_is_replaced(client: ReplayCli
 
 def test_a_run_is_given_up_when_its_time_is_over(client: ReplayClient) -> None:
     moments = iter(range(10_000))
-    result = run(RunKey(Representation.TABULAR, Method.UNIFORM, 10, 0), client, 3.0, clock=lambda: float(next(moments)))
+    result = run(
+        WalkKey(Representation.TABULAR, Method.UNIFORM, 10, 0), client, 3.0, clock=lambda: float(next(moments))
+    )
     assert result is not None
     assert not result.learned
     assert result.updates == 3 * 256
 
 
 def test_a_run_that_is_to_stop_has_no_result(client: ReplayClient) -> None:
-    assert run(RunKey(Representation.TABULAR, Method.UNIFORM, 4, 0), client, 3.0, should_stop=lambda: True) is None
+    assert run(WalkKey(Representation.TABULAR, Method.UNIFORM, 4, 0), client, 3.0, should_stop=lambda: True) is None

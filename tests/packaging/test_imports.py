@@ -29,6 +29,7 @@ ONLY_IN = {
     ("replay_client", "gymnasium"): {"spaces.py"},
     ("replay_client", "numba"): set[str](),
     ("replay_client", "matplotlib"): {"cli"},
+    ("replay_client", "plotext"): {"cli"},
     ("replay_client", "rich"): {"cli"},
     ("replay_client", "cyclopts"): {"cli"},
 }

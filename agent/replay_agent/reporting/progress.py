@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
@@ -32,11 +32,15 @@ class ProgressView(Protocol):
         """Show how the run stands; called several times per second."""
         ...
 
-    def __enter__(self) -> ProgressView: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+class NoProgress(AbstractContextManager["NoProgress"]):
+    """Shows nothing."""
+
+    def show(self, status: Status) -> None:
+        """Ignored."""
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""
 
 
 class _BarAboveFigures(Progress):
@@ -48,7 +52,7 @@ class _BarAboveFigures(Progress):
             yield Text.from_markup(FIGURES.format(**task.fields), overflow="fold")
 
 
-class ProgressBar:
+class ProgressBar(NoProgress):
     """A bar in a terminal."""
 
     def __init__(self, console: Console, title: str, total_steps: int) -> None:
@@ -73,14 +77,12 @@ class ProgressBar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the last state on the screen."""
         self._progress.stop()
 
 
-class ProgressLines:
+class ProgressLines(NoProgress):
     """Periodic log lines."""
 
     def __init__(
@@ -106,33 +108,8 @@ class ProgressLines:
             *_fields(status).values(),
         )
 
-    def __enter__(self) -> ProgressLines:
-        """Nothing to begin."""
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Nothing to end."""
-
-
-class NoProgress:
-    """Shows nothing."""
-
-    def show(self, status: Status) -> None:
-        """Ignored."""
-
-    def __enter__(self) -> NoProgress:
-        """Nothing to begin."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Nothing to end."""
-
-
-def make_progress(console: Console, title: str, total_steps: int, *, shown: bool) -> ProgressView:
+def make_progress(console: Console, title: str, total_steps: int, *, shown: bool) -> NoProgress:
     """The view that suits the console."""
     if not shown:
         return NoProgress()

@@ -105,7 +105,7 @@ def _rank_plot(found: Distributions, width: int) -> Text:
     drawn = inspection.probabilities > 0
     ranks = inspection.ranks[drawn].astype(float)
     line = None if found.by_rank is None else found.by_rank.at(ranks)
-    return log_log_plot(ranks, inspection.probabilities[drawn], line, width, _PLOT_LINES, (_ACCENT, _FAINT))
+    return log_log_plot(ranks, inspection.probabilities[drawn], line, width, _PLOT_LINES, (_ACCENT, "gray"))
 
 
 def _bars(bars: Sequence[Bar], as_text: Callable[[float], str], width: int) -> Table:
