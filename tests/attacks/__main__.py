@@ -3,8 +3,9 @@
     python -m tests.attacks --report docs/security.md
 
 For each attack a server is started, with TLS and tokens. A bystander draws batches, in a process of its own, alone and
-beside the attack; every now and then it connects anew. An attack that makes it wait is repeated, and the best of its
-rounds counts: what another program on the machine caused does not come again.
+beside the attack; every now and then it connects anew. Attackers have half of the processors to themselves. An attack
+that makes the bystander wait is repeated, and the best of its rounds counts: what another program on the machine caused
+does not come again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from replay_proto.command_line import new_app, run_app
 from rich.progress import track
 
 from tests.attacks.bystander import all_of
+from tests.attacks.processes import leave_processors_to_attackers
 from tests.attacks.runner import GROUPS, HEADS, best_round, line_of
 from tests.faults.report import write_section
 
@@ -30,6 +32,7 @@ def main(*, report: Path | None = None, seconds: float = 6.0, only: str = "") ->
         seconds: how long each attack lasts.
         only: part of the names of those to carry out.
     """
+    leave_processors_to_attackers()
     faults: list[str] = []
     for group, kinds in GROUPS.items():
         chosen = [kind for kind in kinds if only in kind.name]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests.attacks.arena import Arena
 
 _CONNECT_S = 10.0
+_ATTACKERS_HOST = "127.0.0.2"
+"""Attackers do not call from the host of others, so far as they speak for themselves: gRPC cannot choose an address."""
 STRANGERS_MB = 50.0
 """What a stranger may cost the server."""
 
@@ -99,7 +101,7 @@ class Target:
 
     def connect(self) -> socket.socket:
         """A TCP connection on which nothing was said."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=_CONNECT_S)
+        return socket.create_connection(("127.0.0.1", self.port), _CONNECT_S, (_ATTACKERS_HOST, 0))
 
     def connect_tls(self) -> socket.socket:
         """A connection that speaks HTTP/2 from here on: over TLS, if the server has it."""

@@ -14,7 +14,7 @@ from tests.attacks.attack import Attack, Setup, Target
 from tests.attacks.bystander import Record
 from tests.attacks.learner_arena import LearnerArena
 from tests.attacks.memory import MemoryWatch
-from tests.attacks.processes import CONTEXT
+from tests.attacks.processes import CONTEXT, keep_to_attackers_processors
 
 GROUPS: dict[str, Sequence[type[Attack]]] = {
     "strangers": strangers.ATTACKS,
@@ -136,6 +136,7 @@ class _Attacker:
 
 
 def _act(attack: Attack, target: Target, pipe: Connection) -> None:
+    keep_to_attackers_processors()
     try:
         attack.act(target)
     except Exception:

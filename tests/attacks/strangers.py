@@ -50,9 +50,9 @@ class Stranger(Attack):
 
 
 class BusyPrograms(Stranger):
-    """Takes the processors and leaves the server alone: the others' lines are to be compared with this one, too."""
+    """Takes the attackers' processors and leaves the server alone: other lines are to be compared with this one."""
 
-    name = "two programs that burn a core each, and do not attack"
+    name = "two programs that burn the attackers' processors, and do not attack"
     processes = 2
 
     def act(self, target: Target) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,28 +54,44 @@ class ServerCertificates:
         self._renewal_s = renewal_s
         self._ticks = ticks
         self._renewed_at = ticks()
+        self._version = 0
+        self._lock = threading.Lock()  # servers of gRPC ask in threads of theirs
         self._warn()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a port of gRPC. The files are looked at whenever a client connects."""
+        """For a port of one server of gRPC. The files are looked at whenever a client connects."""
+        with self._lock:
+            given = self._version
+            first = self._configuration()
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            """The configuration if it is not the one given last; None lets gRPC go on with that."""
+            nonlocal given
+            with self._lock:
+                self._look()
+                if given == self._version:
+                    return None
+                given = self._version
+                return self._configuration()
+
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration(),
-            self._newer,  # type: ignore[arg-type]  # None is allowed, which its types do not say
+            first,
+            newer,  # type: ignore[arg-type]  # None is allowed, which its types do not say
             require_client_authentication=self._client_ca is not None,
         )
 
-    def _newer(self) -> grpc.ServerCertificateConfiguration | None:
-        """The configuration if it has changed; None lets gRPC go on with the one it has.
+    def _look(self) -> None:
+        """Count a new version if the files have changed, or it is time for new keys of sessions.
 
-        With each one it makes new keys for sessions, so that none of before can be resumed.
+        With each configuration gRPC makes new ones, so that no session of before can be resumed.
         """
         now = self._ticks()
         if self._files.refresh():
             self._warn()
         elif self._client_ca is None or now - self._renewed_at < self._renewal_s:
-            return None
+            return
         self._renewed_at = now
-        return self._configuration()
+        self._version += 1
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
         """Made anew each time: gRPC frees what it is given."""

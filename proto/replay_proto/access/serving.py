@@ -20,6 +20,7 @@ import os
 import resource
 import socket
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -34,8 +35,9 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 """How long a client may take to say that it is there."""
 _NO_COMPRESSION: Final = 1
 """A set of algorithms, as bits: `identity` alone. A megabyte of gzip could otherwise become a gigabyte."""
-DEFAULT_MAX_CONNECTIONS: Final = 1000
-"""Connections at once. One that has not even finished its TLS handshake takes 46 KiB: the buffers of its encryption."""
+DEFAULT_MAX_CONNECTIONS: Final = 500
+"""Connections at once, of one server of gRPC. One that has not even finished its TLS handshake takes 46 KiB: the
+buffers of its encryption."""
 _CONNECTIONS_SHARE: Final = 0.75
 """Part of the descriptors that connections may take. The others are for tables, and for reading tokens again."""
 _SILENT_S: Final = 600
@@ -63,6 +65,7 @@ def server_options(
     keepalive_s: float,
     connection_s: float | None = None,
     connections: int = DEFAULT_MAX_CONNECTIONS,
+    shares_port: bool = False,
 ) -> list[tuple[str, int]]:
     """Options of gRPC for a server.
 
@@ -75,9 +78,9 @@ def server_options(
         connection_s: how long a connection lasts at most, in seconds: in the first half new calls begin on it, in the
             second those at work may end. None: as long as the client likes.
         connections: connections at once; further ones are closed at once.
+        shares_port: whether to listen on a port that another listener of this process has already.
     """
     logging.getLogger("grpc._cython.cygrpc").addFilter(_tells_of_more_than_an_ended_call)
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
         ("grpc.max_receive_message_length", min(receive_bytes, _LONGEST_BYTES)),
         ("grpc.max_send_message_length", send_bytes),
@@ -87,10 +90,10 @@ def server_options(
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         # What comes above that is closed at once. Without descriptors it would wait to be accepted.
-        ("grpc.max_allowed_incoming_connections", min(connections, int(_CONNECTIONS_SHARE * descriptors))),
+        ("grpc.max_allowed_incoming_connections", min(connections, connections_that_fit())),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * _MS_PER_S)),
         # A second server on the same port would silently take half of the calls.
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shares_port)),
         # Clients may be silent for long; their keepalive pings are welcome.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
@@ -103,21 +106,33 @@ def server_options(
     ]
 
 
+def connections_that_fit() -> int:
+    """How many connections the descriptors of this process allow."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return int(_CONNECTIONS_SHARE * descriptors)
+
+
 def defer_silent_connections(port: int) -> None:
     """Have the kernel hand over connections to a port once their client has said something, as all clients of gRPC do.
 
     Until then they take no memory and no descriptor of this process, and none of its `connections`. gRPC has no option
-    for it, so its listening sockets are looked for among those of the process. Does nothing where the kernel cannot.
+    for it. Does nothing where the kernel cannot.
     """
     option = getattr(socket, "TCP_DEFER_ACCEPT", None)
     if option is None:
         return
+    for found in listeners(port):
+        found.setsockopt(socket.IPPROTO_TCP, option, _SILENT_S)
+
+
+def listeners(port: int) -> Iterator[socket.socket]:
+    """The sockets of this process that listen on a TCP port, gRPC's among them; each is closed after its turn."""
     for number in _open_sockets():
         with suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as found:
             is_internet = found.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
             listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if is_internet and listens and found.getsockname()[1] == port:
-                found.setsockopt(socket.IPPROTO_TCP, option, _SILENT_S)
+                yield found
 
 
 def _open_sockets() -> list[int]:

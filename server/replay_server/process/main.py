@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-import grpc
 import uvloop
 from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
 from replay_proto.access.watched import UnusableFileError
@@ -35,6 +34,7 @@ from replay_server.process.settings import ServerSettings
 from replay_server.process.syncing import Syncer
 from replay_server.process.warming import WarmUpCancelledError, warm_up
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
+from replay_server.rpc.over_grpc.lanes import Credentials
 from replay_server.storage.permissions import GROUP_UMASK, UMASK, GroupError, keep_private, share_with_group
 from replay_server.storage.root import Root, RootInUseError
 from replay_server.storage.table_directory import DamagedTableError
@@ -238,12 +238,12 @@ def _in_directory(
         ) from error
 
 
-def _credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
+def _credentials(settings: ServerSettings) -> Credentials | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     # A session that is resumed shows no certificate, just as a connection that goes on.
     renewal_s = min(RENEWAL_S, settings.max_connection_s)
-    return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, renewal_s).credentials()
+    return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, renewal_s).credentials
 
 
 async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -16,6 +17,7 @@ from replay_server.rpc.endpoints import SERVICE, all_endpoints
 from replay_server.rpc.local_socket.listener import LocalSocket
 from replay_server.rpc.open_streams import OpenStreams
 from replay_server.rpc.over_grpc import health, reflection
+from replay_server.rpc.over_grpc.lanes import Credentials, Lanes
 from replay_server.rpc.over_grpc.methods import GrpcMethods
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ class ReplayServer:
         offer_health: bool,
         socket: Path | None,
         authenticator: Authenticator,
-        credentials: grpc.ServerCredentials | None,
+        credentials: Credentials | None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
         """Prepare; nothing listens yet.
@@ -58,13 +60,15 @@ class ReplayServer:
                 tables' files either.
             offer_health: whether to tell whoever asks that it serves.
             authenticator: finds out who calls.
-            credentials: for TLS; None: connections are not encrypted.
+            credentials: makes those for TLS; None: connections are not encrypted.
             checkpoints: where checkpoints are written; None: nowhere.
         """
         self._credentials = credentials
         self._catalog = catalog
-        self._server = grpc.aio.server(
-            options=server_options(
+        self._lanes = Lanes(
+            catalog.bounds.max_connections,
+            partial(
+                server_options,
                 # What is a little too long the service refuses itself, naming the setting; the rest gRPC cuts off.
                 receive_bytes=_CUT_OFF * catalog.bounds.max_request_bytes,
                 send_bytes=catalog.bounds.max_reply_bytes,
@@ -72,20 +76,20 @@ class ReplayServer:
                 keepalive_s=keepalive_s,
                 connection_s=connection_s,
                 connections=catalog.bounds.max_connections,
-            )
+            ),
         )
         endpoints, streams = all_endpoints(catalog, socket=socket, checkpoints=checkpoints), OpenStreams(catalog.bounds)
         methods = GrpcMethods(authenticator, streams)
         for_grpc = {name: methods.handler(endpoint) for name, endpoint in endpoints.items()}
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])
+        self._lanes.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])
         self._socket = socket
         self._local_socket = LocalSocket(catalog, endpoints, authenticator, streams)
         self._health = health.Health() if offer_health else None
         if self._health is not None:
-            self._health.add_to(self._server)
+            self._health.add_to(self._lanes)
         if offer_reflection:
             services = (SERVICE, reflection.SERVICE, *((health.SERVICE,) if offer_health else ()))
-            reflection.add_reflection(self._server, services, authenticator)
+            reflection.add_reflection(self._lanes, services, authenticator)
 
     def bind(self, host: str, port: int) -> int:
         """Take the port. Who connects from now on waits until `start`.
@@ -98,10 +102,7 @@ class ReplayServer:
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            if self._credentials is None:
-                bound = self._server.add_insecure_port(address)
-            else:
-                bound = self._server.add_secure_port(address, self._credentials)
+            bound = self._lanes.bind(address, self._credentials)
         except RuntimeError as error:
             raise BindError(
                 f"cannot listen on {address}: is the port taken, or the address not this machine's?"
@@ -113,11 +114,11 @@ class ReplayServer:
         """Begin to serve."""
         if self._socket is not None:
             await self._local_socket.start(self._socket)
-        await self._server.start()
+        await self._lanes.start()
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new calls, send away those that wait, and let the others end for so many seconds."""
         if self._health is not None:
             self._health.stop()
         self._catalog.waiters.close()
-        await asyncio.gather(self._server.stop(drain_s), self._local_socket.stop(drain_s))
+        await asyncio.gather(self._lanes.stop(drain_s), self._local_socket.stop(drain_s))

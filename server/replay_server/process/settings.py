@@ -161,8 +161,8 @@ class ServerSettings(Settings):
     """part of max_waiting_calls, max_waiting_mb, max_outgoing_mb and max_streams that one caller may hold: whoever has
     the same token or, without tokens, calls from the same host"""
     max_connections: Annotated[int, LIMITS] = Field(DEFAULT_MAX_CONNECTIONS, ge=1)
-    """most connections of gRPC at once, and at most as many as three quarters of the process's limit of open files;
-    further ones are closed at once"""
+    """most connections of gRPC at once from one host, or from all that share one of 16 lanes with it, and at most as
+    many as three quarters of the process's limit of open files; further ones are closed at once"""
     max_streams: Annotated[int, LIMITS] = Field(DEFAULT_MAX_STREAMS, ge=1)
     """most streams open at once"""
     max_streams_per_connection: Annotated[int, LIMITS] = Field(96, ge=1)

@@ -15,6 +15,7 @@ from replay_server.auth.identity import of_peer
 from replay_server.defaults import DEFAULT_CALLER_SHARE
 from replay_server.errors import RequestError
 from replay_server.flow.budgets import Budget
+from replay_server.rpc.over_grpc.lanes import Lanes
 from replay_server.rpc.statuses import CODES
 
 SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -34,7 +35,7 @@ class Health:
         self._stopping = asyncio.Event()
         self._watching = Budget("streams of Watch", "not a setting", MOST_WATCHING, DEFAULT_CALLER_SHARE)
 
-    def add_to(self, server: grpc.aio.Server) -> None:
+    def add_to(self, server: Lanes) -> None:
         """Add the service."""
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Check": grpc.stream_unary_rpc_method_handler(self._check),

@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 
 from replay_server.auth.caller import Authenticator
 from replay_server.errors import RequestError
+from replay_server.rpc.over_grpc.lanes import Lanes
 from replay_server.rpc.statuses import to_status
 
 MOST_BYTES: Final = 1 << 16
@@ -22,7 +23,7 @@ MOST_BYTES: Final = 1 << 16
 SERVICE: Final = reflection.SERVICE_NAME
 
 
-def add_reflection(server: grpc.aio.Server, services: Sequence[str], authenticator: Authenticator) -> None:
+def add_reflection(server: Lanes, services: Sequence[str], authenticator: Authenticator) -> None:
     """Describe these services to whoever has a token, if tokens are wanted."""
     servicer = reflection.aio.ReflectionServicer(services)
     guarded: Any = _Guarded(server, authenticator)
@@ -32,7 +33,7 @@ def add_reflection(server: grpc.aio.Server, services: Sequence[str], authenticat
 class _Guarded:
     """Stands for a server where services are added to it."""
 
-    def __init__(self, server: grpc.aio.Server, authenticator: Authenticator) -> None:
+    def __init__(self, server: Lanes, authenticator: Authenticator) -> None:
         self._server = server
         self._authenticator = authenticator
 

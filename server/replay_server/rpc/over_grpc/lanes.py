@@ -1,0 +1,119 @@
+"""One port, served in several lanes that hosts are spread over by their address.
+
+gRPC takes the calls of all connections of a server in the order in which they come. Somebody who begins thousands of
+calls at once would have everybody else wait until all of them were taken. So there are several servers of gRPC on the
+same port and event loop. The kernel chooses one by the client's address, and the loop takes calls of all in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+from replay_proto.access.serving import connections_that_fit, defer_silent_connections, listeners
+
+MOST_LANES: Final = 16
+_ATTACH_REUSEPORT_CBPF: Final = 51
+"""SO_ATTACH_REUSEPORT_CBPF of Linux, which `socket` does not name."""
+_NETWORK_HEADER: Final = 0xFFF00000
+"""SKF_NET_OFF: where classic BPF finds the IP header."""
+_Options = list[tuple[str, int]]
+Credentials = Callable[[], grpc.ServerCredentials]
+"""Makes credentials anew: gRPC takes dynamic ones for one server only."""
+
+
+class Lanes:
+    """Servers of gRPC with the same handlers, at the same address."""
+
+    def __init__(self, connections: int, options: Callable[..., _Options]) -> None:
+        """Make the servers; nothing listens yet.
+
+        Args:
+            connections: of one lane at once. There are fewer lanes if the process may not have that many descriptors.
+            options: makes the options of a server, given ``shares_port``.
+        """
+        count = max(1, min(MOST_LANES, connections_that_fit() // connections))
+        # The first does not share: a port that another program has, or another replay server, is found to be taken.
+        self._servers = [grpc.aio.server(options=options(shares_port=lane > 0)) for lane in range(count)]
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Have each lane serve these."""
+        for server in self._servers:
+            server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """The same handlers by name, as generated code adds them where gRPC knows of it."""
+        for server in self._servers:
+            server.add_registered_method_handlers(service, handlers)
+
+    def bind(self, address: str, credentials: Credentials | None) -> int:
+        """Take the port.
+
+        Args:
+            address: where to listen.
+            credentials: makes those of one lane, for TLS; None: connections are not encrypted.
+
+        Returns:
+            The port, which is another than asked for if that was 0.
+
+        Raises:
+            RuntimeError: if the address cannot be listened on.
+        """
+        host = address.rpartition(":")[0]
+        first, *others = self._servers
+        port = _add_port(first, address, credentials)
+        if others:
+            for found in listeners(port):
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            for other in others:
+                _add_port(other, f"{host}:{port}", credentials)
+            choose_by_host(port, len(self._servers))
+        defer_silent_connections(port)
+        return port
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        await asyncio.gather(*(server.start() for server in self._servers))
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuse new calls, and let the others end for so many seconds."""
+        await asyncio.gather(*(server.stop(drain_s) for server in self._servers))
+
+
+def _add_port(server: grpc.aio.Server, address: str, credentials: Credentials | None) -> int:
+    return server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials())
+
+
+def choose_by_host(port: int, lanes: int) -> None:
+    """Have the kernel choose among the listeners of a port by the client's host; without this it chooses by chance."""
+    code = b"".join(_program(lanes))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HP", len(code) // _INSTRUCTION.size, ctypes.addressof(buffer))
+    for found in listeners(port):
+        with suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, _ATTACH_REUSEPORT_CBPF, program)
+
+
+_INSTRUCTION: Final = struct.Struct("=HBBI")
+
+
+def _program(lanes: int) -> Iterator[bytes]:
+    """Classic BPF: the client's IPv4 address, or its IPv6 network of 64 bits, modulo the number of lanes."""
+    make = _INSTRUCTION.pack
+    yield make(0x30, 0, 0, _NETWORK_HEADER)  # ldb [0]: version and length of the header
+    yield make(0x74, 0, 0, 4)  # rsh #4
+    yield make(0x15, 0, 2, 4)  # jeq #4: IPv6 goes on two further
+    yield make(0x20, 0, 0, _NETWORK_HEADER + 12)  # ld [12]: the IPv4 address
+    yield make(0x05, 0, 0, 4)  # ja to the end
+    yield make(0x20, 0, 0, _NETWORK_HEADER + 8)  # ld [8]: the first half of the network
+    yield make(0x07, 0, 0, 0)  # tax
+    yield make(0x20, 0, 0, _NETWORK_HEADER + 12)  # ld [12]: the second half
+    yield make(0xAC, 0, 0, 0)  # xor x
+    yield make(0x94, 0, 0, lanes)  # mod #lanes
+    yield make(0x16, 0, 0, 0)  # ret a

@@ -1,0 +1,95 @@
+"""Connections are spread over the lanes of a port by the host that they come from."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+
+import pytest
+from replay_client import ReplayClient
+from replay_server.rpc.over_grpc.lanes import choose_by_host
+
+from tests.support.http2 import RawFrames, header_block, opening
+from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux chooses the lane")
+LANES = 5
+CONNECTIONS = 40
+CALLS = 96
+"""Of each of these connections."""
+PATIENCE_S = 10.0
+
+
+def listen(family: socket.AddressFamily, host: str) -> Iterator[socket.socket]:
+    """Listeners of as many lanes."""
+    port = 0
+    for _ in range(LANES):
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        listener.listen()
+        listener.settimeout(PATIENCE_S)
+        port = listener.getsockname()[1]
+        yield listener
+
+
+@pytest.mark.parametrize(
+    ("family", "host"),
+    [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::ffff:127.0.0.1")],
+    ids=["IPv4", "IPv4 that IPv6 listens for"],
+)
+def test_hosts_have_lanes_by_their_address(family: socket.AddressFamily, host: str) -> None:
+    with ExitStack() as open_now:
+        lanes = [open_now.enter_context(lane) for lane in listen(family, host)]
+        port = lanes[0].getsockname()[1]
+        choose_by_host(port, LANES)
+        for last in [*range(1, 12)] * 2:
+            source = f"127.0.0.{last}"
+            open_now.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S, (source, 0)))
+            accepted, address = lanes[((127 << 24) + last) % LANES].accept()
+            open_now.enter_context(accepted)
+            assert address[0].endswith(source)
+
+
+def test_all_of_an_ipv6_network_have_one_lane() -> None:
+    with ExitStack() as open_now:
+        lanes = [open_now.enter_context(lane) for lane in listen(socket.AF_INET6, "::1")]
+        port = lanes[0].getsockname()[1]
+        choose_by_host(port, LANES)
+        for _ in range(10):
+            open_now.enter_context(socket.create_connection(("::1", port), PATIENCE_S))
+            open_now.enter_context(lanes[0].accept()[0])
+
+
+def test_calls_of_other_hosts_do_not_come_first(start_server: Callable[..., ServerProcess]) -> None:
+    """Whoever begins thousands of calls at once has only those of its own lane wait until all of them are taken."""
+    server = start_server()
+    block = header_block("/replay.v1.ReplayService/Write")
+    calls = [opening(2 * number + 1, block) for number in range(CALLS)]
+    threads = ThreadPoolExecutor(1)
+    with threads, ReplayClient(server.address, same_host=False) as client, ExitStack() as open_now:
+        client.stats()
+        flood = []
+        for _ in range(CONNECTIONS):
+            plain = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S, ("127.0.0.2", 0))
+            flood.append(open_now.enter_context(RawFrames(plain)))
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            # gRPC takes what came last first in some of its threads, and what came first in others.
+            for link in flood[::2]:
+                link.send(calls)
+            asked = threads.submit(client.stats)
+            with suppress(TimeoutError):  # it is on its way when the server goes on
+                asked.result(0.2)
+            for link in flood[1::2]:
+                link.send(calls)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        writes = asked.result(PATIENCE_S).server.methods.get("Write")
+        taken = writes.active if writes else 0
+        assert taken < CONNECTIONS * CALLS / 10
