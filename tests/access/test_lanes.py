@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 from replay_client import ReplayClient
 from replay_server.rpc.over_grpc.lanes import choose_by_host
 
+from tests.support.access import Authority, tls_flags
 from tests.support.http2 import RawFrames, header_block, opening
 from tests.support.server_process import ServerProcess
 
@@ -93,3 +96,27 @@ def test_calls_of_other_hosts_do_not_come_first(start_server: Callable[..., Serv
         writes = asked.result(PATIENCE_S).server.methods.get("Write")
         taken = writes.active if writes else 0
         assert taken < CONNECTIONS * CALLS / 10
+
+
+def test_a_new_certificate_is_taken_up_in_every_lane(
+    start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    server = start_server(*tls_flags(authority.certify("server")))
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    context.set_alpn_protocols(["h2"])
+
+    def shown_to(last: int) -> bytes | None:
+        address, source = ("127.0.0.1", server.port), (f"127.0.0.{last}", 0)
+        with (
+            socket.create_connection(address, PATIENCE_S, source) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as link,
+        ):
+            return link.getpeercert(binary_form=True)
+
+    hosts = range(1, 5)
+    before = {shown_to(last) for last in hosts}
+    authority.certify("server")
+    after = {shown_to(last) for last in hosts}
+    assert len(before) == len(after) == 1
+    assert before != after
