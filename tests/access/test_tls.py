@@ -6,7 +6,7 @@ import queue
 import socket
 import ssl
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import grpc
@@ -23,6 +23,7 @@ from tests.support.server_process import ServerProcess
 
 StartServer = Callable[..., ServerProcess]
 SHORT_S = 2.0
+PAUSE_S = 0.005
 
 
 @pytest.fixture
@@ -188,7 +189,8 @@ def test_who_has_a_certificate_shows_it_again_and_loses_nothing(
         cut_off = threads.submit(held_open_until_cut_off, server.address, tls)
         written = 1
         with table.writer() as writer, table.sampler(4, beta=0.4) as sampler:
-            while not cut_off.done() or written < 1000:
+            # Now and then, and not without a pause: what counts is the time that connections last.
+            while wait([cut_off], timeout=PAUSE_S).not_done or written < 1000:
                 for _ in range(10):
                     writer.append(x=written)
                     written += 1

@@ -12,8 +12,8 @@ from scripts.run_docs import NO_NAMESPACE, blocks_of
 from tests.packaging.project import ROOT
 
 SCRIPT = ROOT / "scripts" / "run_docs.py"
-SLOW = {"security.md"}
-"""Pages that train; `make docs` runs them."""
+SLOW = {"security.md", "trainer.md"}
+"""Pages that train; `make docs` runs them. `test_own_loop` runs the program of the trainer's page too."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUNNING = "<!-- background: ready -->\n```bash\necho ready; sleep 60\n```\n"
 
