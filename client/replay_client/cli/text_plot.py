@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import plotext
 from numpy.typing import NDArray
 from rich.text import Text
 
@@ -28,6 +27,8 @@ def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: 
         height: lines, the labels included.
         styles: colors of the curve and of the line.
     """
+    import plotext  # takes 0.2 s to import
+
     figure = plotext.figure
     figure.clear()
     figure.theme("colorless")
