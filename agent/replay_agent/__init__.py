@@ -54,7 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a part when it is first used: torch takes seconds to load, and `--help` needs none of it."""
+    """Import a part on first use: torch takes seconds to load, and `--help` does not need it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -316,7 +316,7 @@ def _opened(table: Table, description: TableDescription, if_exists: IfExists | N
     """Apply `if_exists` to a table that existed."""
     if if_exists == "error":
         raise TableExistsError(
-            f"table {table.name!r} exists already, with {description.size:,} rows",
+            f"table {table.name!r} already exists, with {description.size:,} rows",
             reason="TABLE_EXISTS",
             metadata={"table": table.name},
         )
@@ -324,8 +324,8 @@ def _opened(table: Table, description: TableDescription, if_exists: IfExists | N
         table.reset()
     if if_exists is None and description.size:
         log.warning(
-            "table %r existed already: it is opened with its %s rows; say so with if_exists='open', or empty it with "
-            "if_exists='reset'",
+            "opened existing table %r with %s rows; pass if_exists='open' to "
+            "silence this, or if_exists='reset' to empty it",
             table.name,
             f"{description.size:,}",
         )

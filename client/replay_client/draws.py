@@ -93,7 +93,7 @@ def beta_for(backend: str, beta: float | None) -> float:
         return beta
     if backend in _UNWEIGHTED:
         return 0.0
-    raise InvalidArgumentError.of_field("beta", f"a number of at least 0, which draws of {backend!r} need", "none")
+    raise InvalidArgumentError.of_field("beta", f"a number of at least 0, required for {backend!r}", "none")
 
 
 def checked_whole(field: str, number: int) -> int:

@@ -200,10 +200,10 @@ _BY_CODE: Final[Mapping[grpc.StatusCode, type[ReplayError]]] = {
 
 _SAYINGS: Final[Mapping[grpc.StatusCode, str]] = {
     grpc.StatusCode.UNAVAILABLE: "cannot be reached",
-    grpc.StatusCode.CANCELLED: "went away in the middle of an answer",
-    grpc.StatusCode.INTERNAL: "went away in the middle of an answer",
+    grpc.StatusCode.CANCELLED: "disconnected in the middle of a reply",
+    grpc.StatusCode.INTERNAL: "disconnected in the middle of a reply",
     grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
-    grpc.StatusCode.UNIMPLEMENTED: "does not know this call: it is another version, or not a replay server",
+    grpc.StatusCode.UNIMPLEMENTED: "does not support this call: it is another version, or not a replay server",
 }
 """What a status from gRPC itself, rather than from the service, means to the caller."""
 
@@ -255,7 +255,7 @@ def _cut_off(message: str) -> ResourceExhaustedError:
     """The one bound that gRPC keeps by itself, as the service would have put it had it seen the message."""
     setting = "max_request_mb of the server"
     return ResourceExhaustedError(
-        f"bytes of a request: far more than allowed ({setting}), so that gRPC cut it off ({message})",
+        f"bytes of a request: gRPC rejected it as far beyond the limit ({setting}): {message}",
         reason="TOO_LARGE",
         metadata={"bound": "bytes of a request", "setting": setting},
     )

@@ -51,7 +51,7 @@ class Wide:
             TypeError: what was done to all leaves left no halves of integers.
         """
         if not self.is_whole:
-            raise TypeError("these keys went through arithmetic; hand over the batch as it was drawn")
+            raise TypeError("these keys were changed by arithmetic; pass the batch as drawn")
         whole: NDArray[Any] = np.ascontiguousarray(np.asarray(self.halves)).view(self.dtype)[..., 0]
         return whole if dtype is None else whole.astype(dtype)
 

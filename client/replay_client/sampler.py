@@ -156,7 +156,7 @@ class Sampler:
         Raises:
             TypeError: always.
         """
-        raise TypeError("a sampler cannot be pickled or copied; send the table, and make a sampler of it there")
+        raise TypeError("a sampler cannot be pickled or copied; send the table and create a sampler there")
 
     def __iter__(self) -> Sampler:
         """The sampler is its own iterator."""
@@ -304,6 +304,6 @@ class Sampler:
 
     def _check_usable(self) -> None:
         if os.getpid() != self._process:
-            raise ForkedError("this sampler was made before a fork; make a new client in the child, or spawn instead")
+            raise ForkedError("this sampler was created before a fork; create a client in the child, or use spawn")
         if self._is_closed:
             raise ClosedError("this sampler is closed")

@@ -116,7 +116,7 @@ class Table:
         description = self.describe()
         if description.uid != self.uid:
             raise TableReplacedError(
-                f"table {self.name!r} was dropped, and another one has its name",
+                f"table {self.name!r} was dropped, and another table now has its name",
                 reason="TABLE_REPLACED",
                 metadata={"table": self.name},
             )
@@ -181,7 +181,7 @@ class Table:
                 keys += self._insert_part(columns, checked, part, wait_s)
             except ReplayError as error:
                 if start:
-                    error.add_note(f"{start} of {row_count} rows were inserted before")
+                    error.add_note(f"{start} of {row_count} rows were inserted before this error")
                 raise
         return np.concatenate(keys)
 

@@ -261,7 +261,7 @@ class TensorSampler:
             while self._is_fetching and self._thread is not None and self._thread.is_alive():  # not after a fork
                 left = left_s(deadline, time.monotonic())
                 if left == 0:
-                    raise DeadlineExceededError("a batch that was asked for before did not come in time")
+                    raise DeadlineExceededError("a batch requested earlier did not arrive in time")
                 self._changed.wait(left)
         if self._thread is not None:
             self._thread.join()

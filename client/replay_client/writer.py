@@ -154,7 +154,7 @@ class Writer:
         Raises:
             TypeError: always.
         """
-        raise TypeError("a writer cannot be pickled or copied; send the table, and make a writer of it there")
+        raise TypeError("a writer cannot be pickled or copied; send the table and create a writer there")
 
     def append(self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any) -> None:
         """Add a row to the current episode. It is copied; it waits only when too many blocks are in flight.
@@ -311,8 +311,8 @@ class Writer:
         left = left_s(deadline, self._connection.clock())
         if left == 0:
             raise DeadlineExceededError(
-                f"{self.in_flight:,} rows of table {self._table.name!r} were not acknowledged in time; they go on being"
-                " sent while the writer is open"
+                f"{self.in_flight:,} rows of table {self._table.name!r} were not acknowledged in time; an open "
+                "writer keeps sending them"
             )
         self._changed.wait(left)
         self._check()
@@ -356,11 +356,11 @@ class Writer:
                 self._report(error)
             except Exception as error:
                 log.exception("a writer of table %r failed", self._table.name)
-                return self._end(InternalServerError(f"the answer could not be understood: {error!r}"))
+                return self._end(InternalServerError(f"cannot parse the reply: {error!r}"))
 
     def _acknowledge(self, block: _Block, sequence: int) -> None:
         if sequence != block.sequence:
-            raise InternalServerError(f"block {block.sequence} was answered as if it were {sequence}")
+            raise InternalServerError(f"expected a reply to block {block.sequence}, got one to block {sequence}")
         with self._changed:
             self._acknowledged += block.row_count
             self._changed.notify_all()
@@ -428,7 +428,7 @@ def _renumbered(block: _Block, writer_id: bytes, sequence: int) -> _Block:
 
 
 def _forked() -> ForkedError:
-    return ForkedError("this writer was made before a fork; make a new client in the child, or spawn instead")
+    return ForkedError("this writer was created before a fork; create a client in the child, or use spawn")
 
 
 def _out_of_range(field: str, expected: str, got: int) -> ReplayError:

@@ -121,7 +121,7 @@ def draw(curves: Curves, path: Path) -> None:
     for axes, representation in zip(panels, shown, strict=False):
         _draw_panel(axes, curves[representation])
         axes.set(title=f"Blind Cliffwalk, {representation}", xlabel="transitions in the replay memory")
-    panels[0].set_ylabel("updates until learned (median; band: least to most)")
+    panels[0].set_ylabel("updates until learned (median; band: min to max)")
     labelled = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     # Below the panels, where it covers no curve.
     figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=6, frameon=False)
@@ -130,7 +130,7 @@ def draw(curves: Curves, path: Path) -> None:
 
 def _draw_panel(axes: Any, by_method: Mapping[Method, Mapping[int, Point]]) -> None:
     sizes = sorted({point.transitions for points in by_method.values() for point in points.values()})
-    axes.plot(sizes, sizes, ":", color="gray", lw=1, label="one update for each transition")
+    axes.plot(sizes, sizes, ":", color="gray", lw=1, label="one update per transition")
     for method in Method:
         points = list(by_method.get(method, {}).values())
         if not points:

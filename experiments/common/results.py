@@ -61,7 +61,7 @@ class ResultFile(Generic[R]):
         if reader.fieldnames != self._fields:
             raise ResultsError(
                 f"expected the columns {', '.join(self._fields)} in {self.path}, got "
-                f"{', '.join(reader.fieldnames or ())}; move the file away, or choose another --out"
+                f"{', '.join(reader.fieldnames or ())}; move the file, or choose another --out"
             )
         try:
             return [self._parse(row) for row in reader]

@@ -88,7 +88,7 @@ def run_training(values: Mapping[str, Any]) -> Validations | None:
     history = json.loads(Path(report.history).read_text("utf-8"))
     if not history["validation_steps"]:
         raise TrainingFailedError(
-            f"{settings.name}: expected gradient steps, got none in {settings.steps} environment steps, "
-            f"the first {settings.learning_starts} of which only fill the table; give more --steps"
+            f"{settings.name}: no gradient steps in {settings.steps} environment steps, the first "
+            f"{settings.learning_starts} of which only fill the table; increase --steps"
         )
     return Validations(history["validation_steps"], history["validation_means"])

@@ -133,7 +133,7 @@ def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, 
         start = position
         tag, position = _read_varint(view, position)
         if not 0 < tag >> 3 <= _MAX_FIELD_NUMBER:
-            raise DecodeError(f"{tag >> 3} is not the number of a field")
+            raise DecodeError(f"{tag >> 3} is not a valid field number")
         wire_type = tag & 7
         if wire_type == _LENGTH_DELIMITED:
             length, content = _read_varint(view, position)
@@ -143,9 +143,9 @@ def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, 
         elif wire_type in (_FIXED64, _FIXED32):
             content, position = position, position + (8 if wire_type == _FIXED64 else 4)
         else:
-            raise DecodeError(f"wire type {wire_type} is not used by this contract")
+            raise DecodeError(f"wire type {wire_type} is not used by this protocol")
         if position > size:
-            raise DecodeError("a field is cut short")
+            raise DecodeError("a field is truncated")
         yield tag, start, content, position
 
 
@@ -192,4 +192,4 @@ def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return value, position + index + 1
-    raise DecodeError("a number is cut short or too long")
+    raise DecodeError("a number is truncated or too long")

@@ -53,20 +53,23 @@ class RateLimit:
             )
         if not (abs(self.min_diff) <= LARGEST_BOUND and abs(self.max_diff) <= LARGEST_BOUND):
             raise FieldError(
-                "error_buffer", f"numbers up to {LARGEST_BOUND:.2g} to either side", f"{self.min_diff}, {self.max_diff}"
+                "error_buffer",
+                f"numbers from -{LARGEST_BOUND:.2g} to {LARGEST_BOUND:.2g}",
+                f"{self.min_diff}, {self.max_diff}",
             )
         least = 2 * max(1.0, ratio)
         if self.max_diff - self.min_diff < least:
             raise FieldError(
                 "error_buffer",
-                f"a span (2 * error_buffer) of at least 2 * max(1, samples_per_insert) = {least:g}, or nothing may "
-                "be allowed at all",
+                "a span (2 * error_buffer) of at least 2 * "
+                "max(1, samples_per_insert) "
+                f"= {least:g}, or the table might block forever",
                 f"{self.max_diff - self.min_diff:g}",
             )
         if self.min_diff > ratio * self.min_size:
             raise FieldError(
                 "error_buffer",
-                f"a lower end of at most samples_per_insert * min_size = {ratio * self.min_size:g}",
+                f"a lower bound of at most samples_per_insert * min_size = {ratio * self.min_size:g}",
                 f"{self.min_diff:g}",
             )
 

@@ -150,7 +150,7 @@ class Schema(Mapping[str, Column]):
             if column.name in parsed:
                 raise FieldError(where, "a name used once", "it again")
             if column.WhichOneof("source") != "stored":
-                raise FieldError(f"{where}.source", "stored", "none that this version knows")
+                raise FieldError(f"{where}.source", "stored", "a type unknown to this version")
             dtype = _DTYPE_NAMES.get(column.stored.data_type)
             if dtype is None:
                 raise FieldError(

@@ -50,8 +50,8 @@ class Catalog:
         self._holds: dict[bytes, asyncio.Lock] = {}
         self._changing = asyncio.Lock()
         bounds, share = self.bounds, self.bounds.caller_share
-        waiting = Budget("calls that wait", "max_waiting_calls of the server", bounds.max_waiting_calls, share)
-        rows = Budget("bytes of inserts that wait", "max_waiting_mb of the server", bounds.max_waiting_bytes, share)
+        waiting = Budget("waiting calls", "max_waiting_calls of the server", bounds.max_waiting_calls, share)
+        rows = Budget("bytes of waiting inserts", "max_waiting_mb of the server", bounds.max_waiting_bytes, share)
         self.waiters = Waiters(waiting, rows, bounds.max_wait_s)
         self.long_calls = LongCalls(waiting)
         """Calls of many rows, which take turns."""
@@ -81,20 +81,20 @@ class Catalog:
         if lost_power and self._boot is not None and self._boot.is_there:
             if self._checked:
                 raise DamagedTableError(
-                    f"{folder}: the machine went down while a server had this table open, and it has no checksums to "
-                    "tell whole rows from torn ones. Restore a checkpoint; or have it as it is: start and stop the "
-                    "server once with --durability process"
+                    f"{folder}: the machine went down while a server had this table open. Without checksums, torn rows "
+                    "cannot be detected. Restore a checkpoint, or accept the table as it is: "
+                    "start and stop the server once with --durability process"
                 )
             log.warning(
-                "table %s: the machine went down while a server had it open; it has no checksums, and rows may be torn",
+                "table %s: the machine went down while a server had it open; without checksums, rows may be torn",
                 folder.name,
             )
         if self._checked:
-            log.info("table %s gets checksums", folder.name)
+            log.info("adding checksums to table %s", folder.name)
             try:
                 directory.add_checksums()
             except NoSpaceError as error:
-                log.error("table %s has none, and a loss of power may tear its rows: %s", folder.name, error)
+                log.error("table %s has no checksums, and a power loss may tear its rows: %s", folder.name, error)
                 directory.close()
                 return TableDirectory.open(folder)
         return directory
@@ -223,7 +223,7 @@ class Catalog:
         self._tables.clear()
         if refused:
             reasons = "; ".join(f"{name}: {error}" for name, error in refused.items())
-            raise NotWrittenError(f"tables that the disk did not take, so that a loss of power harms them: {reasons}")
+            raise NotWrittenError(f"tables not synced to disk, which a power loss may damage: {reasons}")
         if self._boot is not None:
             self._boot.end()
 

@@ -51,7 +51,7 @@ def table_not_found(name: str) -> RequestError:
     """There is no table of this name."""
     return RequestError(
         replay_pb2.ERROR_REASON_TABLE_NOT_FOUND,
-        f"no table is called {name!r}; create it first",
+        f"there is no table {name!r}; create it first",
         table=name,
     )
 
@@ -73,7 +73,7 @@ def table_replaced(name: str) -> RequestError:
     """The caller knows an earlier table of this name."""
     return RequestError(
         replay_pb2.ERROR_REASON_TABLE_REPLACED,
-        f"table {name!r} is not the one that this uid belongs to: it was dropped and made anew; look it up again",
+        f"table {name!r} has another uid: it was dropped and created again; look it up again",
         table=name,
     )
 
@@ -109,7 +109,7 @@ _PROGRESS: Mapping[WaitedFor, str] = {
     "room": "room for {have:,} of {needed:,} rows",
 }
 _LACKING: Mapping[WaitedFor, str] = {
-    "rows": "it does not have enough rows to draw",
+    "rows": "it has too few rows to draw",
     "samples": "its rate limiter allows no more draws until rows are inserted",
     "inserts": "its rate limiter allows no more inserts until rows are drawn",
     "room": "the queue is full until rows are drawn",
@@ -120,7 +120,7 @@ def table_empty(name: str, needed: int = 1) -> RequestError:
     """There is nothing to draw; so many rows are needed."""
     return RequestError(
         replay_pb2.ERROR_REASON_TABLE_EMPTY,
-        f"table {name!r} has no rows to draw: 0 of {needed:,}; insert some, or ask to wait for them",
+        f"table {name!r} has no rows to draw: 0 of {needed:,}; insert some, or sample with a timeout",
         table=name,
         have=0,
         needed=needed,
@@ -141,7 +141,7 @@ def limited(name: str, lack: Lack) -> RequestError:
     """The table's limiter or queue does not allow something now, and the caller does not wait for it."""
     return RequestError(
         replay_pb2.ERROR_REASON_LIMITED,
-        f"table {name!r}: {_LACKING[lack.waited_for]}: {lack}; ask to wait for it, or try again later",
+        f"table {name!r}: {_LACKING[lack.waited_for]}: {lack}; retry later, or set a timeout to wait",
         table=name,
         **lack.metadata,
     )
@@ -151,7 +151,7 @@ def table_reset(name: str) -> RequestError:
     """The table was reset while a call waited on it."""
     return RequestError(
         replay_pb2.ERROR_REASON_TABLE_RESET,
-        f"table {name!r} was reset while the call waited; it had no effect, repeat it if it is still wanted",
+        f"table {name!r} was reset while the call waited; the call had no effect, retry it if needed",
         table=name,
     )
 
@@ -172,7 +172,7 @@ def no_space(name: str, folder: Path, what: str = "table") -> RequestError:
     """The disk or memory that holds the tables, or the checkpoints, in a folder is full."""
     return RequestError(
         replay_pb2.ERROR_REASON_NO_SPACE,
-        f"no space left for {what} {name!r} in {folder}; free some there, then try again",
+        f"no space left for {what} {name!r} in {folder}; free some, then retry",
         table=name if what == "table" else "",
     )
 
@@ -181,7 +181,7 @@ def sequence_gap(expected: int, got: int) -> RequestError:
     """A writer left out a sequence number."""
     return RequestError(
         replay_pb2.ERROR_REASON_SEQUENCE_GAP,
-        f"sequence: expected {expected}, got {got}; repeat the inserts that were not acknowledged, in order",
+        f"sequence: expected {expected}, got {got}; resend the unacknowledged inserts in order",
         expected=expected,
         got=got,
     )
@@ -191,7 +191,7 @@ def sequence_too_old(oldest_known: int, got: int) -> RequestError:
     """A repeat came so late that its keys are forgotten."""
     return RequestError(
         replay_pb2.ERROR_REASON_SEQUENCE_TOO_OLD,
-        f"sequence {got} was applied, but its keys are no longer known (the oldest known is {oldest_known})",
+        f"sequence {got} was applied, but its keys are no longer known (oldest known: {oldest_known})",
         oldest_known=oldest_known,
         got=got,
     )
@@ -201,8 +201,9 @@ def writer_unknown(got: int) -> RequestError:
     """A writer that is not known does not begin at 1."""
     return RequestError(
         replay_pb2.ERROR_REASON_WRITER_UNKNOWN,
-        f"this writer is not known here, and its sequence is {got}, not 1: it was silent for too long, or the table "
-        "was made anew; go on as a new writer",
+        f"unknown writer: expected sequence 1, got {got}; it "
+        "was idle for too long, or "
+        "the table was created again; continue as a new writer",
         got=got,
     )
 
@@ -211,7 +212,7 @@ def writer_superseded() -> RequestError:
     """The same writer opened another stream."""
     return RequestError(
         replay_pb2.ERROR_REASON_WRITER_SUPERSEDED,
-        "another stream of the same writer has begun; only one can be live",
+        "another stream of the same writer was opened; only one can be open",
     )
 
 
@@ -219,7 +220,7 @@ def shutting_down() -> RequestError:
     """The server is closing."""
     return RequestError(
         replay_pb2.ERROR_REASON_SHUTTING_DOWN,
-        "the server is shutting down; try again once it is back",
+        "the server is shutting down; retry once it is back",
     )
 
 
@@ -227,7 +228,7 @@ def checkpoints_off() -> RequestError:
     """There is no place for checkpoints."""
     return RequestError(
         replay_pb2.ERROR_REASON_CHECKPOINTS_OFF,
-        "this server writes no checkpoints: start it with --checkpoint-dir",
+        "checkpoints are off: start the server with --checkpoint-dir",
         setting="checkpoint_dir",
     )
 
@@ -236,7 +237,7 @@ def checkpoint_not_found(name: str) -> RequestError:
     """There is no such checkpoint."""
     return RequestError(
         replay_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND,
-        f"no checkpoint is called {name!r}; `replay checkpoint list` shows those there are",
+        f"there is no checkpoint {name!r}; `replay checkpoint list` lists the existing ones",
         checkpoint=name,
     )
 
@@ -245,7 +246,7 @@ def checkpoint_damaged(name: str, file: str, fault: str) -> RequestError:
     """A checkpoint cannot be trusted."""
     return RequestError(
         replay_pb2.ERROR_REASON_CHECKPOINT_DAMAGED,
-        f"checkpoint {name!r} is damaged: {fault}; use another one",
+        f"checkpoint {name!r} is corrupt: {fault}; use another one",
         checkpoint=name,
         file=file,
     )
@@ -253,14 +254,14 @@ def checkpoint_damaged(name: str, file: str, fault: str) -> RequestError:
 
 def internal() -> RequestError:
     """The server is at fault; its log says more."""
-    return RequestError(replay_pb2.ERROR_REASON_INTERNAL, "a fault of the server; its log has the traceback")
+    return RequestError(replay_pb2.ERROR_REASON_INTERNAL, "internal error; the server's log has the traceback")
 
 
 def unauthenticated(problem: str) -> RequestError:
     """Nobody knows who calls; the problem never says what the token was."""
     return RequestError(
         replay_pb2.ERROR_REASON_UNAUTHENTICATED,
-        f"{problem}; send one that is valid as 'authorization: Bearer TOKEN'",
+        f"{problem}; send a valid one as 'authorization: Bearer TOKEN'",
     )
 
 
@@ -276,7 +277,7 @@ def permission_denied(caller: str, one_of: Sequence[str], on: str, table: str = 
     rights = " or ".join(one_of)
     return RequestError(
         replay_pb2.ERROR_REASON_PERMISSION_DENIED,
-        f"the token {caller!r} does not give the right {rights} on {on}; whoever keeps the server's tokens can add it",
+        f"the token {caller!r} lacks the right {rights} on {on}; add it to the server's tokens file",
         right=rights,
         table=table,
     )

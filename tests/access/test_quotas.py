@@ -69,7 +69,7 @@ def test_the_tables_of_a_token_take_so_many_bytes_with_their_indexes(
     create(free, "others")
     create(bounded, "one")
     full = create(bounded, "two")
-    bound = "bytes of all tables once full, of the token 'bounded'"
+    bound = "bytes of all tables when full, of the token 'bounded'"
     with beyond(bound, "max_bytes of the token 'bounded'", 2 * TABLE_BYTES, 3 * TABLE_BYTES):
         create(bounded, "three")
     assert not create(bounded, "two").created, "one that is there is opened"

@@ -170,7 +170,7 @@ class Revoked(Anyone):
     """A caller whose token was taken away just now; nobody has looked yet."""
 
     def check_valid(self) -> None:
-        raise errors.unauthenticated("the token of this call is valid no more")
+        raise errors.unauthenticated("the token of this call is no longer valid")
 
 
 def test_a_draw_that_has_waited_takes_nothing_for_a_token_that_is_valid_no_more(tmp_path: Path) -> None:

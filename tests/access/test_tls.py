@@ -136,7 +136,7 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before(
         assert certificate_of(server) == before
     certified.key.unlink()
     assert certificate_of(server) == before
-    assert "cannot be used, so what it said before holds" in server.log()
+    assert "is invalid, keeping its previous content" in server.log()
     assert "PRIVATE KEY" not in server.log()
     certified.key.write_bytes(key)
     assert gets_in(server, authority.tls())

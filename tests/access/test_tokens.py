@@ -96,13 +96,13 @@ def test_a_token_expires_at_its_moment(file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        (GOOD, "tokens = 5", "expected [[tokens]] and nothing beside them"),
+        (GOOD, "tokens = 5", "expected only [[tokens]]"),
         (GOOD, "tokens = [5]", "expected a table of keys"),
-        (GOOD, GOOD + GOOD, "each name once"),
-        (GOOD, GOOD + GOOD.replace("actors", "others"), "each token once"),
-        ("[[tokens]]", "port = 5\n[[tokens]]", "nothing beside them"),
-        ('name = "actors"', "", "name: expected a text"),
-        ('name = "actors"', 'name = "a\\nb"', "name: expected a text"),
+        (GOOD, GOOD + GOOD, "unique names"),
+        (GOOD, GOOD + GOOD.replace("actors", "others"), "unique tokens"),
+        ("[[tokens]]", "port = 5\n[[tokens]]", "only [[tokens]]"),
+        ('name = "actors"', "", "name: expected a string"),
+        ('name = "actors"', 'name = "a\\nb"', "name: expected a string"),
         (SECRET, "short", "at least 16 ASCII characters"),
         (SECRET, "sixteen characters with spaces", "at least 16 ASCII characters"),
         (f'token = "{SECRET}"', "", "either token or token_sha256"),
@@ -115,8 +115,8 @@ def test_a_token_expires_at_its_moment(file: Path) -> None:
         ('rights = ["write"]', "", "rights: expected a list"),
         ('["cart*"]', '"cart*"', "tables: expected a list"),
         ('["cart*"]', "[]", "tables: expected a list"),
-        ("name", "expires = 2030-01-01\nname", "with its time zone"),
-        ("name", "expires = 2030-01-01T00:00:00\nname", "with its time zone"),
+        ("name", "expires = 2030-01-01\nname", "with a time zone"),
+        ("name", "expires = 2030-01-01T00:00:00\nname", "with a time zone"),
         ("name", "right = 1\nname", "got 'right'"),
         ("name =", "name", "expected TOML"),
     ],
@@ -176,7 +176,7 @@ def test_without_tokens_in_its_file_nobody_may_call(file: Path, content: str, ca
     file.write_text(content)
     ticks.now = 1.0
     assert tokens.digest_of(SECRET) is None
-    assert "has no tokens: nobody may call" in caplog.text
+    assert "contains no tokens: all calls are refused" in caplog.text
     assert Tokens(file).digest_of(SECRET) is None
 
 
@@ -188,7 +188,7 @@ def test_no_token_outlives_its_file(file: Path, caplog: pytest.LogCaptureFixture
     assert tokens.digest_of(SECRET) is not None, "it may be about to be written anew"
     for ticks.now in (2.0, 3.0):
         assert tokens.digest_of(SECRET) is None
-    assert caplog.text.count("is gone, so nothing that it said holds") == 1
+    assert caplog.text.count("is missing, its content no longer applies") == 1
     change(file, GOOD)
     ticks.now = 4.0
     assert tokens.digest_of(SECRET) is not None
@@ -251,7 +251,7 @@ def test_a_file_of_tokens_that_others_can_read_is_refused(
     file: Path, mode: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.chmod(mode)
-    with pytest.raises(UnusableFileError, match=f"chmod g-w,o= {file}, or have token_sha256"):
+    with pytest.raises(UnusableFileError, match=f"chmod g-w,o= {file}, or replace token by token_sha256"):
         Tokens(file)
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
     file.write_text(GOOD.replace(f'token = "{SECRET}"', f'token_sha256 = "{digest}"'))
@@ -283,7 +283,7 @@ def test_what_a_file_said_last_holds_while_it_cannot_be_used(
     change(file, content)
     for ticks.now in (1.0, 2.0, 3.0):
         assert tokens.digest_of(SECRET) is not None
-    assert caplog.text.count("cannot be used, so what it said before holds") == 1
+    assert caplog.text.count("is invalid, keeping its previous content") == 1
     change(file, token_entry("actors", READ, ["read"]))
     ticks.now = 4.0
     assert tokens.digest_of(SECRET) is None

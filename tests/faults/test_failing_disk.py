@@ -20,7 +20,7 @@ from tests.support.power import pretend_another_boot
 from tests.support.server_process import ServerProcess
 
 POWER = ("--durability", "power", "--sync-every", "0.05")
-STORED_ANEW = "is stored anew"
+STORED_ANEW = "rewriting table"
 FAILING_DISK = textwrap.dedent("""
     # Read by every interpreter that starts with this folder in its path.
     import errno, os
@@ -84,7 +84,7 @@ def test_service_goes_on_and_tells(
         console = Console(width=200, record=True, file=io.StringIO())
         with ReplayClient(server.address) as client:
             console.print(render.stats_view(client.stats(), server.address, table.name, 200))
-        assert "100 rows are not on the disk" in console.export_text()
+        assert "100 rows not on disk" in console.export_text()
         disk.work()
         wait_until(lambda: table.stats().unsynced == 0, "it is synced once the disk works")
         assert f"table {table.name} {STORED_ANEW}" in server.log()
@@ -124,13 +124,13 @@ def test_a_server_that_ends_says_what_the_disk_did_not_take(
         disk.fail("EIO")
         table.insert(range(100, 120))
     assert server.terminate() == 1
-    assert f"tables that the disk did not take, so that a loss of power harms them: {table.name}: " in server.log()
+    assert f"tables not synced to disk, which a power loss may damage: {table.name}: " in server.log()
     assert "Traceback" not in server.log()
     disk.work()
     # It did not end in order: after another boot, nothing is taken on trust.
     pretend_another_boot(data)
     server.restart()
-    assert "verify after a loss of power" in server.log()
+    assert "are valid after a power loss" in server.log()
     with Caller(server.address) as caller:
         assert np.array_equal(values(caller.table(table.name)), np.arange(120))
     assert server.terminate() == 0

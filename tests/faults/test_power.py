@@ -23,7 +23,7 @@ from tests.support.server_process import ServerProcess, run_to_its_end
 
 StartServer = Callable[..., ServerProcess]
 POWER = ("--durability", "power", "--sync-every", "0.1")
-VERIFIED = "verify after a loss of power"
+VERIFIED = "are valid after a power loss"
 CAPACITY = 30_000
 """Several times what comes in between two syncs, or while the files are copied on a busy machine."""
 
@@ -92,7 +92,7 @@ def test_a_server_whose_machine_went_down_serves_whole_rows_only(
     stats = table.stats()
     assert VERIFIED in server.log()
     assert stats.lost > 0
-    assert f"{stats.lost} rows are lost, of the keys" in server.log()
+    assert f"{stats.lost} rows are lost, with the keys" in server.log()
     oldest = table.describe().inserted - len(found)
     assert list(found) == list(range(oldest, table.describe().inserted)), "there are holes"
     caller.verify(caller.checkpoint(name).name)
@@ -231,7 +231,7 @@ def test_tables_keep_their_checksums_whatever_the_setting(start_server: StartSer
     server.kill()
     pretend_another_boot(data)
     server.restart()
-    assert f"table {other.name}: the machine went down while a server had it open; it has no checksums" in server.log()
+    assert f"table {other.name}: the machine went down while a server had it open; without checksums" in server.log()
     with Caller(server.address) as caller:
         assert caller.table(table.name).read(np.arange(80)).values.tolist() == list(range(80))
 

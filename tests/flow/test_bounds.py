@@ -177,7 +177,7 @@ def test_bytes_of_one_table_and_of_all(small: Caller) -> None:
     assert "max_table_bytes" in refusal.metadata["setting"]
     small.create("second", capacity=10_000)
     small.create("third", capacity=10_000)
-    with refused("TOO_LARGE", bound="bytes of all tables once full", limit=7_500_000, got=4 * size) as refusal:
+    with refused("TOO_LARGE", bound="bytes of all tables when full", limit=7_500_000, got=4 * size) as refusal:
         small.create("fourth", capacity=10_000)
     assert "max_bytes" in refusal.metadata["setting"]
     small.table("first").drop()
@@ -202,7 +202,7 @@ def test_checksums_count_too(start_server: Callable[..., ServerProcess], tmp_pat
             table.insert(np.arange(start, start + ROWS))
         assert table.stats().bytes == full
         with refused(
-            "TOO_LARGE", bound="bytes of all tables once full", limit=2 * (full + beside) - 1, got=2 * (full + beside)
+            "TOO_LARGE", bound="bytes of all tables when full", limit=2 * (full + beside) - 1, got=2 * (full + beside)
         ):
             caller.create(capacity=1000)
     server.terminate()

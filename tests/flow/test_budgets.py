@@ -100,7 +100,7 @@ def test_a_budget_is_exact_and_lets_on_whoever_fits(steps: list[tuple[str, objec
 
 
 async def _follow(steps: list[tuple[str, object, object]]) -> None:
-    waiting = Budget("calls that wait", "", 1000, 1.0)
+    waiting = Budget("waiting calls", "", 1000, 1.0)
     budget = QueuedBudget("bytes", "", 16 * SMALL_BYTES, 0.5, waiting)
     takers: list[_Taker] = []
     for what, whom, more in steps:

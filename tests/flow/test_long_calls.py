@@ -15,7 +15,7 @@ WORK_S = 0.02
 
 
 def long_calls(most: int = 100) -> LongCalls:
-    return LongCalls(Budget("calls that wait", "max_waiting_calls of the server", most, 1.0))
+    return LongCalls(Budget("waiting calls", "max_waiting_calls of the server", most, 1.0))
 
 
 def test_callers_have_their_turns_one_after_another() -> None:
@@ -69,7 +69,7 @@ def test_so_many_may_wait() -> None:
         await turns.turn("first")
         waits = asyncio.create_task(turns.turn("second"))
         await asyncio.sleep(0)
-        with pytest.raises(RequestError, match="calls that wait"):
+        with pytest.raises(RequestError, match="waiting calls"):
             await turns.turn("second")
         assert await waits
 

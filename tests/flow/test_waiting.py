@@ -416,7 +416,7 @@ def test_too_many_bytes_that_wait_are_refused(start_server: StartServer, call: C
     wait_for_waiting(table, 1)
     calls = [table.begin_insert(range(400)) for _ in range(92)]
     wait_for_waiting(table, 93)
-    with refused("TOO_LARGE", bound="bytes of inserts that wait", limit=1 << 20) as refusal:
+    with refused("TOO_LARGE", bound="bytes of waiting inserts", limit=1 << 20) as refusal:
         table.insert(range(400))
     assert "max_waiting_mb" in refusal.metadata["setting"]
     for _ in (first, *calls):
@@ -444,7 +444,7 @@ def test_too_many_waiting_calls_are_refused(start_server: StartServer, call: Cal
     table = call(server).create()
     draws = [table.begin_sample(1) for _ in range(3)]
     wait_for_waiting(table, 3)
-    with refused("TOO_LARGE", bound="calls that wait", limit=3, got=4) as refusal:
+    with refused("TOO_LARGE", bound="waiting calls", limit=3, got=4) as refusal:
         table.sample(1, wait_s=10.0)
     assert "max_waiting_calls" in refusal.metadata["setting"]
     table.insert([1])

@@ -50,10 +50,10 @@ def test_servers_that_start_first_together_say_how_far_they_are_and_compile_once
     for server in started:
         request.addfinalizer(server.kill)
     logs = sorted((server.log() for server in started), key=lambda log: "by another server" in log)
-    assert "(first start of this version; kept in" in logs[0]
+    assert "(first start of this version; stored in" in logs[0]
     assert "compiling kernels: 0 of" in logs[0]
     assert "kernels compiled in" in logs[0]
-    assert "goes on without it" not in logs[0], "both processes that compile beside the server succeed"
+    assert "continuing without it" not in logs[0], "both processes that compile beside the server succeed"
     assert ["by another server" in log for log in logs] == [False, True]
     (folder,) = (tmp_path / "kernels").iterdir()
     assert kernel_cache.is_complete(folder)

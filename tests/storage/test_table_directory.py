@@ -101,7 +101,7 @@ def test_a_header_that_cannot_be_true_is_damaged(stored: Path, name: str, value:
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_table_of_an_earlier_version_is_refused_with_what_to_do(stored: Path, version: int) -> None:
     edit(stored, format_version=version)
-    with pytest.raises(DamagedTableError, match=f"found {version}; serve this table with the version of replay-server"):
+    with pytest.raises(DamagedTableError, match=f"found {version}; use the version of replay-server"):
         TableDirectory.open(stored)
 
 

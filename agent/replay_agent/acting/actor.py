@@ -18,12 +18,12 @@ from replay_agent.dqn.networks import QNetwork
 
 @dataclass(frozen=True)
 class FinishedEpisode:
-    """An episode that came to its end.
+    """A finished episode.
 
     Attributes:
         episode_return: undiscounted sum of rewards.
         length: environment steps.
-        actor_id: who played it; 0 is the trainer.
+        actor_id: the actor that played it; 0 is the trainer.
     """
 
     episode_return: float
@@ -33,11 +33,11 @@ class FinishedEpisode:
 
 @dataclass(frozen=True)
 class ActorStep:
-    """What one environment step brought.
+    """The result of one environment step.
 
     Attributes:
-        transitions: rows that it completed, oldest first.
-        episode: the episode that it ended, if it did.
+        transitions: completed rows, oldest first.
+        episode: the finished episode, if any.
     """
 
     transitions: list[Transition]
@@ -45,10 +45,10 @@ class ActorStep:
 
 
 class EpsilonGreedyPolicy:
-    """Acts at random with probability epsilon, otherwise by the largest action value."""
+    """Acts at random with probability epsilon, otherwise greedily."""
 
     def __init__(self, network: QNetwork, actions: int, rng: np.random.Generator, device: torch.device) -> None:
-        """Follow ``network``, which may change while this acts."""
+        """Follow ``network``, whose weights may change over time."""
         self._network = network
         self._actions = actions
         self._rng = rng
@@ -62,7 +62,7 @@ class EpsilonGreedyPolicy:
 
 
 class Actor:
-    """Plays episodes without end."""
+    """Plays one episode after another."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class Actor:
         """Make the environment and begin an episode.
 
         Args:
-            env_id: Gymnasium's name of the environment.
-            seeds: of the environment and of exploration.
-            network: whose values decide.
-            n_step: steps that a transition spans.
-            gamma: discount of one step.
-            actor_id: who plays.
-            device: where the network lives; the CPU if None.
+            env_id: Gymnasium id of the environment.
+            seeds: for the environment and exploration.
+            network: computes the action values.
+            n_step: steps per transition.
+            gamma: discount per step.
+            actor_id: recorded in finished episodes.
+            device: the network's device; None: the CPU.
         """
         self._env: Environment = make_environment(env_id)
         info = describe_environment(self._env, env_id)
@@ -119,5 +119,5 @@ class Actor:
 
 
 def _kept(observation: NDArray[Any]) -> NDArray[Any]:
-    """A copy: some environments write the next observation over the last one, which n-step rows still need."""
+    """Copy an observation: some environments reuse the buffer, but n-step rows still need it."""
     return np.array(observation)

@@ -16,20 +16,20 @@ Environment = gymnasium.Env[Any, Any]
 
 
 class UnsupportedEnvironmentError(ValueError):
-    """The environment cannot be made, or its spaces do not suit DQN."""
+    """The environment cannot be created, or DQN does not support its spaces."""
 
 
 @dataclass(frozen=True)
 class EnvironmentInfo:
-    """What the rest of the agent needs to know of an environment.
+    """What the agent needs to know about an environment.
 
     Attributes:
-        env_id: Gymnasium's name of it.
+        env_id: its Gymnasium id.
         observation_shape: shape of one observation.
         observation_dtype: NumPy name of its dtype.
-        bounds: of its elements.
+        bounds: bounds of its elements.
         actions: number of actions, numbered from 0.
-        first_action: the environment's own number of action 0.
+        first_action: the environment's number for action 0.
     """
 
     env_id: str
@@ -44,7 +44,7 @@ def make_environment(env_id: str) -> Environment:
     """Make one environment.
 
     Raises:
-        UnsupportedEnvironmentError: Gymnasium does not know it or misses a dependency of it.
+        UnsupportedEnvironmentError: it is unknown to Gymnasium, or a dependency is missing.
     """
     try:
         return gymnasium.make(env_id)
@@ -59,7 +59,8 @@ def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
     """Check the spaces and describe them.
 
     Raises:
-        UnsupportedEnvironmentError: the action space is not Discrete or the observation space no Box of up to 3 axes.
+        UnsupportedEnvironmentError: the action space is not Discrete, or the observation space is not a Box with at
+            most 3 axes.
     """
     action_space, observation_space = env.action_space, env.observation_space
     if not isinstance(action_space, spaces.Discrete):
@@ -86,7 +87,7 @@ def _flat(bound: NDArray[Any]) -> tuple[float, ...]:
 
 
 def inspect_environment(env_id: str) -> EnvironmentInfo:
-    """Make an environment just to describe it."""
+    """Describe an environment by its id."""
     env = make_environment(env_id)
     try:
         return describe_environment(env, env_id)

@@ -1,4 +1,4 @@
-"""Greedy episodes on given seeds, played side by side so that the network sees batches."""
+"""Greedy episodes on given seeds, played in parallel to batch the network's input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_PARALLEL_EPISODES = 20
 
 
 class EvaluationStoppedError(Exception):
-    """Somebody asked to stop; there is no result."""
+    """The evaluation was stopped; there is no result."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ def evaluate(
     """Play one greedy episode per seed.
 
     Args:
-        network: whose largest action value decides.
-        make_env: makes one environment.
-        seeds: one per episode, given to ``reset``.
-        first_action: the environment's own number of action 0.
-        device: where the network lives; the CPU if None.
-        should_stop: asked before every step; True breaks off.
+        network: computes the action values.
+        make_env: creates an environment.
+        seeds: one per episode, passed to ``reset``.
+        first_action: the environment's number for action 0.
+        device: the network's device; None: the CPU.
+        should_stop: called before every step; True stops the evaluation.
 
     Raises:
-        EvaluationStoppedError: ``should_stop`` said so.
+        EvaluationStoppedError: ``should_stop`` returned True.
     """
     returns: list[float] = []
     lengths: list[int] = []
@@ -111,7 +111,7 @@ def _play(
 
 @torch.inference_mode()
 def greedy_actions(network: QNetwork, observations: NDArray[Any], device: torch.device | None) -> NDArray[np.int64]:
-    """Return int64[batch], the actions of largest value, for observations [batch, *observation_shape]."""
+    """Return the greedy actions, int64[batch], for observations [batch, *observation_shape]."""
     values = network(torch.as_tensor(observations, device=device))
     actions: NDArray[np.int64] = values.argmax(dim=1).cpu().numpy()
     return actions

@@ -1,7 +1,7 @@
-"""Random streams of a run: all are spawned from one `SeedSequence`, so no two generators share a seed.
+"""Random streams of a run, all spawned from one `SeedSequence`, so no two generators share a seed.
 
-A stream's spawn key is its purpose, then numbers that tell it from others of that purpose. Equal keys of equal seeds
-give equal streams; different keys give independent ones, as `numpy.random.SeedSequence` promises.
+A stream's spawn key is its purpose, followed by numbers that distinguish streams with the same purpose. Equal seeds and
+keys give equal streams; different keys give independent ones (see `numpy.random.SeedSequence`).
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ from enum import IntEnum
 
 import numpy as np
 
-# Gymnasium takes any non-negative seed; training, validation and evaluation each own 2^30 of them.
+# Gymnasium accepts any non-negative seed; training, validation and evaluation each use 2^30 of them.
 RANGE_BITS = 30
 
 
 class Purpose(IntEnum):
-    """What a random stream is for. A number never changes its meaning, so runs can be repeated later."""
+    """Purpose of a random stream. Never renumber these: seeds would give different runs."""
 
     NETWORK = 0
     """Initial weights."""
     DRAWS = 1
     """Draws of the table."""
     ACTOR = 2
-    """Everything that one actor does; it spawns the two streams below."""
+    """Parent of an actor's two streams below."""
     EXPLORATION = 3
     """Random actions of an actor."""
     ENVIRONMENT = 4
     """An actor's environment."""
     VALIDATION = 5
-    """Episodes that choose a network."""
+    """Episodes that select a network."""
     EVALUATION = 6
-    """Episodes at the end."""
+    """Final episodes."""
 
 
-# Ranges of `reset` seeds that never meet, so no network is judged on episodes that it was trained or chosen on.
+# Disjoint ranges of `reset` seeds: no network is evaluated on episodes it was trained or selected on.
 _RANGES = {Purpose.ENVIRONMENT: 0, Purpose.VALIDATION: 1, Purpose.EVALUATION: 2}
 
 
 @dataclass(frozen=True)
 class RunSeeds:
-    """Seeds of everything random in a run.
+    """Seeds of all random streams of a run.
 
     Attributes:
         seed: of the run.
-        start: how often the run was started before. A resumed run acts with new random numbers: with the old ones its
-            actors would repeat what the table holds already.
+        start: how often the run was started before. A resumed run uses new random numbers; otherwise actors would
+            repeat episodes that are already in the table.
     """
 
     seed: int
@@ -62,24 +62,24 @@ class RunSeeds:
         return _integer(_spawn(self.seed, Purpose.DRAWS))
 
     def actor(self, actor_id: int) -> int:
-        """Seed of one actor of this start, 0 to 2^63 - 1, for `ActorSeeds`."""
+        """Seed for one actor's `ActorSeeds` after this start, 0 to 2^63 - 1."""
         return _integer(_spawn(self.seed, Purpose.ACTOR, self.start, actor_id))
 
     def validation(self, number: int, count: int) -> list[int]:
-        """Seeds of the ``count`` episodes of a validation, each different; other validations have others."""
+        """Distinct seeds for the ``count`` episodes of a validation; each validation has its own."""
         return _episodes(Purpose.VALIDATION, count, self.seed, number)
 
     def evaluation(self, count: int) -> list[int]:
-        """Seeds of the ``count`` episodes of the evaluation at the end, each different."""
+        """Distinct seeds for the ``count`` episodes of the final evaluation."""
         return _episodes(Purpose.EVALUATION, count, self.seed)
 
 
 @dataclass(frozen=True)
 class ActorSeeds:
-    """Random streams of one actor, which may live on another machine.
+    """Random streams of one actor, possibly on another machine.
 
     Attributes:
-        seed: what `RunSeeds.actor` gave.
+        seed: from `RunSeeds.actor`.
     """
 
     seed: int
@@ -99,7 +99,7 @@ def _spawn(seed: int, purpose: Purpose, *which: int) -> np.random.SeedSequence:
 
 
 def _integer(sequence: np.random.SeedSequence) -> int:
-    """One integer of 63 bits, for what takes nothing else."""
+    """One integer of 63 bits, for APIs that take no `SeedSequence`."""
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 

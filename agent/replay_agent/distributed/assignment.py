@@ -14,10 +14,10 @@ class Task:
     """The same for every actor of a run.
 
     Attributes:
-        env_id: Gymnasium's name of the environment.
+        env_id: Gymnasium id of the environment.
         table: name of the replay table.
-        n_step: steps that a transition spans.
-        gamma: discount of one step.
+        n_step: steps per transition.
+        gamma: discount per step.
         network: the network whose weights the learner serves.
     """
 

@@ -15,9 +15,9 @@ from replay_agent.dqn.divergence import MAX_RETURN
 MAX_EPISODES: Final = 1_000
 """Episodes per report; actors split longer lists."""
 MAX_REPORT_BYTES: Final = 1 << 16
-"""Of a report on the wire: a whole one takes a third of it, and one of this size takes 4 ms to parse."""
+"""Limit for a serialized report. A full report takes a third of it; parsing this much takes 4 ms."""
 MAX_LENGTH: Final = 2**53
-"""Environment steps of an episode: up to here float64, and so every reader of JSON, has each whole number."""
+"""Environment steps of an episode: the largest integer that float64, and thus JSON, represents exactly."""
 MAX_QUEUED: Final = 100_000
 """Episodes queued for the trainer, about 20 MB: a thousand actors fill the queue in a minute of validation."""
 
@@ -47,7 +47,7 @@ class Reports:
 
         Args:
             request: of an actor.
-            actors_joined: the largest number that an actor has.
+            actors_joined: the largest actor id.
 
         Raises:
             InvalidReportError: a field is invalid; nothing was queued.
@@ -61,7 +61,7 @@ class Reports:
         self.arrived.set()
 
     def take_episodes(self, limit: int = MAX_QUEUED) -> list[FinishedEpisode]:
-        """The oldest episodes, at most ``limit``; after some of them, `arrived` stays set while there are more."""
+        """Return the oldest episodes, at most ``limit``; `arrived` stays set if there are more."""
         with self._lock:
             taken = [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
             if taken and self._queue:

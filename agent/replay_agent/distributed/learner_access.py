@@ -1,6 +1,6 @@
-"""How the learner's service is protected: TLS, and tokens of the same kind of file as the replay server's.
+"""Access control of the learner's service: TLS, and token files in the replay server's format.
 
-An actor inserts rows, so its token needs the right to write to the run's table, and no other right.
+An actor inserts rows, so its token needs only the right to write to the run's table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LearnerAccess:
 
     @property
     def protection(self) -> Protection:
-        """Which protections are on."""
+        """Enabled protections."""
         return Protection(
             tls=self.tls_cert is not None,
             client_certificates=self.tls_client_ca is not None,
@@ -53,7 +53,7 @@ class LearnerAccess:
         )
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials of the port; None: it is not encrypted.
+        """Credentials of the port; None: plain text.
 
         Raises:
             UnusableFileError: a file cannot be used.
@@ -63,10 +63,10 @@ class LearnerAccess:
         return ServerCertificates(self.tls_cert, self.tls_key, self.tls_client_ca).credentials()
 
     def gate(self, table: str) -> Gate:
-        """The check of every call of actors that write to a table.
+        """Create the check for calls of actors that write to a table.
 
         Raises:
-            UnusableFileError: the file of tokens cannot be used.
+            UnusableFileError: the tokens file cannot be used.
         """
         return Gate(None if self.tokens is None else Tokens(self.tokens), table)
 
@@ -105,7 +105,7 @@ class Gate:
         if not grant.allows(Right.WRITE, self._table):
             raise RefusedError(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"the token {grant.name!r} does not give the right write on table {self._table!r}",
+                f"the token {grant.name!r} lacks the right write on table {self._table!r}",
             )
 
 

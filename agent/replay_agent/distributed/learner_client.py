@@ -1,4 +1,4 @@
-"""An actor's end of the learner's service."""
+"""Client of the learner's service, used by actors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.distributed.assignment import Assignment
 from replay_agent.distributed.episode_reports import MAX_EPISODES
 
-# Networks may be of any size.
+# Networks can be arbitrarily large.
 UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 # A restarted learner is back within seconds: do not wait longer between attempts.
 MAX_RECONNECT_BACKOFF_MS = 1_000
 MIN_TIMEOUT_S = 0.01
 # Prefix of the variables for TLS with the learner; see `replay_client.security`.
 LEARNER_TLS_PREFIX = "REPLAY_LEARNER_TLS"
-# Holds the token for the learner, if it differs from the replay server's.
+# Token for the learner, if it differs from the replay server's.
 LEARNER_TOKEN_VARIABLE = "REPLAY_LEARNER_TOKEN"
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 # The learner is unreachable, or stopped during a call, which gRPC reports as CANCELLED or INTERNAL.
@@ -69,7 +69,7 @@ class LearnerClient:
         tls: Tls | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """Open a channel; the learner need not be there yet.
+        """Open a channel; the learner may start later.
 
         Args:
             address: ``host:port``.
@@ -93,7 +93,7 @@ class LearnerClient:
         """Join the run.
 
         Args:
-            name: of this actor, for the learner's log.
+            name: name of this actor in the learner's log.
 
         Raises:
             LearnerRefusesError: it refuses the token.

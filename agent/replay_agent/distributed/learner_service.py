@@ -1,4 +1,4 @@
-"""The learner's service: actors join, report what they did, and fetch weights when there are newer ones."""
+"""The learner's service: actors join, report their episodes and fetch new weights."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from replay_agent.distributed.episode_reports import InvalidReportError, Reports
 from replay_agent.distributed.join_log import MAX_NAME_LENGTH, JoinLog
 from replay_agent.distributed.learner_access import RefusedError
 
-# How long actors that run ahead pause before they report again.
+# Pause of actors that are ahead, before they report again.
 PAUSE_MS = 20
 WEIGHT_BYTES_PER_S = 128 << 20
-"""Rate limit of weights sent to all actors, which bounds the cost to a third of the trainer's time."""
+"""Rate limit for weights sent to all actors, which costs at most a third of the trainer's time."""
 BURST_S = 1.0
 """Burst that the rate limit allows, in seconds at that rate, for actors that ask at the same time."""
 
@@ -43,8 +43,8 @@ class Guidance:
 class PublishedWeights:
     """The newest weights. Threads may share one.
 
-    Weights leave the device and are serialized when an actor first asks for them, in the thread that answers it:
-    publishing never waits for the device, and versions that nobody fetches cost nothing. Sending costs the trainer
+    Weights are copied from the device and serialized when an actor first requests them, in the thread that answers it.
+    So publishing never waits for the device, and versions that nobody fetches cost nothing. Sending costs the trainer
     about 2 ms per MB, so the rate is limited.
     """
 
@@ -66,11 +66,11 @@ class PublishedWeights:
         return self._newest.number
 
     def publish(self, weights: Mapping[str, Tensor]) -> None:
-        """Make these the newest; they are copied on their device. For one thread."""
+        """Publish a new version; copies the weights on their device. Call from one thread only."""
         self._newest = _Version(self.version + 1, weights)
 
     def newer_than(self, version: int) -> tuple[int, bytes]:
-        """The newest version and its data, which is empty if the caller has it already or exceeds the rate limit."""
+        """The newest version and its data; empty if the caller already has it, or beyond the rate limit."""
         newest = self._newest
         if version == newest.number:
             return newest.number, b""
@@ -105,7 +105,7 @@ class _Version:
 
 
 class LearnerService:
-    """Answers the calls of the contract. Threads may share one.
+    """Handles the RPCs. Thread-safe.
 
     Every method may raise `RefusedError`.
     """
@@ -115,9 +115,9 @@ class LearnerService:
 
         Args:
             task: for actors.
-            seeds: of the run; every actor gets one of its own.
+            seeds: of the run; every actor gets its own.
             weights: the weights to serve.
-            guide: gives instructions to actors; called from several threads.
+            guide: computes instructions for actors; called from several threads.
         """
         self.reports = Reports()
         self.run_id = str(uuid.uuid4())
@@ -137,11 +137,11 @@ class LearnerService:
 
     @property
     def actors_joined(self) -> int:
-        """How many actors ever joined."""
+        """Number of actors that ever joined."""
         return self._actors
 
     def finish(self) -> None:
-        """Tell actors from now on that the run is over."""
+        """From now on, tell actors that the run is over."""
         self._is_finished.set()
 
     def join(self, request: learner_pb2.JoinRequest) -> learner_pb2.JoinResponse:

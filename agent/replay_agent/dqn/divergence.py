@@ -26,7 +26,7 @@ def require_finite(learner: DoubleDQN) -> None:
     Action values are checked because finite parameters can be so large that values overflow.
 
     Raises:
-        DivergedError: a network or the optimizer holds a number that is not finite, or a network's values are not.
+        DivergedError: a network, its action values or the optimizer's state contain a number that is not finite.
     """
     parts: dict[str, Iterable[Tensor]] = {
         "the online network": learner.online.parameters(),
@@ -71,7 +71,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def _first_wrong_step(learner: DoubleDQN, figures: Figures | None) -> int:
-    """The first gradient step, from 1, whose figures are not finite; if all are, the latest step is to blame."""
+    """The first gradient step (from 1) with figures that are not finite; if all are finite, the latest step."""
     if figures is None or figures.finite_steps == figures.steps:
         return learner.updates
     return learner.updates - figures.steps + figures.finite_steps + 1

@@ -1,4 +1,4 @@
-"""One gradient step of Double DQN on a prioritized batch, and the target network that follows."""
+"""Double DQN: gradient steps on prioritized batches, and updates of the target network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
 
 @dataclass(frozen=True)
 class DoubleDQNConfig:
-    """How the learner steps; the settings of the same names explain each field."""
+    """Hyperparameters; see the settings with the same names."""
 
     learning_rate: float
     adam_epsilon: float = 1e-8
@@ -49,12 +49,12 @@ class TransitionBatch:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one gradient step found, on the learner's device: to look at it waits for the step.
+    """Result of a gradient step, on the learner's device; reading it waits for the step.
 
     Attributes:
         td_errors: float32[batch], absolute and unweighted: the new priorities.
         loss: float32[], weighted Huber loss.
-        grad_norm: float32[], length of the gradient before clipping.
+        grad_norm: float32[], norm of the gradient before clipping.
         mean_value: float32[], mean value of the actions taken.
     """
 
@@ -65,15 +65,15 @@ class UpdateResult:
 
 
 class DoubleDQN:
-    """Online and target network with the optimizer."""
+    """Online network, target network and optimizer."""
 
     def __init__(self, spec: NetworkSpec, config: DoubleDQNConfig, device: torch.device) -> None:
-        """Build both networks from torch's global generator, equal at first."""
+        """Build both networks with equal weights from torch's global generator."""
         self.spec = spec
         self.device = device
         self.updates = 0
         self.figures = FiguresMeter(device)
-        """Of the gradient steps that this learner took itself."""
+        """Figures of this learner's own gradient steps."""
         self._latest_obs: Tensor | None = None
         self._config = config
         self.online: QNetwork = build_network(spec).to(device)
@@ -83,7 +83,7 @@ class DoubleDQN:
         )
 
     def update(self, batch: TransitionBatch) -> UpdateResult:
-        """Take one gradient step and let the target network follow when it is due; does not wait for the device."""
+        """Take a gradient step, and update the target network if due; does not wait for the device."""
         targets = self._targets(batch)
         values = losses.values_of(self.online(batch.obs), batch.action)
         td_errors = targets - values
@@ -107,7 +107,7 @@ class DoubleDQN:
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """Move the target network by ``target_tau`` towards the online one; 1 copies it (Mnih et al., 2015)."""
+        """Move the target network towards the online one by ``target_tau``; 1 copies it (Mnih et al., 2015)."""
         if self.updates % self._config.target_interval:
             return
         for target, online in zip(self.target.parameters(), self.online.parameters(), strict=True):

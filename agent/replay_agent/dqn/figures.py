@@ -1,4 +1,4 @@
-"""Figures of gradient steps: accumulated on the device, and fetched only to be shown."""
+"""Figures of gradient steps, accumulated on the device and fetched only for display."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 DECAY = 0.99
-"""Decay of the exponential means per gradient step."""
+"""Decay per gradient step of the exponential means."""
 FIGURES = ("loss", "grad_norm", "mean_value")
 FOLDED_STEPS = 256
-"""Gradient steps whose figures wait to be summed up at most."""
+"""Gradient steps after which pending figures are folded into the means."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Smoothed figures of the gradient steps so far; not finite from the first one on that was not.
+    """Smoothed figures of the gradient steps so far; once one is not finite, it stays so.
 
     Attributes:
         loss: weighted loss.
-        grad_norm: length of the gradient before clipping.
+        grad_norm: norm of the gradient before clipping.
         mean_value: mean value of the actions in batches.
-        steps: gradient steps that went in.
-        finite_steps: how many of them came before the first whose figures are not all finite.
+        steps: number of gradient steps.
+        finite_steps: number of steps before the first with a figure that is not finite.
     """
 
     loss: float
@@ -34,13 +34,13 @@ class Figures:
 
 
 class FiguresMeter:
-    """Exponential means that are right from the first value on. Adding never waits for the device."""
+    """Bias-corrected exponential means. Adding never waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start without values.
+        """Start empty.
 
         Args:
-            device: where the figures arise.
+            device: device of the figures.
         """
         self._device = device
         self._steps = 0
@@ -50,15 +50,15 @@ class FiguresMeter:
         self._is_finite = torch.ones((), dtype=torch.int64, device=device)
 
     def add(self, loss: Tensor, grad_norm: Tensor, mean_value: Tensor) -> None:
-        """Take in the figures of a gradient step, each float32[]."""
-        # To sum up many at once costs a step next to nothing.
+        """Add the figures of a gradient step, each float32[]."""
+        # Folding many at once is nearly free per step.
         self._waiting += (loss, grad_norm, mean_value)
         self._steps += 1
         if len(self._waiting) >= FOLDED_STEPS * len(FIGURES):
             self._fold()
 
     def fetch(self) -> Figures | None:
-        """Wait for the device, once; None before the first step."""
+        """Fetch the figures, waiting for the device once; None before the first step."""
         if not self._steps:
             return None
         self._fold()
@@ -68,7 +68,7 @@ class FiguresMeter:
         return Figures(loss / weight, grad_norm / weight, mean_value / weight, self._steps, int(finite_steps))
 
     def _fold(self) -> None:
-        """Sum up what was added since the last time, on the device."""
+        """Fold pending figures into the means, on the device."""
         if not self._waiting:
             return
         values = torch.stack(self._waiting).view(-1, len(FIGURES))

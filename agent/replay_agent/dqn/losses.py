@@ -1,4 +1,4 @@
-"""Targets and loss of (Double) DQN on prioritized batches: pure functions of tensors."""
+"""Targets and loss of (Double) DQN on prioritized batches, as pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def values_of(q_values: Tensor, actions: Tensor) -> Tensor:
 def bootstrap_values(next_q_target: Tensor, next_q_online: Tensor | None) -> Tensor:
     """Value the next observations.
 
-    With ``next_q_online``, Double DQN: the online network chooses and the target network values (van Hasselt et
-    al., 2016, arXiv:1509.06461, equation 4). Without, DQN: the largest value of the target network (Mnih et al., 2015).
+    With ``next_q_online``, this is Double DQN: the online network selects actions, the target network evaluates them
+    (van Hasselt et al., 2016, arXiv:1509.06461, equation 4). Without it, this is DQN: the largest value of the target
+    network (Mnih et al., 2015).
 
     Args:
-        next_q_target: float32[batch, actions], the target network at the next observations.
-        next_q_online: float32[batch, actions], the online network there, or None for plain DQN.
+        next_q_target: float32[batch, actions], values from the target network.
+        next_q_online: float32[batch, actions], values from the online network; None: plain DQN.
 
     Returns:
         float32[batch].
@@ -33,8 +34,8 @@ def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tenso
     """Compute ``R + gamma**k * (1 - terminated) * V(next)``.
 
     Args:
-        rewards: float32[batch], the discounted sum of the k rewards that the row spans.
-        discounts: float32[batch], ``gamma**k``, or 0 where the episode terminated.
+        rewards: float32[batch], discounted sums of k rewards.
+        discounts: float32[batch], ``gamma**k``, or 0 if the episode terminated.
         next_values: float32[batch], values of the observations k steps later.
 
     Returns:
@@ -44,15 +45,15 @@ def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tenso
 
 
 def weighted_huber_loss(td_errors: Tensor, weights: Tensor, delta: float) -> Tensor:
-    """Mean of importance-sampling weight times Huber loss of the TD error.
+    """Mean of the Huber losses, each multiplied by its importance-sampling weight.
 
-    The weight stays outside the Huber function: it scales each row's step (Schaul et al., 2016, arXiv:1511.05952,
-    algorithm 1, line 13), and must not decide which rows count as outliers.
+    The weight stays outside the Huber function: it scales each row's gradient (Schaul et al., 2016, arXiv:1511.05952,
+    algorithm 1, line 13), and must not affect which rows count as outliers.
 
     Args:
         td_errors: float32[batch], target minus value.
         weights: float32[batch].
-        delta: where the loss turns from quadratic to linear, in units of return.
+        delta: TD error above which the loss is linear, in units of return.
 
     Returns:
         float32[], the loss.

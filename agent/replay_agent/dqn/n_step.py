@@ -1,4 +1,4 @@
-"""n-step transitions, correct at the end of an episode and at truncation."""
+"""n-step transitions, including at termination and truncation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Transition:
     """One row of the replay table.
 
     Attributes:
-        obs: where the action was taken.
+        obs: observation in which the action was taken.
         action: the action.
-        reward: discounted sum of the k rewards that follow, ``sum of gamma**i * r_i for i < k``.
-        discount: ``gamma**k * (1 - terminated)``, what the value of ``next_obs`` counts.
-        next_obs: the observation k steps later; at an episode's end its true last one.
+        reward: discounted sum of the next k rewards, ``sum of gamma**i * r_i for i < k``.
+        discount: ``gamma**k * (1 - terminated)``, the factor for the value of ``next_obs``.
+        next_obs: the observation k steps later, or the last one of the episode.
     """
 
     obs: Observation
@@ -33,8 +33,8 @@ class Transition:
 class NStep:
     """Turns the steps of one environment into n-step transitions.
 
-    Every step yields exactly one transition. The last ones of an episode span fewer than n steps: they reach up to
-    its end and no further, whether it terminated (no bootstrap) or was truncated (bootstrap from its last observation).
+    Every step yields exactly one transition. The last transitions of an episode span fewer than n steps, up to its
+    end. They bootstrap from the last observation if the episode was truncated, but not if it terminated.
     """
 
     def __init__(self, n_step: int, gamma: float) -> None:
@@ -53,8 +53,8 @@ class NStep:
         Args:
             obs: the observation before the step.
             action: the action taken.
-            reward: the reward it brought.
-            next_obs: the observation after the step, never that of a reset.
+            reward: the resulting reward.
+            next_obs: the observation after the step, not from a reset.
             terminated: the episode reached a terminal state.
             truncated: the episode was cut off.
         """
@@ -66,7 +66,7 @@ class NStep:
         return []
 
     def _pop(self, next_obs: Observation, *, terminated: bool) -> Transition:
-        """Complete the oldest pending step, spanning all that are pending."""
+        """Complete the oldest pending step with a transition that spans all pending ones."""
         total = 0.0
         for _, _, reward in reversed(self._pending):
             total = reward + self._gamma * total

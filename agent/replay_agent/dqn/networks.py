@@ -13,16 +13,16 @@ from torch import Tensor, nn
 UINT8_MAX = 255.0
 IMAGE_RANK = 3
 GRAYSCALE_RANK = 2
-# The smallest side that the three layers of Mnih et al. (2015) can shrink without running out of pixels.
+# Smallest image side for the three layers of Mnih et al. (2015).
 MIN_NATURE_SIDE = 36
-# From here on the small torso halves its output, so that the first dense layer stays small.
+# From this side on, the small torso halves its output to keep the first dense layer small.
 MIN_STRIDED_SIDE = 16
 DEFAULT_VECTOR_HIDDEN_SIZES = (128, 128)
 DEFAULT_IMAGE_HIDDEN_SIZES = (512,)
 
 
 class NetworkKind(StrEnum):
-    """How observations are read."""
+    """Kind of network, by observation."""
 
     MLP = "mlp"
     CONV = "conv"
@@ -30,11 +30,11 @@ class NetworkKind(StrEnum):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Between which the elements of an observation lie, the observation flattened; infinite where there is none.
+    """Bounds of the elements of a flattened observation; infinite if unbounded.
 
     Attributes:
-        low: the least that each element can be.
-        high: the most that each element can be.
+        low: lower bound of each element.
+        high: upper bound of each element.
     """
 
     low: tuple[float, ...]
@@ -50,8 +50,8 @@ class NetworkSpec:
         observation_dtype: NumPy name of its dtype, such as ``"float32"`` or ``"uint8"``.
         actions: number of discrete actions.
         hidden_sizes: units of each dense hidden layer.
-        dueling: whether the head splits into value and advantages.
-        bounds: between which each element of a vector is brought into [-1, 1]; None leaves vectors as they are.
+        dueling: whether the head has separate value and advantage streams.
+        bounds: bounds by which vectors are scaled to [-1, 1]; None: no scaling.
     """
 
     observation_shape: tuple[int, ...]
@@ -63,13 +63,13 @@ class NetworkSpec:
 
     @property
     def kind(self) -> NetworkKind:
-        """The network kind that suits the observation."""
+        """The kind of network for the observation."""
         return network_kind(self.observation_shape, self.observation_dtype)
 
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """Where an image observation keeps its channels.
+    """Layout of an image observation.
 
     Attributes:
         channels: number of channels.
@@ -85,20 +85,20 @@ class ImageLayout:
 
 
 def network_kind(shape: Sequence[int], dtype: str) -> NetworkKind:
-    """Choose by observation: rank 3, or rank 2 of bytes, is an image; everything else is a vector."""
+    """Images have rank 3, or rank 2 with dtype uint8; everything else is a vector."""
     if len(shape) == IMAGE_RANK or (len(shape) == GRAYSCALE_RANK and np.dtype(dtype) == np.uint8):
         return NetworkKind.CONV
     return NetworkKind.MLP
 
 
 def default_hidden_sizes(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
-    """Dense layers used when the settings name none."""
+    """Default sizes of the dense layers."""
     is_image = network_kind(shape, dtype) is NetworkKind.CONV
     return DEFAULT_IMAGE_HIDDEN_SIZES if is_image else DEFAULT_VECTOR_HIDDEN_SIZES
 
 
 def image_layout(shape: Sequence[int]) -> ImageLayout:
-    """Tell height, width and channels apart: channels are the smaller of the outer axes, the last one in a tie.
+    """Identify height, width and channels: channels are the smaller of the outer axes, or the last one if equal.
 
     Stacked frames (4, 84, 84) are channels-first, RGB (84, 84, 3) and MinAtar (10, 10, 4) channels-last; a
     grayscale image (84, 84) has one channel.
@@ -117,7 +117,7 @@ def image_layout(shape: Sequence[int]) -> ImageLayout:
 
 
 class VectorInput(nn.Module):
-    """Flattens observations and brings bytes into [0, 1]: any[batch, ...] to float32[batch, features]."""
+    """Flattens observations and scales bytes to [0, 1]: any[batch, ...] to float32[batch, features]."""
 
     def __init__(self, dtype: str) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class VectorInput(nn.Module):
 
 
 class BoundedInput(nn.Module):
-    """Flattens observations and brings what has bounds into [-1, 1]: any[batch, ...] to float32[batch, features]."""
+    """Flattens observations and scales bounded elements to [-1, 1]: any[batch, ...] to float32[batch, features]."""
 
     center: Tensor
     half_width: Tensor
@@ -137,11 +137,11 @@ class BoundedInput(nn.Module):
     def __init__(self, bounds: Bounds) -> None:
         super().__init__()
         low, high = torch.tensor(bounds.low, dtype=torch.float64), torch.tensor(bounds.high, dtype=torch.float64)
-        # Spaces without bounds say so by infinity or by the largest float32, of which no use can be made either.
+        # Unbounded spaces use infinity or the largest float32 as bounds; neither allows scaling.
         is_bounded = (high > low) & (high - low < torch.finfo(torch.float32).max)
         center = torch.where(is_bounded, (low + high) / 2, 0.0)
         half_width = torch.where(is_bounded, (high - low) / 2, 1.0)
-        # The environment's and not learned: they do not travel with the weights.
+        # Not learned, so excluded from the weights.
         self.register_buffer("center", center.to(torch.float32), persistent=False)
         self.register_buffer("half_width", half_width.to(torch.float32), persistent=False)
 
@@ -152,7 +152,7 @@ class BoundedInput(nn.Module):
 
 
 class ImageInput(nn.Module):
-    """Brings images into [0, 1] and channels to the front: any[batch, ...] to float32[batch, C, H, W]."""
+    """Scales images to [0, 1] and moves channels to the front: any[batch, ...] to float32[batch, C, H, W]."""
 
     def __init__(self, layout: ImageLayout, dtype: str) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class DuelingHead(nn.Module):
 
 
 def combine_dueling(value: Tensor, advantages: Tensor) -> Tensor:
-    """Add float32[batch, 1] values and float32[batch, actions] advantages, made identifiable by a zero mean."""
+    """Add values float32[batch, 1] to advantages float32[batch, actions], which are centered to be identifiable."""
     return value + advantages - advantages.mean(dim=-1, keepdim=True)
 
 
@@ -202,7 +202,7 @@ class QNetwork(nn.Module):
 
 
 def build_network(spec: NetworkSpec) -> QNetwork:
-    """Build the network of a spec, with weights from torch's global generator.
+    """Build a network with weights from torch's global generator.
 
     Raises:
         ValueError: the spec names no hidden layer, or its image is too small.
@@ -227,7 +227,7 @@ def _build_conv(spec: NetworkSpec) -> QNetwork:
 
 
 def _convolutions(layout: ImageLayout) -> nn.Sequential:
-    """Layers of Mnih et al. (2015, Methods) where the image is large enough, otherwise two 3x3 ones."""
+    """Layers of Mnih et al. (2015, Methods) if the image is large enough, otherwise two 3x3 ones."""
     if min(layout.height, layout.width) >= MIN_NATURE_SIDE:
         return nn.Sequential(
             nn.Conv2d(layout.channels, 32, kernel_size=8, stride=4), nn.ReLU(),

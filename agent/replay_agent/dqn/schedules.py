@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LinearSchedule:
-    """Goes from ``start`` to ``end`` in a straight line over ``steps`` and stays there.
+    """Interpolates linearly from ``start`` to ``end`` over ``steps``, then stays at ``end``.
 
     Attributes:
         start: value at step 0.
         end: value from ``steps`` on.
-        steps: length of the way; with 0 the value is ``end`` at once.
+        steps: duration; with 0 the value is always ``end``.
     """
 
     start: float

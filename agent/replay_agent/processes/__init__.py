@@ -1,1 +1,1 @@
-"""Processes that a run starts on this machine, and signals that stop it."""
+"""Child processes of a run, and signals that stop it."""

@@ -27,7 +27,7 @@ class ActorsFailError(RuntimeError):
 
 @dataclass
 class _Slot:
-    """A place in the pool and the process that fills it."""
+    """A slot in the pool and its process."""
 
     number: int
     process: subprocess.Popen[str] | None = None
@@ -58,7 +58,7 @@ class ActorPool:
             log_dir: directory for their logs.
             reconnect_timeout_s: seconds that they wait for an unreachable replay server.
             clock: seconds that only go forward.
-            environment: their environment variables, including a token; None: those of this process.
+            environment: their environment variables, including a token (default: those of this process).
         """
         self._arguments = [
             *("--server", server),

@@ -31,8 +31,8 @@ def start_module(
         arguments: its command line.
         log_path: file that its standard error is appended to.
         pipe_output: whether its standard output is a pipe; otherwise it goes to the log.
-        environment: its variables; None: those of this process.
-        keep_open: file descriptors that it inherits.
+        environment: its environment variables (default: those of this process).
+        keep_open: file descriptors to inherit.
     """
     with log_path.open("a") as log_file:
         return subprocess.Popen(

@@ -20,7 +20,7 @@ READY_PREFIX = "replay-server listening on "
 # A first start compiles the server's kernels; later ones load them from a cache.
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 15.0
-# Interval between looks at the server's log, for progress of its start.
+# Interval between checks of the server's log for startup progress.
 LOOK_S = 0.5
 _PROGRESS = re.compile(r"(?:compiling|kernels compiled).*")
 
@@ -48,9 +48,9 @@ class EmbeddedServer:
 
         Args:
             log_path: file for its log.
-            access: the token that callers need.
+            access: the required token.
             data_dir: directory of its tables; None: tables are in memory.
-            keep_open: file descriptors that it holds until it ends.
+            keep_open: file descriptors to inherit.
             start_timeout_s: how long to wait, in seconds.
 
         Raises:
@@ -127,7 +127,7 @@ def _next_within(seconds: float, lines: queue.Queue[str]) -> str | None:
 
 
 def _pass_progress_on(lines: Sequence[str]) -> None:
-    """Log the progress of a server's start: the first one compiles kernels for some seconds."""
+    """Relay startup progress; the first start compiles kernels for several seconds."""
     for line in lines:
         if found := _PROGRESS.search(line):
             log.info("replay server: %s", found[0])

@@ -1,4 +1,4 @@
-"""A random token for servers that a run starts, which keeps out other users of the machine."""
+"""A random token that keeps other users of the machine out of servers started by a run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class OwnAccess:
 
     Attributes:
         token: for clients; never in a command line or log.
-        token_file: holds the token, for `replay stats` and the like.
-        tokens_file: for servers; it holds a hash of the token.
+        token_file: contains the token, for commands such as `replay stats`.
+        tokens_file: contains a hash of the token, for servers.
     """
 
     token: str = field(repr=False)
@@ -40,10 +40,10 @@ class OwnAccess:
 
 @contextmanager
 def own_access(folder: Path) -> Iterator[OwnAccess]:
-    """A new token for as long as the block lasts.
+    """Create a token that is valid inside the block.
 
     Args:
-        folder: for its files; made if it is not there.
+        folder: for the files; created if missing.
 
     Raises:
         PermissionError: other users could access the folder.

@@ -31,7 +31,7 @@ class StopRequest:
         self._event.set()
 
     def __enter__(self) -> StopRequest:
-        """Handle signals; does nothing outside the main thread, where Python forbids it."""
+        """Install handlers; does nothing outside the main thread, where Python forbids it."""
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING_SIGNALS:
                 self._earlier[number] = signal.signal(number, self._on_signal)

@@ -1,1 +1,1 @@
-"""The replay table of a run: its rows, the ways to it, and the pace that it sets."""
+"""The replay table of a run: rows, access and pacing."""

@@ -1,7 +1,7 @@
-"""The trainer's end of its replay table: rows in, batches out, priorities back, and a new table if the old one goes.
+"""The trainer's link to its replay table: insert rows, sample batches, update priorities.
 
-Two links do the same. `PipelinedReplay` sends rows in the background, has batches on the device ahead of need and never
-waits for priorities; it is the fast one. `LockstepReplay` waits for everything, so that one seed gives one run.
+`PipelinedReplay` is fast: it sends rows in the background, prefetches batches to the device and never waits for
+priority updates. `LockstepReplay` waits for each call, so that equal seeds give equal runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from replay_agent.dqn.n_step import Transition
 from replay_agent.replay.rows import append_transition, stack_transitions
 
 TABLE_LOST = (TableNotFoundError, TableReplacedError)
-"""What the client raises when the table is not the one that was made."""
+"""Raised by the client if the run's table was dropped or replaced."""
 CLOSE_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 5.0
 
@@ -39,11 +39,11 @@ class DrawSettings:
 
     Attributes:
         batch_size: rows in a batch.
-        weight_norm: largest weight, of the batch or of the table, that weights are divided by.
+        weight_norm: ``batch`` or ``table``: whose largest weight normalizes the weights.
         draw_mode: ``stratified`` or ``independent``.
-        prefetch: batches on their way at once.
-        timeout_s: seconds to wait for rows, and for a server that went away.
-        device: where batches are to be.
+        prefetch: batches in flight.
+        timeout_s: seconds to wait for rows, and for an unreachable server.
+        device: device of the batches.
     """
 
     batch_size: int
@@ -55,7 +55,7 @@ class DrawSettings:
 
 
 class ReplayLink(Protocol):
-    """What the trainer does with its table. Every method may raise one of `TABLE_LOST`, or another `ReplayError`."""
+    """Access to the run's table. Every method may raise one of `TABLE_LOST`, or another `ReplayError`."""
 
     @property
     def table(self) -> Table:
@@ -63,35 +63,35 @@ class ReplayLink(Protocol):
         ...
 
     def append(self, transition: Transition) -> None:
-        """Insert one row, now or soon."""
+        """Insert a row, possibly in the background."""
         ...
 
     def end_episode(self) -> None:
-        """Rows to come belong to the next episode."""
+        """Mark the end of an episode."""
         ...
 
     def next_batch(self, beta: float) -> TensorBatch:
-        """Draw a batch; ``beta`` is for what is asked from now on."""
+        """Draw a batch; ``beta`` applies to requests from now on."""
         ...
 
     def write_back(self, batch: TensorBatch, priorities: Tensor) -> None:
-        """Set priorities float32[batch] of the rows of a batch; they may still be computed."""
+        """Update the priorities float32[batch] of a batch; the device may still be computing them."""
         ...
 
     def flush(self) -> None:
-        """Wait for some seconds until the table has every row appended so far; give up quietly."""
+        """Wait a few seconds for all appended rows to arrive; give up silently."""
         ...
 
     def close(self) -> None:
-        """Send what is left, as far as the table is still there."""
+        """Send remaining rows and updates, if the table still exists."""
         ...
 
 
 class PipelinedReplay:
-    """Rows go out in the background, batches are asked for ahead of need."""
+    """Sends rows in the background and prefetches batches."""
 
     def __init__(self, table: Table, draws: DrawSettings) -> None:
-        """Nothing is sent yet."""
+        """Link to a table; sends nothing yet."""
         self._table = table
         self._draws = draws
         self._writer: Writer | None = None
@@ -103,25 +103,25 @@ class PipelinedReplay:
         return self._table
 
     def append(self, transition: Transition) -> None:
-        """Hand a row to the writer."""
+        """Pass a row to the writer."""
         if self._writer is None:
             self._writer = self._table.writer(reconnect_timeout_s=self._draws.timeout_s)
         append_transition(self._writer, transition)
 
     def end_episode(self) -> None:
-        """Send what the writer holds."""
+        """Send rows that the writer has buffered."""
         if self._writer is not None:
             self._writer.end_episode()
 
     def next_batch(self, beta: float) -> TensorBatch:
-        """Ask for one more batch and return the oldest on its way."""
+        """Request another batch and return the oldest one in flight."""
         if self._sampler is None:
             self._sampler = self._open_sampler(beta)
         self._sampler.beta = beta
         return next(self._sampler)
 
     def write_back(self, batch: TensorBatch, priorities: Tensor) -> None:
-        """The update rides on the next request for a batch."""
+        """Send the update with the next request for a batch."""
         if self._sampler is not None:
             self._sampler.update_priorities(batch, priorities)
 
@@ -132,7 +132,7 @@ class PipelinedReplay:
                 self._writer.flush(timeout_s=FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
-        """Flush and end both streams."""
+        """Flush and close both streams."""
         for stream in (self._writer, self._sampler):
             if stream is not None:
                 with suppress(ReplayError):
@@ -154,10 +154,10 @@ class PipelinedReplay:
 
 
 class LockstepReplay:
-    """Every row, batch and update is a call of its own, in the order of the program."""
+    """Makes a separate, blocking call for every row, batch and update."""
 
     def __init__(self, table: Table, draws: DrawSettings) -> None:
-        """Nothing is sent yet."""
+        """Link to a table; sends nothing yet."""
         self._table = table
         self._draws = draws
 
@@ -171,7 +171,7 @@ class LockstepReplay:
         self._table.insert(stack_transitions([transition]))
 
     def end_episode(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: rows are never buffered."""
 
     def next_batch(self, beta: float) -> TensorBatch:
         """Draw a batch."""
@@ -190,15 +190,15 @@ class LockstepReplay:
         self._table.update_priorities(batch, priorities)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: rows are never buffered."""
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: rows are never buffered."""
 
 
 LinkFactory = Callable[[Table, DrawSettings], ReplayLink]
 
 
 def link_factory(*, lockstep: bool) -> LinkFactory:
-    """The kind of link that the settings ask for."""
+    """The kind of link to use."""
     return LockstepReplay if lockstep else PipelinedReplay

@@ -12,8 +12,8 @@ class TableCount:
     """Row counts of a table.
 
     Attributes:
-        inserted: rows that it ever received.
-        size: rows that it has, or had before it was full.
+        inserted: rows ever inserted.
+        size: rows in the table.
     """
 
     inserted: int
@@ -21,17 +21,17 @@ class TableCount:
 
 
 class Pacer:
-    """Counts environment steps by what the table received, and decides who may proceed: the learner or the actors.
+    """Counts environment steps by the rows in the table, and decides whether learner or actors may proceed.
 
-    Every environment step brings a credit of ``ratio`` gradient steps, from the one on that brings the table's row
-    number ``learning_starts``, however seldom the table is looked at.
-    The learner takes a step for each whole credit; actors are held while its unused whole credits are worth more than
-    ``lead_steps`` environment steps. So a slow learner is not flooded, and a fast one does not overfit to few rows.
-    Actors are never held while the learner cannot take a step: then the run depends on their rows.
+    Once the table has ``learning_starts`` rows, each environment step adds a credit of ``ratio`` gradient steps,
+    regardless of how often the table is polled.
+    The learner takes a step for each whole credit. Actors pause while its unused whole credits exceed ``lead_steps``
+    environment steps. So actors cannot flood a slow learner, and a fast learner does not overfit to few rows. Actors
+    never pause while the learner cannot take a step, because then it needs their rows.
 
-    The table's count is authoritative, for rows of actors that died unheard are in it. The trainer's own steps are
-    counted as they are taken, because its rows travel for a while. Steps granted to actors count against the lead until
-    the table has been looked at again. `grant` may be called from any thread, everything else from one.
+    The table's count is authoritative: it includes rows of actors that died before they reported. The trainer's own
+    steps are counted immediately, because its rows take a while to arrive. Steps granted to actors count against the
+    lead until the table is polled again. `grant` may be called from any thread, everything else from one.
     """
 
     def __init__(self, ratio: float, learning_starts: int, lead_steps: int) -> None:
@@ -40,13 +40,13 @@ class Pacer:
         Args:
             ratio: gradient steps per environment step.
             learning_starts: rows in the table before the first gradient step.
-            lead_steps: environment steps that actors may be ahead.
+            lead_steps: environment steps by which actors may be ahead.
         """
         self._ratio = ratio
         self._learning_starts = learning_starts
         self._lead_steps = lead_steps
         self._env_steps = 0
-        # Credit is computed from whole numbers: sums of fractions would drift.
+        # Computed from integers: sums of fractions would drift.
         self._credited_steps = self._updates = 0
         self._credit_before = 0.0
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Pacer:
 
     @property
     def owes_update(self) -> bool:
-        """Whether a gradient step is due, and there are rows to take it with."""
+        """Whether a gradient step is due and the table has enough rows."""
         return self.credit >= 1.0 and self.may_learn
 
     @property
@@ -74,31 +74,31 @@ class Pacer:
 
     @property
     def table_count(self) -> TableCount:
-        """How far the table is by the steps counted so far."""
+        """The table's row counts, by the steps counted so far."""
         steps = self._steps_since_start
         return TableCount(self._inserted_at_start + steps, self._size_at_start + steps)
 
     def restart(self, env_steps: int, credit: float) -> None:
-        """Go on with the counts of an earlier run; the table stays as it was attached."""
+        """Continue with the counts of an earlier run, and the attached table."""
         self._env_steps = self._steps_before = env_steps
         self._credit_before = credit
         self._credited_steps = self._updates = 0
 
     def catch_up(self, counted: TableCount, inserted: int, size: int) -> None:
-        """Count the rows that the attached table received after an earlier run last counted them.
+        """Count rows that the attached table received after an earlier run's last count.
 
         Args:
-            counted: `table_count` of that run.
-            inserted: rows that the table ever received.
-            size: rows that it has.
+            counted: that run's `table_count`.
+            inserted: rows ever inserted into the table.
+            size: rows in the table.
         """
-        # Steps whose rows were not complete, or not sent, are counted although the table never got them.
+        # This includes steps whose rows were incomplete or not sent, and so never reached the table.
         self.attach(min(counted.inserted, inserted), counted.size)
         self.observe_inserted(inserted)
         self.attach(inserted, size)
 
     def grant(self, steps: int) -> int:
-        """How many of the ``steps`` that an actor asks for it may take: all, or none while actors are ahead."""
+        """How many of the requested ``steps`` an actor may take: all, or none while actors are ahead."""
         with self._lock:
             ahead = math.floor(self.credit) / self._ratio if self.owes_update else 0.0
             if ahead + self._granted > self._lead_steps:
@@ -107,11 +107,11 @@ class Pacer:
             return steps
 
     def attach(self, inserted: int, size: int) -> None:
-        """Count from here on by another table, or the same one after a while.
+        """Use another table's count from now on, or refresh the current one.
 
         Args:
-            inserted: rows that it ever received.
-            size: rows that it has.
+            inserted: rows ever inserted.
+            size: rows in the table.
         """
         self._inserted_at_start = inserted
         self._size_at_start = size
@@ -121,19 +121,19 @@ class Pacer:
         self._granted = 0
 
     def count_own_step(self) -> None:
-        """The trainer took an environment step."""
+        """Count an environment step of the trainer."""
         self._own_steps += 1
         self._advance()
 
     def observe_inserted(self, inserted: int) -> None:
-        """The table has received ``inserted`` rows in its life."""
+        """Update the number of rows ever inserted into the table."""
         with self._lock:
             self._granted = 0
         self._inserted = max(self._inserted, inserted - self._inserted_at_start)
         self._advance()
 
     def count_update(self) -> None:
-        """The learner took a gradient step."""
+        """Count a gradient step."""
         self._updates += 1
 
     @property
@@ -142,7 +142,7 @@ class Pacer:
 
     def _advance(self) -> None:
         now = self._steps_before + self._steps_since_start
-        # Several steps may be seen at once: those before the table had enough rows bring no credit.
+        # Of several new steps, those before the table had enough rows add no credit.
         last_without_credit = self._steps_before + self._learning_starts - self._size_at_start - 1
         self._credited_steps += max(0, now - max(self._env_steps, last_without_credit))
         self._env_steps = now

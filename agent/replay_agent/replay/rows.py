@@ -1,4 +1,4 @@
-"""Rows of the replay table: its columns, transitions as rows, and batches of them."""
+"""Rows of the replay table: columns, and conversion of transitions and batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def append_transition(writer: Writer, transition: Transition) -> None:
 
 
 def stack_transitions(transitions: Sequence[Transition]) -> dict[str, NDArray[Any]]:
-    """Turn transitions into the table's columns, rows first."""
+    """Stack transitions into columns, rows first."""
     return {
         "obs": np.stack([row.obs for row in transitions]),
         "action": np.array([row.action for row in transitions], dtype=np.int64),
@@ -50,7 +50,7 @@ def stack_transitions(transitions: Sequence[Transition]) -> dict[str, NDArray[An
 
 
 def transition_batch(batch: TensorBatch) -> TransitionBatch:
-    """A batch of the table as the learner takes it."""
+    """Convert a batch for the learner."""
     return TransitionBatch(
         obs=batch["obs"],
         action=batch["action"],

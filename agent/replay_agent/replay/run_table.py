@@ -17,20 +17,20 @@ from replay_agent.replay.rows import transition_columns
 
 log = logging.getLogger(__name__)
 
-# Pause before another attempt if the last table was gone before it was used.
+# Pause before a retry if a new table disappears before its first use.
 RETRY_S = 0.2
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """The table to make.
+    """The table to create.
 
     Attributes:
-        name: unique in the server.
-        capacity: rows kept.
+        name: unique on the server.
+        capacity: maximum number of rows.
         backend: ``sum_tree``, ``rank`` or ``uniform``.
-        alpha: priority exponent; the uniform backend has none.
-        seed: of the table's draws.
+        alpha: priority exponent; unused by the uniform backend.
+        seed: for the table's draws.
     """
 
     name: str
@@ -40,7 +40,7 @@ class TableSpec:
     seed: int
 
     def make(self, client: ReplayClient, env: EnvironmentInfo) -> Table:
-        """Make the table, or find it, if one of the same config is there.
+        """Create the table, or open an existing one with the same config.
 
         Raises:
             TableExistsError: a table of this name has another config; the message says what to do.
@@ -82,11 +82,11 @@ class RunTable:
 
         Args:
             client: of the replay server.
-            env: whose transitions the table holds.
-            spec: of the table.
+            env: determines the columns.
+            spec: the table to create.
             draws: how batches are drawn.
             pacer: receives the row counts of each table.
-            lockstep: whether to wait for each answer.
+            lockstep: whether to wait for each call.
         """
         self.spec = spec
         self._client = client
@@ -97,7 +97,7 @@ class RunTable:
         self._link: ReplayLink | None = None
 
     def link(self) -> ReplayLink:
-        """A link to the table, which is created or opened first if needed.
+        """Link to the table; creates or opens it first if needed.
 
         Raises:
             TableExistsError: a table of this name has another config.
@@ -113,15 +113,15 @@ class RunTable:
         return self._link
 
     def to_json(self) -> dict[str, Any]:
-        """Which table it is and how many rows are counted, as JSON values."""
+        """The table's identity and row counts, as JSON values."""
         return {"uid": self._uid, **asdict(self._pacer.table_count)}
 
     def find_again(self, saved: Mapping[str, Any], *, is_shared: bool) -> bool:
         """Resume with the table of an earlier start, if it still exists.
 
         Args:
-            saved: what `to_json` gave then.
-            is_shared: whether others may have inserted rows meanwhile, which are then not counted as steps of the run.
+            saved: from `to_json`.
+            is_shared: whether others may have inserted rows since, which then do not count as steps of the run.
 
         Returns:
             False if that table is gone.
@@ -139,26 +139,26 @@ class RunTable:
         return True
 
     def flush(self) -> None:
-        """Wait for some seconds until the table has every row appended so far; give up quietly."""
+        """Wait a few seconds for all appended rows to arrive; give up silently."""
         if self._link is not None:
             self._link.flush()
 
     def lose(self, error: Exception) -> None:
-        """Note that the table is gone: the next `link` creates another one."""
+        """Record that the table is gone: the next `link` creates a new one."""
         log.warning("the table is gone, creating a new one: %s", error)
         if self._link is None:
             time.sleep(RETRY_S)
         self.close()
 
     def checkpoint(self, keep: int, timeout_s: float) -> str | None:
-        """Have the server write a checkpoint of the table, of a series that has the table's name.
+        """Have the server write a checkpoint of the table, in a series named after the table.
 
         Args:
-            keep: how many of the series stay.
-            timeout_s: how long it may take, in seconds.
+            keep: checkpoints to keep in the series.
+            timeout_s: time limit in seconds.
 
         Returns:
-            The checkpoint's name; None if there is none, which is logged.
+            The checkpoint's name, or None (and a log line) if it failed.
         """
         try:
             made = self._client.checkpoint([self.spec.name], series=self.spec.name, keep=keep, timeout_s=timeout_s)

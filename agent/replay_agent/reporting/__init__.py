@@ -1,1 +1,1 @@
-"""What people see of a run: progress, TensorBoard, the learning curve, the result."""
+"""Reports on a run: progress, TensorBoard, the learning curve, the result."""

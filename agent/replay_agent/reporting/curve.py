@@ -1,4 +1,4 @@
-"""The picture of a run: returns of training episodes and of validations over environment steps."""
+"""The learning curve: returns of training episodes and validations over environment steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ EPISODE_COLOR, MEAN_COLOR, VALIDATION_COLOR = "#9ecae1", "#3182bd", "#e6550d"
 
 
 def draw_curve(history: History, path: Path, title: str, solved_return: float | None = None) -> None:
-    """Write the learning curve as a PNG picture.
+    """Write the learning curve as a PNG file.
 
     Args:
         history: its points.
-        path: where to.
-        title: what the run was.
-        solved_return: mean return at which training ends, drawn as a line.
+        path: the file.
+        title: description of the run.
+        solved_return: mean return at which training ends, plotted as a line.
     """
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
@@ -42,13 +42,13 @@ def draw_curve(history: History, path: Path, title: str, solved_return: float | 
     axes.set(title=title, xlabel="environment steps", ylabel="return")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        # Below the axes, where it covers no curve.
+        # Below the axes, to avoid covering curves.
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=RESOLUTION_DPI)
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Mean of each value and of up to ``window - 1`` before it: float64[n] to float64[n]."""
+    """Mean of each value and up to ``window - 1`` values before it: float64[n] to float64[n]."""
     sums = np.cumsum(np.insert(values, 0, 0.0))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)

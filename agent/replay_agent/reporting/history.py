@@ -1,4 +1,4 @@
-"""What happened during training: the points of the learning curve."""
+"""History of training: the points of the learning curve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECENT_EPISODES = 20
 
 @dataclass
 class History:
-    """Episodes and validations in the order in which they ended.
+    """Episodes and validations in chronological order.
 
     Attributes:
         episode_steps: environment steps, over all actors, at the end of each training episode.
@@ -28,19 +28,19 @@ class History:
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
 
     def add_episode(self, step: int, episode_return: float) -> None:
-        """A training episode ended."""
+        """Record a training episode."""
         self.episode_steps.append(step)
         self.episode_returns.append(episode_return)
         self._recent.append(episode_return)
 
     def add_validation(self, step: int, mean: float) -> None:
-        """A validation was played."""
+        """Record a validation."""
         self.validation_steps.append(step)
         self.validation_means.append(mean)
 
     @property
     def recent_return(self) -> float | None:
-        """Mean return of the last training episodes, None before the first."""
+        """Mean return of recent training episodes; None before the first."""
         return sum(self._recent) / len(self._recent) if self._recent else None
 
     def to_json(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class History:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> History:
-        """Read what `to_json` gave."""
+        """Restore from `to_json`."""
         history = cls(
             episode_steps=list(values["episode_steps"]),
             episode_returns=list(values["episode_returns"]),

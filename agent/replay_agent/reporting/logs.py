@@ -12,7 +12,7 @@ def set_up_logging(level: str, console: Console) -> None:
     """Log above the progress bar in a terminal, and plainly elsewhere.
 
     Args:
-        level: least severe messages logged, such as ``info``.
+        level: minimum severity, such as ``info``.
         console: shows the progress bar.
     """
     if console.is_terminal:

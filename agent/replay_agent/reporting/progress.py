@@ -29,7 +29,7 @@ class ProgressView(Protocol):
     """Something that shows a run."""
 
     def show(self, status: Status) -> None:
-        """Show how the run stands; called several times per second."""
+        """Show the status; called several times per second."""
         ...
 
 
@@ -44,7 +44,7 @@ class NoProgress(AbstractContextManager["NoProgress"]):
 
 
 class _BarAboveFigures(Progress):
-    """A bar, and the figures of a run below it: on one line they are wider than 80 characters."""
+    """A bar with figures below it, because both together exceed 80 columns."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
@@ -68,12 +68,12 @@ class ProgressBar(NoProgress):
         self._task = self._progress.add_task(title, total=total_steps, note="", **fields)
 
     def show(self, status: Status) -> None:
-        """Move the bar."""
+        """Update the bar."""
         fields: dict[str, Any] = {**_fields(status)}
         self._progress.update(self._task, completed=status.env_steps, **fields)
 
     def __enter__(self) -> ProgressBar:
-        """Begin to show."""
+        """Show the bar."""
         self._progress.start()
         return self
 

@@ -1,4 +1,4 @@
-"""How a run stands, for those who show it, and the rates that it is shown with."""
+"""Status of a run, and the rates shown with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RATE_WINDOW_S = 5.0
 
 @dataclass(frozen=True)
 class Status:
-    """A run at a moment.
+    """Status of a run at one moment.
 
     Attributes:
         env_steps: environment steps over all actors.
@@ -20,13 +20,13 @@ class Status:
         recent_return: mean return of the last training episodes.
         best_mean: mean return of the best network over all its validation episodes.
         loss: smoothed weighted loss.
-        grad_norm: smoothed length of the gradient before clipping.
+        grad_norm: smoothed norm of the gradient before clipping.
         mean_value: smoothed mean value of the actions in batches.
         epsilon: probability of a random action.
         beta: importance-sampling exponent.
-        steps_per_s: environment steps per second, lately.
-        updates_per_s: gradient steps per second, lately.
-        note: what to know besides, such as what the learner waits for.
+        steps_per_s: recent environment steps per second.
+        updates_per_s: recent gradient steps per second.
+        note: anything else, such as what the learner is waiting for.
     """
 
     env_steps: int
@@ -44,16 +44,16 @@ class Status:
 
 
 class RateMeter:
-    """How fast a count has grown over the last seconds."""
+    """Growth rate of a count over the last seconds."""
 
     def __init__(self, window_s: float = RATE_WINDOW_S, clock: Callable[[], float] = time.monotonic) -> None:
-        """Look back for ``window_s`` seconds."""
+        """Average over ``window_s`` seconds."""
         self._window_s = window_s
         self._clock = clock
         self._points: deque[tuple[float, int]] = deque()
 
     def per_second(self, count: int) -> float:
-        """Take in the count as it is now, and return its growth per second."""
+        """Record the current count and return its growth per second."""
         now = self._clock()
         self._points.append((now, count))
         while len(self._points) > 1 and now - self._points[0][0] > self._window_s:

@@ -12,22 +12,22 @@ from replay_agent.reporting.status import Status
 
 
 class MetricsLog(Protocol):
-    """Takes in what happens."""
+    """Records training metrics."""
 
     def episode(self, step: int, episode: FinishedEpisode) -> None:
-        """A training episode ended."""
+        """Record a training episode."""
         ...
 
     def validation(self, step: int, mean: float) -> None:
-        """A validation was played."""
+        """Record a validation."""
         ...
 
     def status(self, status: Status, batch: TensorBatch | None) -> None:
-        """How the run stands, with the latest batch."""
+        """Record the status and the latest batch."""
         ...
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         ...
 
 
@@ -36,22 +36,22 @@ class TensorBoardLog:
 
     def __init__(self, directory: Path) -> None:
         """Write into ``directory``."""
-        # Imported here, for it takes a second that runs without logs should not wait.
+        # Imported here: it takes a second, which runs without logs should not pay.
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(directory))
 
     def episode(self, step: int, episode: FinishedEpisode) -> None:
-        """Return and length over environment steps."""
+        """Record return and length."""
         self._scalar("episode/return", episode.episode_return, step)
         self._scalar("episode/length", float(episode.length), step)
 
     def validation(self, step: int, mean: float) -> None:
-        """Mean return over environment steps."""
+        """Record the mean return."""
         self._scalar("validation/mean_return", mean, step)
 
     def status(self, status: Status, batch: TensorBatch | None) -> None:
-        """Learning, exploration, speed and replay over environment steps."""
+        """Record figures of learning, exploration, speed and replay."""
         values = {
             "learning/loss": status.loss,
             "learning/grad_norm": status.grad_norm,
@@ -73,7 +73,7 @@ class TensorBoardLog:
                 self._scalar(name, value, status.env_steps)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self._writer.close()
 
     def _scalar(self, name: str, value: float, step: int) -> None:
@@ -84,13 +84,13 @@ class NoLog:
     """Writes nothing."""
 
     def episode(self, step: int, episode: FinishedEpisode) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def validation(self, step: int, mean: float) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def status(self, status: Status, batch: TensorBatch | None) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to write."""
+        """Do nothing."""

@@ -14,14 +14,14 @@ from replay_agent.acting.evaluation import EvaluationResult
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """Returns of the greedy episodes at the end.
+    """Returns of the final greedy episodes.
 
     Attributes:
-        episodes: how many were played.
+        episodes: number of episodes.
         mean: mean return.
         std: standard deviation of the return.
-        lowest: the worst episode.
-        highest: the best episode.
+        lowest: lowest return.
+        highest: highest return.
     """
 
     episodes: int
@@ -32,7 +32,7 @@ class EvaluationSummary:
 
     @classmethod
     def of(cls, result: EvaluationResult) -> EvaluationSummary:
-        """Sum up a result."""
+        """Summarize a result."""
         returns = result.returns
         return cls(len(returns), result.mean, float(returns.std()), float(returns.min()), float(returns.max()))
 
@@ -42,7 +42,7 @@ class TrainingReport:
     """The result of a run.
 
     Attributes:
-        env: Gymnasium's name of the environment.
+        env: Gymnasium id of the environment.
         backend: of the replay table.
         seed: of the run.
         ending: why training ended.
@@ -79,7 +79,7 @@ class TrainingReport:
         for name, value in self._rows():
             table.add_row(name, value)
         console.print(table)
-        # Paths stay whole, to be copied.
+        # Do not truncate paths, so that they can be copied.
         console.print(f"learning curve: {self.curve}", soft_wrap=True, highlight=False)
         console.print(f"logs: tensorboard --logdir {self.run_dir}", soft_wrap=True, highlight=False)
 

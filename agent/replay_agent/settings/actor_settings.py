@@ -17,9 +17,9 @@ class ActorSettings(Settings):
     """Act for a learner: insert transitions into its replay table, with weights that it serves.
 
     The task (environment, table, network, seed) comes from the learner. Every flag can also be given as an
-    environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file. REPLAY_TOKEN holds the token for
-    both, REPLAY_LEARNER_TOKEN another one for the learner. REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY name the
-    TLS files for the server, REPLAY_LEARNER_TLS_CA and so on those for the learner.
+    environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file. Set REPLAY_TOKEN to the token for
+    both, and REPLAY_LEARNER_TOKEN if the learner's token differs. REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY
+    name the TLS files for the server, REPLAY_LEARNER_TLS_CA and so on those for the learner.
     """
 
     server: Annotated[Address, CONNECTIONS] = "localhost:50051"

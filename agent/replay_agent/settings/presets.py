@@ -1,4 +1,4 @@
-"""Tuned settings of environments that are known here; whatever the user sets himself wins over them."""
+"""Tuned settings for known environments; the user's settings override them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CARTPOLE: Mapping[str, Any] = MappingProxyType(
         "epsilon_steps": 10_000,
         "epsilon_end": 0.05,
         "validate_interval": 1_000,
-        # The most an episode can bring: every one of the confirming episodes has to be perfect.
+        # The maximum return: every confirming episode must be perfect.
         "solved_return": 500.0,
     }
 )
@@ -32,7 +32,7 @@ _ACROBOT: Mapping[str, Any] = MappingProxyType(
         **_CARTPOLE,
         "steps": 100_000,
         "validate_interval": 2_500,
-        # Well above the -100 at which Gymnasium calls it solved.
+        # Well above Gymnasium's threshold of -100.
         "solved_return": -85.0,
     }
 )
@@ -41,12 +41,12 @@ _MOUNTAIN_CAR: Mapping[str, Any] = MappingProxyType(
     {
         "steps": 60_000,
         "capacity": 50_000,
-        # Its speed is a twentieth of its position: unscaled, networks hardly see it and do not learn in 60,000 steps.
+        # Velocity is a twentieth of position: without scaling, networks do not learn in 60,000 steps.
         "scale_observations": True,
         "hidden_sizes": (64, 64),
         "learning_rate": 1e-3,
         "batch_size": 64,
-        # Reward is -1 a step until the flag is reached: what a flag is worth has a long way back.
+        # The reward is -1 per step until the flag is reached, so values must propagate over many steps.
         "n_step": 5,
         "gamma": 0.99,
         "target_interval": 250,
@@ -56,7 +56,7 @@ _MOUNTAIN_CAR: Mapping[str, Any] = MappingProxyType(
         "epsilon_steps": 10_000,
         "epsilon_end": 0.1,
         "validate_interval": 2_000,
-        # Above the -110 at which Gymnasium calls it solved.
+        # Above Gymnasium's threshold of -110.
         "solved_return": -105.0,
     }
 )

@@ -38,11 +38,11 @@ KEEPING = group("checkpoints and logs")
 class TrainSettings(Settings):
     """Learn a Gymnasium environment by Double DQN through a prioritized replay service.
 
-    Without --server it starts a replay server of its own. CartPole-v1, Acrobot-v1 and MountainCar-v0 have tuned
+    Without --server it starts a replay server. CartPole-v1, Acrobot-v1 and MountainCar-v0 have tuned
     presets that override the defaults below. Every flag can also be given as an environment variable (--batch-size as
     REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128). The word none unsets a value of a preset or a resumed
-    run, as in --solved-return none. REPLAY_TOKEN holds the server's token; REPLAY_TLS_CA, REPLAY_TLS_CERT and
-    REPLAY_TLS_KEY name the TLS files.
+    run, as in --solved-return none. Set REPLAY_TOKEN if the server requires a token, and REPLAY_TLS_CA,
+    REPLAY_TLS_CERT and REPLAY_TLS_KEY for TLS.
     """
 
     env: Annotated[str, RUN] = DEFAULT_ENV
@@ -237,7 +237,7 @@ class TrainSettings(Settings):
         return self.table is None if self.keep_table is None else not self.keep_table
 
     def save(self, path: Path) -> None:
-        """Write them for a later `resume`."""
+        """Save them for resuming."""
         path.write_text(self.model_dump_json(indent=2, exclude=set(NOT_RESUMED)) + "\n")
 
 

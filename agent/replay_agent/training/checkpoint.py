@@ -1,7 +1,7 @@
 """Checkpoints: directories with tensors in safetensors format and everything else as JSON. Nothing is pickled.
 
-A checkpoint is written beside the others under another name and then renamed, so one that can be seen is whole. None
-holds a number that is not finite: that is checked before it is written, and again when it is read.
+A checkpoint is written under a temporary name and then renamed, so every visible one is complete. All numbers in it are
+finite; this is checked when it is written and again when it is read.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read besides the learner's own state.
+    """Contents of a checkpoint besides the learner's state.
 
     Attributes:
-        state: the JSON values given to `save_checkpoint`.
+        state: JSON values passed to `save_checkpoint`.
         best_weights: tensors of the best network so far, if there was one.
     """
 
@@ -110,7 +110,7 @@ def load_latest(directory: Path, learner: DoubleDQN) -> Checkpoint:
     """
     found = checkpoints(directory)
     if not found:
-        raise CheckpointError(f"no checkpoint in {directory}: the run ended before its first one, start it anew")
+        raise CheckpointError(f"no checkpoint in {directory}: the run ended before its first one, start it again")
     unusable: dict[Path, str] = {}
     for path in reversed(found):
         try:
@@ -120,11 +120,11 @@ def load_latest(directory: Path, learner: DoubleDQN) -> Checkpoint:
             continue
         checkpoint = _apply(content, path, learner)
         for other, reason in unusable.items():
-            log.warning("%s cannot be used (%s): it is set aside, and %s is loaded", other, reason, path.name)
+            log.warning("%s is unusable (%s): it is set aside, loading %s", other, reason, path.name)
             other.rename(other.with_suffix(UNUSABLE_SUFFIX))
         return checkpoint
     reasons = "; ".join(f"{path.name}: {reason}" for path, reason in unusable.items())
-    raise CheckpointError(f"no checkpoint in {directory} can be used, start the run anew: {reasons}")
+    raise CheckpointError(f"no checkpoint in {directory} is usable, start the run again: {reasons}")
 
 
 class _UnusableError(Exception):
@@ -165,7 +165,7 @@ def _apply(content: _Content, path: Path, learner: DoubleDQN) -> Checkpoint:
         learner.target.load_state_dict(tensors[TARGET_FILE])
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path} holds another network than the settings describe; resume with the same "
+            f"{path} contains a different network from the settings; resume with the same "
             f"--env, --hidden-sizes and --dueling: {error}"
         ) from error
     _restore_optimizer(learner.optimizer, tensors[OPTIMIZER_FILE])

@@ -17,7 +17,7 @@ def choose_device(wanted: str, kind: NetworkKind) -> torch.device:
         kind: of the network.
 
     Raises:
-        ValueError: ``cuda`` is wanted where there is none.
+        ValueError: ``cuda`` was requested but is not available.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device here; use --device cpu, or a torch with CUDA")
@@ -29,7 +29,7 @@ def choose_device(wanted: str, kind: NetworkKind) -> torch.device:
 def limit_threads(wanted: int | None, kind: NetworkKind) -> None:
     """Set the number of CPU threads that torch computes with.
 
-    Small dense networks lose more by waking threads than they gain, and the replay server needs its core.
+    For small dense networks, threads cost more than they gain, and the replay server needs a core.
     """
     if wanted is None and kind is NetworkKind.MLP:
         wanted = 1

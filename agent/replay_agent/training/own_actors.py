@@ -1,4 +1,4 @@
-"""How actors that the trainer starts itself reach server and learner: their variables, and who else may join."""
+"""How actors started by the trainer connect to server and learner, and who else may join."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from replay_agent.processes.own_access import OwnAccess
 from replay_agent.settings.train_settings import TrainSettings
 
 CONNECT_TIMEOUT_S = 10.0
-"""A connection within one machine takes some milliseconds."""
+"""Connecting on one machine takes a few milliseconds."""
 _LEARNER_CA = f"{LEARNER_TLS_PREFIX}_CA"
 
 
 @dataclass(frozen=True)
 class OwnActors:
-    """What the actors of one run are started with.
+    """Configuration of the actors that a run starts.
 
     Attributes:
         server: HOST:PORT of the replay server.
         learner: HOST:PORT of the learner's service.
-        environment: their variables, tokens among them.
+        environment: their environment variables, including tokens.
     """
 
     server: str
@@ -35,11 +35,11 @@ class OwnActors:
     environment: Mapping[str, str]
 
     def check_learner(self) -> None:
-        """Connect to the learner as an actor would, which otherwise tries for ever.
+        """Check that actors can connect to the learner; they would retry forever.
 
         Raises:
-            ActorsFailError: there is no connection by TLS; the message says what to set.
-            InvalidArgumentError: a file of certificates cannot be read.
+            ActorsFailError: the TLS connection failed; the message says what to set.
+            InvalidArgumentError: a certificate file cannot be read.
         """
         tls = Tls.from_environment(LEARNER_TLS_PREFIX, self.environment)
         if tls is None:
@@ -58,28 +58,28 @@ class OwnActors:
 
 
 def declared_access(settings: TrainSettings) -> LearnerAccess:
-    """How the settings protect the learner's port."""
+    """Protection of the learner's port by the settings."""
     return LearnerAccess(
         settings.learner_tls_cert, settings.learner_tls_key, settings.learner_tls_client_ca, settings.learner_tokens
     )
 
 
 def needs_own_access(settings: TrainSettings) -> bool:
-    """Whether the run starts a server that wants a token of its own, or its learner does."""
+    """Whether the run's server or learner requires a token created by the run."""
     return settings.server is None or _learner_wants_own_token(settings)
 
 
 def learner_access(settings: TrainSettings, own: OwnAccess | None) -> LearnerAccess:
-    """Who may join: as the settings say, or whoever has the run's own token where they say nothing."""
+    """Who may join: as configured, or by default holders of the run's own token."""
     access = declared_access(settings)
     return replace(access, tokens=own.tokens_file) if own and _learner_wants_own_token(settings) else access
 
 
 def actor_environment(settings: TrainSettings, own: OwnAccess | None, variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables for actors of our own.
+    """Environment variables for actors started by the trainer.
 
-    They use TLS where there is some, and not where ours speak plainly; they trust the learner's certificate itself
-    unless the variables say whom to trust.
+    They use TLS exactly where server and learner do, and trust the learner's certificate unless the variables name a
+    CA.
 
     Args:
         settings: of the run.
@@ -102,9 +102,9 @@ def actor_environment(settings: TrainSettings, own: OwnAccess | None, variables:
 
 
 def _learner_wants_own_token(settings: TrainSettings) -> bool:
-    """Whether nothing else keeps other users of this machine from joining, and the user expects nobody to.
+    """Whether the learner is otherwise unprotected, and only actors started by the trainer should join.
 
-    With a server and actors that the user starts, the user decides about tokens.
+    If the user starts server and actors, the user decides about tokens.
     """
     access = declared_access(settings).protection
     if access.tokens or access.client_certificates or settings.learner_insecure:

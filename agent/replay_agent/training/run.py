@@ -1,4 +1,4 @@
-"""A whole run: puts server, table, learner and actors together, trains, and writes the result."""
+"""A complete run: sets up server, table, learner and actors, trains, and writes the result."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
 
 
 def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, actors: OwnActors, console: Console) -> Ending:
-    """Train with actors and progress bar; save a checkpoint whatever happens, unless training diverged."""
+    """Train with actors and progress bar; always save a checkpoint, unless training diverged."""
     with ExitStack() as stack:
         pool = None
         if settings.actors:
@@ -168,7 +168,7 @@ def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView,
 
 
 def _advice(settings: TrainSettings, trainer: Trainer, run: RunDirectory) -> str:
-    """What to do about a run that diverged."""
+    """Advice for a diverged run."""
     return (
         f"Detected at environment step {trainer.pacer.env_steps}; the diverged state was not saved. Lower "
         f"--learning-rate (now {settings.learning_rate:g}) or --max-grad-norm (now {settings.max_grad_norm:g}), or "
@@ -180,7 +180,7 @@ def _advice(settings: TrainSettings, trainer: Trainer, run: RunDirectory) -> str
 
 
 def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, ending: Ending) -> TrainingReport:
-    """Evaluate, draw the curve, write the result, and tidy up."""
+    """Evaluate, plot the curve, write the result, and clean up."""
     if trainer.selector.best_weights is not None:
         save_file(trainer.selector.best_weights, run.best)
     title = f"{settings.env}, {settings.backend}, seed {settings.seed}"
@@ -219,7 +219,7 @@ def _evaluation(settings: TrainSettings, trainer: Trainer) -> EvaluationSummary 
 
 
 def _embedded_server(run: RunDirectory, own: OwnAccess, lock: int, stack: ExitStack) -> EmbeddedServer:
-    """A server whose tables lie in the run's directory, where a resumed run finds them."""
+    """A server that keeps its tables in the run's directory for resuming."""
     log.info("starting a replay server")
     server = EmbeddedServer(run.logs / "server.log", own, data_dir=run.replay, keep_open=[lock])
     stack.callback(server.close)

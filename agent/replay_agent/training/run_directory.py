@@ -1,6 +1,6 @@
-"""The directory of a run: where its checkpoints, tables, logs, picture and result lie.
+"""The directory of a run: checkpoints, tables, logs, plots and results.
 
-It may be moved between two starts.
+It may be moved while the run is stopped.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class RunDirectoryError(RuntimeError):
 
 
 class RunDirectory:
-    """Names of everything in it."""
+    """Paths in a run directory."""
 
     def __init__(self, path: Path) -> None:
-        """Use a directory that exists."""
+        """Use an existing directory."""
         self.path = path
         self.settings = path / SETTINGS_FILE
         self.checkpoints = path / "checkpoints"
@@ -50,12 +50,12 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """The run's name: what the directory was called when it was made."""
+        """The run's name: the original name of the directory."""
         return str(self._stored_settings().get("name") or self.path.resolve().name)
 
     @property
     def earlier_starts(self) -> int:
-        """How often the run was started before this time."""
+        """How often the run was started before."""
         return max(0, self._count_starts() - 1)
 
     @contextmanager
@@ -63,10 +63,10 @@ class RunDirectory:
         """Lock the run against other processes.
 
         Yields:
-            A file descriptor; processes that inherit it hold the lock, too.
+            A file descriptor; processes that inherit it share the lock.
 
         Raises:
-            RunDirectoryError: another process holds it for longer than `IN_USE_TIMEOUT_S`.
+            RunDirectoryError: another process keeps the lock for longer than `IN_USE_TIMEOUT_S`.
         """
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -107,10 +107,10 @@ class RunDirectory:
 
 
 def open_run_directory(settings: TrainSettings) -> RunDirectory:
-    """Make the directory of a new run, or open that of the one to resume.
+    """Create the directory of a new run, or open the one to resume.
 
     Raises:
-        RunDirectoryError: a run of this name exists already, or the resumed one has another name.
+        RunDirectoryError: a run with this name exists, or the resumed run has another name.
     """
     if settings.resume is not None:
         run = RunDirectory(settings.resume)
@@ -128,7 +128,7 @@ def open_run_directory(settings: TrainSettings) -> RunDirectory:
 
 
 def _unique_name(settings: TrainSettings) -> str:
-    """Also unique among runs on other machines that share a server, for the table is named after the run."""
+    """A name that is also unique among machines that share a server: it names the table, too."""
     env = NOT_IN_NAMES.sub("-", settings.env).strip("-.")
     moment = time.strftime("%Y%m%d-%H%M%S")
     return f"{env}-{settings.backend}-seed{settings.seed}-{moment}-{secrets.token_hex(RANDOM_SUFFIX_BYTES)}"

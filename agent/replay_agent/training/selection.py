@@ -1,9 +1,8 @@
-"""Chooses the network to keep: the best one so far and a new one play the same episodes, new ones each time.
+"""Selects the best network: in each validation, the best one so far and a new one play the same new episodes.
 
-Both play the same seeds, so what an episode happens to bring to either cancels out (common random numbers: Glasserman
-and Yao, 1992, Management Science 38(6), 884-908). The seeds are new in every validation, so a network that was lucky
-once has to win again without its luck, where on fixed seeds it would stay the best for good (selection bias: Cawley and
-Talbot, 2010, JMLR 11, 2079-2107). Neither training nor the last evaluation sees them.
+Playing the same seeds cancels out lucky episodes (common random numbers: Glasserman and Yao, 1992, Management Science
+38(6), 884-908). Every validation has new seeds, because on fixed ones a network that was lucky once would stay the best
+(selection bias: Cawley and Talbot, 2010, JMLR 11, 2079-2107). Training and final evaluation use other seeds.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from replay_agent.dqn.networks import QNetwork
 
 Evaluate = Callable[[QNetwork, Sequence[int]], EvaluationResult]
 SeedsOf = Callable[[int], Sequence[int]]
-"""Seeds of all episodes of the validation of this number."""
+"""Maps the number of a validation to the seeds of its episodes."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What a validation found.
+    """Result of a validation.
 
     Attributes:
-        mean: mean return of the new network over the episodes that it played.
-        episodes: how many those were.
-        is_best: whether the network is the best so far.
-        is_solved: whether it is as good as training was to make it.
+        mean: mean return of the new network.
+        episodes: episodes that it played.
+        is_best: whether it is the best network so far.
+        is_solved: whether it reached ``solved_return``.
     """
 
     mean: float
@@ -43,22 +42,22 @@ class Validation:
 
 
 class NetworkSelector:
-    """Keeps the network that was at least as good as the best one before it on the same episodes.
+    """Keeps the best network so far.
 
-    Both first play a few episodes. Only a new network that is at least as good there plays the rest, and only the means
-    over all decide, so that luck with few episodes does not choose.
+    The best and the new network first play a few episodes. If the new one is at least as good, both play the rest, and
+    the means over all episodes decide.
     """
 
     def __init__(
         self, evaluate: Evaluate, seeds_of: SeedsOf, screening_episodes: int, solved_return: float | None
     ) -> None:
-        """Choose by given seeds.
+        """Select on given seeds.
 
         Args:
             evaluate: plays a network greedily on seeds.
-            seeds_of: those of each validation, by its number from 0; different ones each time.
-            screening_episodes: how many of them are played first.
-            solved_return: mean return at which a network is good enough; None for never.
+            seeds_of: seeds of each validation, numbered from 0.
+            screening_episodes: number of episodes played first.
+            solved_return: mean return at which training ends; None: never.
         """
         self._evaluate = evaluate
         self._seeds_of = seeds_of
@@ -68,15 +67,15 @@ class NetworkSelector:
         self._best_network: QNetwork | None = None
         self._best_sum, self._best_episodes = 0.0, 0
         self.best_weights: dict[str, Tensor] | None = None
-        """Tensors of the best network, on the CPU; None before there is one."""
+        """Tensors of the best network, on the CPU; None before the first validation."""
 
     @property
     def best_mean(self) -> float | None:
-        """Mean return of the best network over all episodes that it played, None before there is one."""
+        """Mean return of the best network over all its episodes; None before the first validation."""
         return self._best_sum / self._best_episodes if self._best_episodes else None
 
     def validate(self, network: QNetwork) -> Validation:
-        """Judge a network, and keep it if it is the best so far; of equal ones the later."""
+        """Validate a network, and keep it if it is at least as good as the best so far."""
         seeds = list(self._seeds_of(self._validations))
         self._validations += 1
         best = self._network_of_best(network)
@@ -100,22 +99,22 @@ class NetworkSelector:
         return Validation(mean, len(returns), is_best=is_best, is_solved=is_solved)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the tensors, as JSON values."""
+        """Everything except the tensors, as JSON values."""
         return {"validations": self._validations, "best_sum": self._best_sum, "best_episodes": self._best_episodes}
 
     def restore(self, values: Mapping[str, Any], best_weights: dict[str, Tensor] | None) -> None:
-        """Go on where `to_json` was called.
+        """Restore the state.
 
         Args:
-            values: what it gave.
-            best_weights: `best_weights` then.
+            values: from `to_json`.
+            best_weights: `best_weights` at that time.
         """
         self._validations = values["validations"]
         self._best_sum, self._best_episodes = values["best_sum"], values["best_episodes"]
         self.best_weights, self._best_network = best_weights, None
 
     def _network_of_best(self, like: QNetwork) -> QNetwork | None:
-        """The best network, built like another."""
+        """The best network, with the architecture of ``like``."""
         if self._best_network is None and self.best_weights is not None:
             self._best_network = copy.deepcopy(like)
             self._best_network.load_state_dict(self.best_weights)
@@ -127,5 +126,5 @@ class NetworkSelector:
 
 
 def copy_weights(network: QNetwork) -> dict[str, Tensor]:
-    """A network's tensors as they are now, on the CPU."""
+    """Copy a network's tensors to the CPU."""
     return {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Things that are done every so many seconds."""
+"""Periodic tasks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Interval:
-    """Says when it is time again."""
+    """A timer that is due periodically."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Be due first after ``seconds``, and then again and again."""
+        """Be due every ``seconds``."""
         self._seconds = seconds
         self._clock = clock
         self.restart()
@@ -20,7 +20,7 @@ class Interval:
         self._due_at = self._clock() + self._seconds
 
     def is_due(self) -> bool:
-        """Whether it is time; if so, count from now."""
+        """Whether it is due; if so, restart."""
         if self._clock() < self._due_at:
             return False
         self.restart()

@@ -40,11 +40,11 @@ from replay_agent.training.timing import Interval
 
 log = logging.getLogger(__name__)
 
-# Longest sleep of the learner between looks at the table; a report of an actor wakes it.
+# Longest interval between polls of the table; an actor's report ends it early.
 ROWS_WAIT_S = 0.05
 SUPERVISE_INTERVAL_S = 0.25
 SHOW_INTERVAL_S = 0.2
-# Silence of all actors after which the log says so.
+# Log a warning after this long without rows from actors.
 SILENCE_S = 30.0
 # Recording an episode takes up to 0.1 ms, mostly in TensorBoard: the limit keeps busy actors from delaying learning.
 EPISODES_PER_TURN = 16
@@ -60,9 +60,9 @@ class Ending(StrEnum):
 
 
 def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
-    """The network that the settings and the environment ask for."""
+    """The network for the settings and environment."""
     shape, dtype = env.observation_shape, env.observation_dtype
-    # Images are scaled by their dtype; bounds of every pixel would be too large for a message.
+    # Images are scaled by dtype; bounds for every pixel would not fit into a message.
     is_scaled = settings.scale_observations and network_kind(shape, dtype) is NetworkKind.MLP
     return NetworkSpec(
         observation_shape=shape,
@@ -75,7 +75,7 @@ def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
 
 
 class Trainer:
-    """One run, from its first step or its last checkpoint to its end."""
+    """The state and training loop of one run."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Trainer:
         device: torch.device,
         reconnect_timeout_s: float,
     ) -> None:
-        """Build the networks and make the table.
+        """Build the networks and create the table.
 
         Args:
             settings: of the run.
@@ -143,7 +143,7 @@ class Trainer:
         """Resume from the newest checkpoint of the run.
 
         Raises:
-            CheckpointError: there is none that fits.
+            CheckpointError: there is no usable one.
         """
         checkpoint = load_latest(self._run.checkpoints, self.learner)
         state = checkpoint.state
@@ -173,7 +173,7 @@ class Trainer:
             ActorsFailError: actors cannot be kept alive.
         """
         if not checkpoints(self._run.checkpoints):
-            self.save()  # A run always has one to resume from.
+            self.save()  # Every run can be resumed.
         start, before_s = time.monotonic(), self.training_s
         try:
             while (ending := self._ending()) is None:
@@ -195,11 +195,11 @@ class Trainer:
             DivergedError: a number of the learner is not finite; existing checkpoints are kept.
         """
         require_finite(self.learner)
-        self.table.flush()  # So that the table has every step that the checkpoint counts.
+        self.table.flush()  # The table must have every step that the checkpoint counts.
         keep = self._settings.keep_checkpoints
         replay_checkpoint = None
         if self._settings.replay_checkpoints and self.pacer.env_steps:
-            # One more than the trainer keeps, in case it is killed before it writes its own.
+            # One more than the trainer keeps, in case it is killed before it writes its own checkpoint.
             replay_checkpoint = self.table.checkpoint(keep + 1, self._settings.reconnect_timeout_s)
         state = {
             "replay_checkpoint": replay_checkpoint,
@@ -241,7 +241,7 @@ class Trainer:
             self._actor.close()
 
     def status(self) -> Status:
-        """How the run stands; waits for the device.
+        """Status of the run; waits for the device.
 
         Raises:
             DivergedError: figures of a gradient step are not finite.
@@ -325,8 +325,8 @@ class Trainer:
             log.warning("no new rows for %.0f s: waiting for actors to join, or to come back", SILENCE_S)
 
     def _take_reports(self, limit: int) -> None:
-        """Record reported episodes; those of steps that the table has not received yet wait."""
-        # Each episode takes at least one step, which limits episodes that actors make up.
+        """Record reported episodes, once the table has received their steps."""
+        # Each episode has at least one step, which limits made-up reports.
         possible = self.pacer.env_steps - len(self.history.episode_steps)
         reports = self.service.reports
         for episode in reports.take_episodes(max(0, min(limit, possible))):

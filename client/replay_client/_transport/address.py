@@ -52,4 +52,4 @@ def how_to_start(address: str) -> str:
     command = f"`replay-server --port {found['port']}`"
     if _THIS_HOST.fullmatch(found["v6"] or found["host"]):
         return f"start one with {command}"
-    return f"start one there with {command}, or see whether it can be reached from here"
+    return f"start one there with {command}, or check the network between here and there"

@@ -214,7 +214,7 @@ class AnsweredStream(Generic[R]):
             raise ClosedError("this stream is closed") from None
         now = self._connection.clock()
         if now >= deadline:
-            raise DeadlineExceededError("there was no answer in time") from None
+            raise DeadlineExceededError("timed out") from None
         if not isinstance(error, ServerUnavailableError):
             self._refused(error)
             raise error
@@ -240,5 +240,5 @@ class AnsweredStream(Generic[R]):
     def _wait(self, wait_s: float | None, deadline: float) -> None:
         left = left_s(deadline, self._connection.clock())
         if left == 0:
-            raise DeadlineExceededError("there was no answer in time")
+            raise DeadlineExceededError("timed out")
         self.changed.wait(min((seconds for seconds in (wait_s, left) if seconds is not None), default=None))

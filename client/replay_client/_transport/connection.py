@@ -242,7 +242,7 @@ class Connection:
             ClosedError: after `close`.
         """
         if self.is_forked:
-            raise ForkedError("this client was made before a fork; make a new one in the child, or spawn instead")
+            raise ForkedError("this client was created before a fork; create one in the child, or use spawn")
         if self._closed:
             raise ClosedError("this client is closed")
 
@@ -308,7 +308,7 @@ class Connection:
             if self.clock() + pause_s >= deadline:
                 raise refusal if not listens(self.address) else no_answer(self.address, refusal)
             if self.clock() >= warn_at:
-                log.warning("%s; waiting for it", refusal)
+                log.warning("%s; waiting", refusal)
                 warn_at = math.inf
             time.sleep(pause_s)
 
@@ -377,7 +377,7 @@ class Connection:
             )
         except grpc.RpcError as error:
             if self._closed:
-                raise ClosedError("this client was closed meanwhile") from None
+                raise ClosedError("this client was closed during the call") from None
             raise from_rpc_error(error, self.address) from None
         except ValueError:  # how gRPC says that the channel was closed
             self.check_usable()
@@ -397,8 +397,8 @@ def no_server(address: str, detail: str, *, is_encrypted: bool) -> ServerUnavail
 def no_answer(address: str, refusal: ServerUnavailableError) -> ServerUnavailableError:
     """Somebody listens at an address and says nothing: a server takes its port before it restores its tables."""
     error = ServerUnavailableError(
-        f"no replay server answers at {address} yet, though the port is taken: by one that is still starting, then try "
-        "again or give wait_for_server_s more time; or by another program",
+        f"no replay server answers at {address} yet. If one is still starting there, retry or increase "
+        "wait_for_server_s; otherwise another program is using the port",
         metadata=refusal.metadata,
     )
     error.add_note(f"gRPC: {refusal.metadata['detail']}")

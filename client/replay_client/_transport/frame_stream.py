@@ -71,7 +71,7 @@ class FrameStream:
             kind, content = self._frame(deadline)
         except TimeoutError:
             self.cancel()
-            raise DeadlineExceededError("there was no answer in time") from None
+            raise DeadlineExceededError("timed out") from None
         except (OSError, FrameError) as error:
             self.cancel()
             raise ServerUnavailableError(f"the connection to the server broke: {error}") from None

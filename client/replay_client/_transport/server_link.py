@@ -115,8 +115,7 @@ class ServerLink:
     def _opened(self) -> Connection:
         if self._lacks_token:
             raise UnauthenticatedError(
-                "this client was made with a token, which does not travel to other processes: put it into the variable "
-                f"{TOKEN_VARIABLE} of this one"
+                f"this client was created with a token, which is not pickled: set {TOKEN_VARIABLE} in this process"
             )
         options = self.options
         return Connection(

@@ -37,7 +37,9 @@ def time_limit(field: str, limit_s: object, own_s: float) -> float:
     seconds = math.nan if isinstance(limit_s, bool) or not isinstance(limit_s, Real) else float(limit_s)
     if not seconds >= 0:
         raise InvalidArgumentError.of_field(
-            field, "seconds from 0 (do not wait) to math.inf (wait for ever), or None (the client's own)", repr(limit_s)
+            field,
+            "seconds from 0 (do not wait) to math.inf (wait forever), or None (the client's default)",
+            repr(limit_s),
         )
     return math.inf if seconds > LONGEST_WAIT_S else seconds
 

@@ -167,7 +167,7 @@ def _stats_of(client: ReplayClient, table: str | None) -> Stats:
         return stats
     if table not in stats.tables:
         known = ", ".join(stats.tables) or "none"
-        raise TableNotFoundError(f"no table is called {table!r}; there are: {known}")
+        raise TableNotFoundError(f"there is no table {table!r}; existing tables: {known}")
     return Stats(server=stats.server, tables={table: stats.tables[table]})
 
 

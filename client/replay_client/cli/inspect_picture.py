@@ -45,7 +45,7 @@ def _title(found: Distributions) -> str:
     inspection = found.inspection
     table = inspection.table
     parameters = "".join(f", {name} {number_text(value)}" for name, value in table.parameters.items())
-    how = "; a queue: rows go out by age" if table.backend == FIFO else ""
+    how = "; a queue: draws return the oldest rows" if table.backend == FIFO else ""
     looked = "" if inspection.is_exact else f", ranks beyond 10 estimated from {count_text(inspection.looked_at)}"
     return f"{table.name}: {table.backend}{parameters}; {count_text(table.size)} rows{looked}{how}"
 

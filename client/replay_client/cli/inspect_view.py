@@ -26,7 +26,7 @@ _LEVEL = 5e-4
 """An exponent that would be shown as 0."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LEAST_BAR = 4
-_QUEUE = "A queue: rows go out by age,\nwhatever their priorities;\nprobabilities and weights are 1."
+_QUEUE = "A queue: draws return the oldest\nrows, regardless of priority;\nprobabilities and weights are 1."
 
 
 def inspect_view(found: Distributions, rows: Rows, width: int) -> RenderableType:

@@ -77,7 +77,7 @@ def stats_view(
     """
     header: list[RenderableType] = [_server_line(stats.server, server)]
     if trouble:
-        header.append(Text(f"no figures: {trouble}", "red"))
+        header.append(Text(f"no statistics: {trouble}", "red"))
     if table is not None:
         return Group(*header, Text(table, f"bold {_ACCENT}", overflow="fold"), _table_detail(stats.tables[table]))
     tables, methods = list(stats.tables.values()), list(stats.server.methods.values())
@@ -107,7 +107,7 @@ def stats_screen(console: Console, stats: Stats, server: str, table: str | None,
 
 
 def _left_out(count: int, what: str) -> Text:
-    return Text(f"{count} more {what}: this terminal has no room for them\n" if count else "", _FAINT)
+    return Text(f"{count} more {what} do not fit into this terminal\n" if count else "", _FAINT)
 
 
 def _server_line(server: ServerStats, address: str) -> Text:
@@ -196,9 +196,9 @@ def _key_figures(table: TableStats) -> Table:
         ("drawn", _ever(table.sampled, table.rates.sampled_per_s)),
         ("updated", _ever(table.updated, table.rates.updated_per_s)),
         ("stale updates", count_text(table.stale)),
-        *([("lost with the power", count_text(table.lost))] if table.lost else []),
-        *([("syncs that failed", _failed_syncs(table))] if table.failed_syncs else []),
-        ("staleness of batches", f"{table.staleness:.1f} updates"),
+        *([("lost in power losses", count_text(table.lost))] if table.lost else []),
+        *([("failed syncs", _failed_syncs(table))] if table.failed_syncs else []),
+        ("batch staleness", f"{table.staleness:.1f} updates"),
         ("copied on this host", f"{count_text(table.sampled_same_host)} rows"),
         ("evicted", count_text(table.evicted)),
         ("repeated inserts", count_text(table.repeated_inserts)),
@@ -212,7 +212,7 @@ def _key_figures(table: TableStats) -> Table:
 
 
 def _failed_syncs(table: TableStats) -> str:
-    return f"{count_text(table.failed_syncs)}, {count_text(table.unsynced)} rows are not on the disk"
+    return f"{count_text(table.failed_syncs)}, {count_text(table.unsynced)} rows not on disk"
 
 
 def _waiting(table: TableStats) -> str:

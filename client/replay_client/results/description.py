@@ -73,9 +73,7 @@ class TableDescription:
             schema = Schema.from_proto(config.columns)
             rate_limit = RateLimit.from_proto(config.rate_limiter) if config.HasField("rate_limiter") else None
         except FieldError as error:
-            raise InternalServerError(
-                f"table {config.name!r} is of a kind this client does not know: {error}"
-            ) from None
+            raise InternalServerError(f"table {config.name!r} is of a type unknown to this client: {error}") from None
         return cls(
             name=config.name,
             uid=message.uid,

@@ -45,16 +45,18 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
     if not (protection.tokens or protection.client_certificates):
         if not insecure:
             missing = "tokens or client certificates" if protection.tls else "tokens and TLS"
-            encrypts = "; TLS alone encrypts, but lets everybody in" if protection.tls else ""
+            encrypts = "; TLS alone encrypts, but admits everyone" if protection.tls else ""
             raise ExposedError(
-                f"{flag_prefix}host {host} is reached from other machines, and without {missing} whoever reaches "
-                f"it could read and remove everything{encrypts}; expected {flag_prefix}tokens, or "
-                f"{flag_prefix}tls-client-ca with {flag_prefix}tls-cert and {flag_prefix}tls-key, or, on a network "
-                f"where everybody is trusted, {flag_prefix}insecure"
+                f"{flag_prefix}host {host} is reachable from other machines, and "
+                f"without {missing} anyone could read "
+                f"and delete everything{encrypts}; expected {flag_prefix}tokens, or "
+                f"{flag_prefix}tls-client-ca with {flag_prefix}tls-cert and "
+                f"{flag_prefix}tls-key, or, on a trusted "
+                f"network, {flag_prefix}insecure"
             )
-        log.warning("anybody who reaches %s may do everything: there are no tokens and no client certificates", host)
+        log.warning("anyone who reaches %s has full access: there are no tokens or client certificates", host)
     elif not protection.tls:
-        log.warning("tokens and rows travel in plain text: there is no TLS")
+        log.warning("tokens and rows travel in plain text without TLS")
 
 
 def is_loopback(host: str) -> bool:

@@ -20,5 +20,5 @@ def exposure_of(path: Path) -> str | None:
     if not mode & _OPEN:
         return None
     return (
-        f"{path}: other users of this machine can read or change it (mode {mode:04o}); mend it by: chmod g-w,o= {path}"
+        f"{path}: other users of this machine can read or change it (mode {mode:04o}); fix it with: chmod g-w,o= {path}"
     )

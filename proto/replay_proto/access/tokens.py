@@ -126,7 +126,7 @@ class Tokens:
         self._looked_at = ticks()
         exposure = self._exposure()
         if exposure is not None and any(grant.in_plain_text for grant in self._file.value):
-            raise UnusableFileError(f"{exposure}, or have token_sha256 in it in place of token")
+            raise UnusableFileError(f"{exposure}, or replace token by token_sha256")
         self._warn(exposure)
 
     def digest_of(self, token: str) -> bytes | None:
@@ -169,7 +169,7 @@ class Tokens:
         if exposure is not None:
             log.warning("%s", exposure)
         if not self._file.value:
-            log.warning("%s has no tokens: nobody may call", self._path)
+            log.warning("%s contains no tokens: all calls are refused", self._path)
 
 
 def bearer_token(headers: Sequence[str]) -> str | None:
@@ -188,7 +188,7 @@ def bearer_token(headers: Sequence[str]) -> str | None:
         return None
     scheme, _, token = headers[0].partition(" ")
     if len(headers) > 1 or scheme.lower() != _SCHEME or not token.strip():
-        raise ValueError("expected one header 'authorization: Bearer TOKEN', got another form of it")
+        raise ValueError("expected one header 'authorization: Bearer TOKEN', got another format")
     return token.strip()
 
 
@@ -201,19 +201,19 @@ def read_grants(path: Path) -> tuple[Grant, ...]:
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise UnusableFileError(f"{path}: expected TOML, got something else: {_without_content(error)}") from None
+        raise UnusableFileError(f"{path}: expected valid TOML: {_without_content(error)}") from None
     except UnicodeDecodeError:
-        raise UnusableFileError(f"{path}: expected TOML in UTF-8, got bytes that are something else") from None
+        raise UnusableFileError(f"{path}: expected TOML in UTF-8, got invalid bytes") from None
     except OSError as error:
         raise UnusableFileError(f"{path}: {_without_content(error)}") from None
     entries = content.get("tokens", [])
     if content.keys() - {"tokens"} or not isinstance(entries, list):
-        raise UnusableFileError(f"{path}: expected [[tokens]] and nothing beside them")
+        raise UnusableFileError(f"{path}: expected only [[tokens]]")
     grants = tuple(_grant(f"{path}: tokens[{index}]", entry) for index, entry in enumerate(entries))
     if len({grant.name for grant in grants}) < len(grants):
-        raise UnusableFileError(f"{path}: expected each name once, got one of them twice")
+        raise UnusableFileError(f"{path}: expected unique names, got a duplicate")
     if len({grant.digest for grant in grants}) < len(grants):
-        raise UnusableFileError(f"{path}: expected each token once, got one of them twice")
+        raise UnusableFileError(f"{path}: expected unique tokens, got a duplicate")
     return grants
 
 
@@ -224,7 +224,7 @@ def _grant(place: str, entry: Any) -> Grant:
         raise UnusableFileError(f"{place}: expected keys among {', '.join(sorted(_KEYS))}, got {unknown[0]!r}")
     name = entry.get("name")
     if not isinstance(name, str) or not name or not name.isprintable():
-        raise UnusableFileError(f"{place}: name: expected a text, which stands for the token in logs")
+        raise UnusableFileError(f"{place}: name: expected a string to identify the token in logs")
     return Grant(
         name=name,
         digest=_given_digest(place, entry),
@@ -244,15 +244,16 @@ def _given_digest(place: str, entry: Mapping[str, Any]) -> bytes:
     if digest is not None:
         if not isinstance(digest, str) or not _SHA256_HEX.fullmatch(digest):
             raise UnusableFileError(
-                f"{place}: token_sha256: expected 64 hexadecimal digits and nothing behind them, as "
-                "`printf %s TOKEN | sha256sum | cut -d' ' -f1` prints"
+                f"{place}: token_sha256: expected exactly 64 hexadecimal digits, as printed by "
+                "`printf %s TOKEN | sha256sum | cut -d' ' -f1`"
             )
         return bytes.fromhex(digest)
     # What came is not shown: it is meant to be secret.
     if not isinstance(token, str) or len(token) < LEAST_LENGTH or not _TOKEN.fullmatch(token):
         raise UnusableFileError(
-            f"{place}: token: expected at least {LEAST_LENGTH} ASCII characters without spaces, such as "
-            "`openssl rand -hex 32` prints"
+            f"{place}: token: expected at least "
+            f"{LEAST_LENGTH} ASCII characters "
+            "without spaces, such as from `openssl rand -hex 32`"
         )
     return _digest(token)
 
@@ -278,7 +279,7 @@ def _expires(place: str, moment: Any) -> datetime | None:
         return None
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise UnusableFileError(
-            f"{place}: expires: expected a moment with its time zone, such as 2027-01-01T00:00:00Z, got {moment}"
+            f"{place}: expires: expected a time with a time zone, such as 2027-01-01T00:00:00Z, got {moment}"
         )
     return moment
 

@@ -57,13 +57,13 @@ class Watched(Generic[T]):
         names = ", ".join(map(str, self._paths))
         if None in stamp and self._if_gone is not None and not is_new:
             self.value = self._if_gone
-            log.error("%s is gone, so nothing that it said holds any more", names)
+            log.error("%s is missing, its content no longer applies", names)
         else:
             try:
                 self.value = self._read()
             except UnusableFileError as error:
                 if is_new:
-                    log.error("%s has changed and cannot be used, so what it said before holds: %s", names, error)
+                    log.error("%s has changed but is invalid, keeping its previous content: %s", names, error)
                 return False
             log.info("%s has changed and was read again", names)
         self._stamp = stamp

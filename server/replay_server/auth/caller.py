@@ -199,7 +199,7 @@ def _valid_grant(tokens: Tokens, digest: bytes) -> Grant:
     """
     grant = tokens.grant(digest)
     if grant is None:
-        raise errors.unauthenticated("the token of this call is valid no more")
+        raise errors.unauthenticated("the token of this call is no longer valid")
     if tokens.has_expired(grant):
         raise errors.unauthenticated(f"the token {grant.name!r} expired at {grant.expires}")
     return grant
@@ -229,10 +229,10 @@ class Authenticator:
         if self._tokens is None:
             return Anyone(of_peer(peer))
         if token is None:
-            raise errors.unauthenticated("this server wants a token, and the call has none")
+            raise errors.unauthenticated("this server requires a token, and the call has none")
         digest = self._tokens.digest_of(token)
         if digest is None:
-            raise errors.unauthenticated("the token of this call is not one of this server's")
+            raise errors.unauthenticated("the token of this call is unknown to this server")
         return TokenHolder(self._tokens, digest, self._revocations)
 
     def caller_of(self, metadata: Iterable[tuple[str, str | bytes]], peer: str = "") -> Caller:

@@ -34,4 +34,4 @@ class Quota:
         if self.max_tables is not None and tables > self.max_tables:
             raise errors.too_large(f"tables {of}", self.max_tables, tables, f"max_tables {of}")
         if self.max_bytes is not None and total > self.max_bytes:
-            raise errors.too_large(f"bytes of all tables once full, {of}", self.max_bytes, total, f"max_bytes {of}")
+            raise errors.too_large(f"bytes of all tables when full, {of}", self.max_bytes, total, f"max_bytes {of}")

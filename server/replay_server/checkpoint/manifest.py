@@ -32,7 +32,7 @@ class CheckpointRemovedError(Exception):
 
     def __init__(self, folder: Path) -> None:
         """Name it."""
-        super().__init__(f"{folder} was removed while it was read; `replay checkpoint list` shows those there are")
+        super().__init__(f"{folder} was removed while it was read; `replay checkpoint list` lists the existing ones")
 
 
 @contextmanager
@@ -145,12 +145,13 @@ class CheckpointManifest:
             document = json.loads(path.read_bytes())
             if document["format_version"] != FORMAT_VERSION:
                 raise ValueError(
-                    f"expected format version {FORMAT_VERSION}, found {document['format_version']}; restore it with "
-                    "the version of replay-server that wrote it"
+                    f"expected format version {FORMAT_VERSION}, found "
+                    f"{document['format_version']}; "
+                    "restore it with the replay-server version that wrote it"
                 )
             content = document["content"]
             if document["crc32"] != _checksum(content):
-                raise ValueError("its checksum is not that of its content")
+                raise ValueError("its checksum does not match its content")
             return cls(content["taken_s"], [TableManifest.from_json(table) for table in content["tables"]])
         except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedCheckpointError(path, f"{type(error).__name__}: {error}") from error

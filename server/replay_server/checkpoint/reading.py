@@ -73,7 +73,7 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
     existing = [table.config.name for table in manifest.tables if (tables / table.config.name).exists()]
     if existing:
         raise RestoreError(
-            f"{folder}: table {existing[0]!r} exists in {tables} already; restore into an empty --data-dir, or start "
+            f"{folder}: table {existing[0]!r} already exists in {tables}; restore into an empty --data-dir, or start "
             "without --restore"
         )
     made: list[Path] = []
@@ -95,7 +95,7 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
 def _no_checkpoint(folder: Path) -> str:
     if folder.is_dir():
         return f"has no {MANIFEST_FILE}"
-    return "is no directory" if folder.exists() else "is not there"
+    return "is not a directory" if folder.exists() else "is missing"
 
 
 def _measured(path: Path) -> tuple[int, int]:

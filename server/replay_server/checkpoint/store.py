@@ -165,7 +165,7 @@ class Checkpoints:
             try:
                 await self.create(series=PERIODIC_SERIES)
             except (RequestError, OSError) as error:
-                log.error("no periodic checkpoint was written, the last one stays: %s", error)
+                log.error("periodic checkpoint failed, keeping the last one: %s", error)
 
     async def all(self) -> list[Checkpoint]:
         """All checkpoints, oldest first; one whose manifest is damaged is logged and left out."""

@@ -82,12 +82,12 @@ def sweep(parent: Path, prefix: str) -> list[Path]:
         with os.scandir(parent) as entries:
             for entry in entries:
                 if time.monotonic() > ends:
-                    log.warning("%s has too many entries to look for those of servers that are gone", parent)
+                    log.warning("%s has too many entries to search for leftovers of dead servers", parent)
                     break
                 if entry.name.startswith(prefix) and _sweep(Path(entry.path)):
                     swept.append(Path(entry.path))
     except OSError as error:
-        log.warning("%s was not searched for what servers that are gone left there: %s", parent, error)
+        log.warning("cannot search %s for leftovers of dead servers: %s", parent, error)
     return swept
 
 
@@ -114,7 +114,7 @@ def _remove_unless_held(path: Path, folder: int) -> bool:
         shutil.rmtree(path, ignore_errors=True)
         return True
     except (OSError, RecursionError) as error:  # a file system without locks; folders in folders, without end
-        log.warning("%s, which a server that is gone left there, was not removed: %s", path, error)
+        log.warning("cannot remove %s, a leftover of a dead server: %s", path, error)
         return False
     finally:
         os.close(lock)

@@ -50,7 +50,7 @@ class MappedFile:
             if create:
                 os.ftruncate(self._file, size)
             elif (found := os.fstat(self._file).st_size) != size:
-                raise ValueError(f"{path}: expected {size} bytes, found {found}; the file is damaged")
+                raise ValueError(f"{path}: expected {size} bytes, found {found}; the file is corrupt")
             self._map = mmap.mmap(self._file, size)
         except BaseException as error:
             os.close(self._file)

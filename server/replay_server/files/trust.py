@@ -63,8 +63,9 @@ def check_entries(entries: Iterable[Path], *, owners: Collection[int] = ()) -> N
             continue
         if stat.S_ISLNK(found.st_mode):
             raise UntrustedError(
-                f"{path}: expected a file or directory of {_user(os.geteuid())}, found a symbolic link; put what it "
-                f"leads to in its place (`cp -a --remove-destination`), or remove it with `rm {_quoted(path)}`"
+                f"{path}: expected a file or directory of {_user(os.geteuid())}, "
+                "found a symbolic link; replace it "
+                f"with its target (`cp -a --remove-destination`), or remove it with `rm {_quoted(path)}`"
             )
         if found.st_uid not in trusted:
             raise UntrustedError(
@@ -137,8 +138,9 @@ def _check_owner(path: Path, found: os.stat_result, owners: Collection[int], kin
     if found.st_uid not in owners:
         flag = " -h" if kind == "link" else ""
         raise UntrustedError(
-            f"{path} is a {kind} of {_user(found.st_uid)}, who can change where it leads and what lies in it: expected "
-            f"one of {_own_user()}; run the server as that user, "
+            f"{path} is a {kind} of {_user(found.st_uid)}, who can "
+            "change its target and contents: "
+            f"expected one owned by {_own_user()}; run the server as that user, "
             f"`chown{flag} {os.geteuid()} {_quoted(path)}`, or choose another directory"
         )
 
@@ -154,7 +156,7 @@ def _check_writers(path: Path, found: os.stat_result, *, may_be_sticky: bool) ->
     else:
         return
     raise UntrustedError(
-        f"{path} can be written to by {who}: expected by {_own_user()} alone; "
+        f"{path} is writable by {who}: expected only {_own_user()}; "
         f"`chmod {mend} {_quoted(path)}`{sticky} or choose another directory"
     )
 

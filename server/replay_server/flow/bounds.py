@@ -38,7 +38,7 @@ _OTHER_FILES: Final = 6
 """Links, header, priorities, writers' records, and where there are any checksums and sync points."""
 _TABLES_SHARE: Final = 0.2
 """Part of the descriptors that tables may take; connections may take three quarters."""
-_DESCRIPTORS_SETTING: Final = "limit of open files of the server's process, of which tables may take a fifth"
+_DESCRIPTORS_SETTING: Final = "open-file limit of the server's process, a fifth of which tables may use"
 
 HEAD_BYTES = 1 << 16
 """What a message may carry beside its rows and what is said about each: some numbers, and a table's name."""
@@ -97,7 +97,7 @@ class Bounds:
         most, setting = self.max_head_bytes, self.head_setting
         if is_insert:
             most, setting = PLAIN_BYTES + _BYTES_PER_ROW * MOST_ROWS_AT_ONCE, "not a setting"
-        _check("bytes of a message beside its rows", most, size, setting)
+        _check("bytes of a message besides its rows", most, size, setting)
 
     def check_columns(self, columns: int) -> None:
         """Refuse more columns than a table may have."""
@@ -119,7 +119,7 @@ class Bounds:
         _check("bytes of a full table", self.max_table_bytes, size, "max_table_bytes of the server")
         if self.max_bytes is not None:
             total = size + sum(others)
-            _check("bytes of all tables once full", self.max_bytes, total, "max_bytes of the server")
+            _check("bytes of all tables when full", self.max_bytes, total, "max_bytes of the server")
 
     def check_checkpoint(self, series: Collection[str], size: int) -> None:
         """Refuse a checkpoint of one series too many, or for which there is no room beside the others."""

@@ -1,6 +1,6 @@
 """What callers may hold at once of something that all of them share: so much in all, and a part of it each.
 
-    calls = Budget("calls that wait", "max_waiting_calls of the server", most=16_384, share=0.5)
+    calls = Budget("waiting calls", "max_waiting_calls of the server", most=16_384, share=0.5)
     with calls.held(caller):                    # TOO_LARGE where there is no room
         ...
     replies = QueuedBudget(...)

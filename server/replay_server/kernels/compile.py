@@ -79,7 +79,7 @@ def _compile_what_cannot_be_loaded(kept: Any) -> None:
         try:
             return load(signature, target)
         except Exception as error:  # whatever unpickling raises
-            log.warning("a kernel in %s is damaged and compiled again: %r", kept.cache_path, error)
+            log.warning("recompiling a corrupt kernel in %s: %r", kept.cache_path, error)
             try:
                 kept.flush()
             except OSError as refused:
@@ -97,7 +97,7 @@ def _compile_what_cannot_be_loaded(kept: Any) -> None:
 
 @cache
 def _warn_not_kept(folder: str, reason: str) -> None:
-    log.warning("kernels cannot be kept in %s, and are compiled again by the next start: %s", folder, reason)
+    log.warning("cannot store kernels in %s, the next start recompiles them: %s", folder, reason)
 
 
 def _widened(argument: Any) -> Any:

@@ -110,7 +110,7 @@ def _copy(source: Path, target: Path) -> bool:
         for path in (target, *target.iterdir()):
             path.chmod(0o700 if path.is_dir() else 0o600)
     except OSError as error:
-        log.warning("kernels of %s were not copied to %s, and are compiled: %s", source, target, error)
+        log.warning("cannot copy kernels from %s to %s, compiling them: %s", source, target, error)
         shutil.rmtree(target, ignore_errors=True)
         return False
     return True
@@ -133,7 +133,7 @@ def set_complete(where: Path) -> None:
             sync_path(path)
         _mark(where).touch()
     except OSError as error:
-        log.warning("the next start compiles kernels again: %s", error)
+        log.warning("the next start recompiles the kernels: %s", error)
 
 
 def remove_unfinished(where: Path) -> None:
@@ -184,7 +184,7 @@ def _is_trusted(place: Path, where: Path) -> bool:
         trust.check_folder(place, make=True)
         trust.check_entries([where, *where.rglob("*")], owners=[0])
     except trust.UntrustedError as error:
-        log.warning("no kernels are loaded from or kept in %s: %s", place, error)
+        log.warning("not using %s for kernels: %s", place, error)
         return False
     except OSError:  # it cannot be made or read
         return False
@@ -195,7 +195,7 @@ def _has_room(place: Path) -> bool:
     there = os.statvfs(place)
     if there.f_bavail * there.f_frsize >= NEEDED_BYTES:
         return True
-    log.warning("no kernels are kept in %s: expected %d MiB of free space there", place, NEEDED_BYTES >> 20)
+    log.warning("not storing kernels in %s: expected %d MiB of free space", place, NEEDED_BYTES >> 20)
     return False
 
 

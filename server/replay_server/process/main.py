@@ -167,7 +167,7 @@ async def _warm_up(stop: asyncio.Event) -> bool:
         try:
             await warming
         except WarmUpCancelledError:
-            log.info("stopped before the kernels were compiled")
+            log.info("stopped while compiling kernels")
             return False
     return True
 
@@ -228,14 +228,14 @@ def _in_directory(
         except trust.UntrustedError as error:
             if not trust_dirs:
                 raise StartError(
-                    f"{setting}: {error}; where nobody else is, as in a container, --trust-dirs goes without this check"
+                    f"{setting}: {error}; where there are no "
+                    "other users, as in a "
+                    "container, pass --trust-dirs to skip this check"
                 ) from error
             log.warning("%s: %s", setting, error)
         return use(path)
     except OSError as error:
-        raise StartError(
-            f"{setting}: expected a directory that the server may write to, got {str(path)!r}: {error.strerror}"
-        ) from error
+        raise StartError(f"{setting}: expected a writable directory, got {str(path)!r}: {error.strerror}") from error
 
 
 def _credentials(settings: ServerSettings) -> Credentials | None:

@@ -105,7 +105,7 @@ class ReplayServer:
             bound = self._lanes.bind(address, self._credentials)
         except RuntimeError as error:
             raise BindError(
-                f"cannot listen on {address}: is the port taken, or the address not this machine's?"
+                f"cannot listen on {address}: the port may be in use, or the address not on this machine"
             ) from error
         defer_silent_connections(bound)
         return bound

@@ -1,9 +1,9 @@
-"""Settings of the server: from flags, environment variables and a TOML file, in this order of precedence.
+"""Settings of the server from flags, environment variables and a TOML file, in order of precedence.
 
     replay-server --port 50051 --config server.toml
     REPLAY_SERVER_PORT=50051 replay-server
 
-A TOML file has the same names, and tables to make at start:
+A TOML file has the same names, and tables to create at startup:
 
     port = 50051
 
@@ -53,7 +53,7 @@ BYTES_PER_MB = 1 << 20
 MIN_KEEPALIVE_S, MAX_KEEPALIVE_S = 0.1, 86_400.0
 MAX_CONNECTION_S = 7 * 86_400.0
 MAX_MESSAGE_MB = 2047
-"""gRPC counts the bytes of a message in 31 bits."""
+"""gRPC stores message sizes in 31 bits."""
 
 LISTENING = group("listening")
 TABLES = group("tables")
@@ -71,38 +71,37 @@ class ColumnSettings(BaseModel):
     dtype: str
     """bool, int8 to int64, uint8 to uint64 or float16 to float64."""
     shape: list[int] = []
-    """Sizes of its dimensions; empty for a scalar."""
+    """Empty for a scalar."""
 
 
 class TableSettings(BaseModel):
-    """A table in the TOML file, made at start unless it is there."""
+    """A table in the TOML file, created at startup unless it exists."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    """Its name."""
     capacity: int
-    """Rows kept."""
+    """Maximum number of rows."""
     columns: dict[str, ColumnSettings]
-    """By name, in order."""
+    """Columns by name, in order."""
     backend: str = DEFAULT_BACKEND
     """sum_tree, rank, uniform or fifo."""
     parameters: dict[str, float] = {}
-    """Of the backend, such as alpha."""
+    """Parameters of the backend, such as alpha."""
     seed: int | None = None
-    """Makes draws repeat."""
+    """Makes draws reproducible."""
     min_size: int | None = None
-    """Draws wait until there are so many rows."""
+    """Rows required before draws are allowed."""
     samples_per_insert: float | None = None
-    """How often a row is drawn on average: draws and inserts wait for each other to keep it."""
+    """Average number of draws per row; draws and inserts wait for each other to maintain it."""
     error_buffer: ErrorBuffer | None = None
-    """How far from it samples may stray; required with it."""
+    """How many samples the ratio may be off; required with `samples_per_insert`."""
 
     def to_config(self) -> TableConfig:
-        """The table's config, checked.
+        """Convert to a validated config.
 
         Raises:
-            FieldError: names the field that cannot be used.
+            FieldError: names the invalid field.
         """
         from replay_server.storage.table_config import TableConfig
 
@@ -227,7 +226,7 @@ class ServerSettings(Settings):
     def _has_a_place_for_durable_tables(self) -> Self:
         if self.durability == "power" and self.data_dir is None:
             raise ValueError(
-                "durability power needs a data_dir on a disk: tables in memory do not outlive a loss of power"
+                "durability power needs a data_dir on a disk: tables in memory do not survive a power loss"
             )
         return self
 
@@ -236,12 +235,12 @@ class ServerSettings(Settings):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("expected tls_cert and tls_key together, got one of them")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("expected tls_cert and tls_key where there is tls_client_ca, got none")
+            raise ValueError("expected tls_cert and tls_key with tls_client_ca, got none")
         return self
 
     @property
     def protection(self) -> Protection:
-        """How callers are kept out."""
+        """How the server authenticates callers."""
         return Protection(
             tls=self.tls_cert is not None,
             client_certificates=self.tls_client_ca is not None,
@@ -249,7 +248,7 @@ class ServerSettings(Settings):
         )
 
     def bounds(self) -> Bounds:
-        """What callers may ask for at most."""
+        """Limits on requests and callers."""
         from replay_server.flow.bounds import Bounds
 
         return Bounds(

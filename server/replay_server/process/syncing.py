@@ -102,7 +102,7 @@ class Syncer:
         except Exception as error:  # of whatever kind: the next sync, and those of other tables, have to go on
             table.figures.sync_failed()
             log.error(
-                "table %s was not synced, a loss of power would take the last %d rows; tried again in %g s: %s",
+                "table %s was not synced, a power loss would lose the last %d rows; retrying in %g s: %s",
                 *(table.name, table.directory.unsynced, self._every_s, error),
                 exc_info=not isinstance(error, OSError),
             )
@@ -118,9 +118,7 @@ class Syncer:
         """
         directory = table.directory
         if directory.has_to_be_stored_anew:
-            log.info(
-                "table %s is stored anew: after a sync that failed, nothing is known to be on the disk", table.name
-            )
+            log.info("rewriting table %s: after a failed sync, its pages may be missing on disk", table.name)
             async with directory.storing_beside:
                 for _ in directory.store_anew():
                     await asyncio.sleep(0)

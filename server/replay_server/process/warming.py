@@ -97,7 +97,7 @@ def _compile(progress: _Progress, cancelled: threading.Event) -> None:
     try:
         helpers = [_start_helper(share) for share in _SHARES]
     except OSError as error:
-        log.warning("kernels are compiled one after the other, as no process could be started beside: %s", error)
+        log.warning("compiling kernels in one process, cannot start a second one: %s", error)
         return
     try:
         while any(helper.poll() is None for helper in helpers):
@@ -109,7 +109,7 @@ def _compile(progress: _Progress, cancelled: threading.Event) -> None:
             helper.wait()
     failed = [helper.returncode for helper in helpers if helper.returncode]
     if failed:
-        log.warning("a process that compiled kernels ended with %d; this one goes on without it", failed[0])
+        log.warning("a process compiling kernels exited with %d; continuing without it", failed[0])
 
 
 def _start_helper(share: str) -> subprocess.Popen[bytes]:
@@ -137,9 +137,9 @@ class _Progress:
         self._terminal = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
         where = kernel_cache.folder()
         kept = (
-            "for this start alone, since no folder for them can be written to: set NUMBA_CACHE_DIR"
+            "for this start only, no directory for them is writable: set NUMBA_CACHE_DIR"
             if kernel_cache.is_temporary()
-            else f"first start of this version; kept in {where}"
+            else f"first start of this version; stored in {where}"
         )
         log.info("compiling %d kernels (%s)", len(KERNELS), kept)
 

@@ -44,7 +44,7 @@ class Stream:
         """
         said = self._said.setdefault(field, value) or value
         if value and value != said:
-            raise FieldError(field, f"what the stream said before ({said!r}), or nothing", repr(value))
+            raise FieldError(field, f"the same as earlier on this stream ({said!r}), or nothing", repr(value))
         self._said[field] = said
         return said  # type: ignore[return-value]  # a field keeps its type
 
@@ -77,7 +77,7 @@ class Call:
     def stream(self) -> Stream:
         """The stream that it came on."""
         if self._stream is None:
-            raise RuntimeError("expected a request of a stream, got a call of its own")
+            raise RuntimeError("expected a request on a stream, got a unary call")
         return self._stream
 
     @property

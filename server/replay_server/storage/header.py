@@ -45,7 +45,7 @@ class Header:
             self._state.check(times)
         except ValueError as error:
             self.close()
-            raise ValueError(f"{folder / HEADER_FILE}: {error}; the file is damaged") from error
+            raise ValueError(f"{folder / HEADER_FILE}: {error}; the file is corrupt") from error
         self.restore(self._state)
 
     @property

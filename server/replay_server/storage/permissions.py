@@ -50,7 +50,7 @@ def share_with_group(root: Root, group: str) -> None:
     try:
         number = grp.getgrnam(group).gr_gid
     except KeyError:
-        raise GroupError(f"group: expected a group of this machine, got {group!r}, which it does not have") from None
+        raise GroupError(f"group: expected a group of this machine, got {group!r}, which does not exist") from None
     try:
         _give(root.path, number, FOLDER_MODE)
         _give(root.tables, number, _SHARED_FOLDER)

@@ -150,17 +150,18 @@ class TableDirectory:
             version = manifest["format_version"]
             if version not in (FORMAT_VERSION, CHECKED_FORMAT_VERSION):
                 raise ValueError(
-                    f"expected format version {FORMAT_VERSION} or {CHECKED_FORMAT_VERSION}, found {version}; serve "
-                    "this table with the version of replay-server that made it, or start with another --data-dir"
+                    f"expected format version {FORMAT_VERSION} or "
+                    f"{CHECKED_FORMAT_VERSION}, found {version}; use the "
+                    "version of replay-server that created it, or another --data-dir"
                 )
             if manifest["crc32"] != _checksum(manifest):
-                raise ValueError("its checksum is not that of its content")
+                raise ValueError("its checksum does not match its content")
             config = TableConfig.from_json(manifest["config"])
             uid = bytes.fromhex(manifest["uid"])
             if len(uid) != UID_BYTES:
                 raise ValueError(f"expected a uid of {UID_BYTES} bytes, found {len(uid)}")
             if config.name != folder.name:
-                raise ValueError(f"it belongs to a table called {config.name!r}")
+                raise ValueError(f"it belongs to table {config.name!r}")
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DamagedTableError(f"{path}: {error}") from error
         checked = version == CHECKED_FORMAT_VERSION
@@ -356,7 +357,7 @@ def _checksum(manifest: Mapping[str, Any]) -> int:
 def _read_nonce(path: Path) -> bytes:
     nonce = path.read_bytes()
     if len(nonce) != NONCE_BYTES:
-        raise ValueError(f"{path}: expected {NONCE_BYTES} bytes, found {len(nonce)}; the file is damaged")
+        raise ValueError(f"{path}: expected {NONCE_BYTES} bytes, found {len(nonce)}; the file is corrupt")
     return nonce
 
 

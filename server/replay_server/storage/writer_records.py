@@ -138,8 +138,9 @@ class WriterRecords:
         if impossible.any():
             place, index = np.argwhere(impossible)[0]
             raise ValueError(
-                f"{self._path}: record {index} of writer {place} cannot be: {records[place, index]}; "
-                "the file is damaged"
+                f"{self._path}: record {index} of writer "
+                f"{place} is invalid: "
+                f"{records[place, index]}; the file is corrupt"
             )
 
     def _recover(self, inserted: int) -> None:

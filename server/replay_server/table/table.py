@@ -379,5 +379,5 @@ def _check_priorities(directory: TableDirectory, live: LiveRows, limit: float) -
         key = live.oldest + int(np.argmax(bad))
         raise DamagedTableError(
             f"{directory.folder / PRIORITIES_FILE}: row {key}, live by {HEADER_FILE}, has the priority "
-            f"{found[key - live.oldest]}; one of the two files is damaged"
+            f"{found[key - live.oldest]}; one of the two files is corrupt"
         )

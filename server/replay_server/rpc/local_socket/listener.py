@@ -77,7 +77,7 @@ class LocalSocket:
             path.unlink(missing_ok=True)  # of a server that was killed; the directory's lock is ours
             listener = _bound(path)
         except OSError as error:
-            log.warning("no calls without gRPC: cannot listen on %s: %s", path, error)
+            log.warning("local socket disabled, cannot listen on %s: %s", path, error)
             return
         self._path = path
         loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ class LocalSocket:
             raise errors.invalid_field(FieldError("method", " or ".join(METHODS), repr(said.method)))
         table = self._catalog.find(said.table, said.table_uid)
         if not hmac.compare_digest(said.nonce, table.directory.nonce):
-            raise errors.invalid_field(FieldError("nonce", "what the table's file holds", "something else"))
+            raise errors.invalid_field(FieldError("nonce", "the content of the table's file", "something else"))
         return Admitted(
             endpoint=self._endpoints[said.method],
             caller=self._authenticator.caller_of(_metadata(said)),

@@ -46,7 +46,7 @@ class BootMark:
             self._path.unlink(missing_ok=True)
             if not tells_full(error):
                 raise
-            log.warning("%s: no room to mark that tables are open; they count as torn after another boot", self._path)
+            log.warning("%s: no space to mark tables as open; after a reboot they count as torn", self._path)
             return
         self._has_begun = True
 

@@ -65,7 +65,7 @@ def recover(folder: Path, config: TableConfig) -> None:
         assert rows.checksums is not None
         if points.newest is None:
             raise ValueError(
-                f"{folder / SYNC_POINT_FILE}: expected a whole sync point, found none; the file is damaged"
+                f"{folder / SYNC_POINT_FILE}: expected a whole sync point, found none; the file is corrupt"
             )
         found = _find(folder, config, rows.checksums, points.newest)
         _store_header(folder, found.header, lost=found.point.lost)
@@ -77,12 +77,12 @@ def recover(folder: Path, config: TableConfig) -> None:
         points.close()
         rows.close()
     log.info(
-        "table %s: %d rows verify after a loss of power, looked at in %.1f s",
+        "table %s: %d rows are valid after a power loss, verified in %.1f s",
         *(config.name, len(found.live), time.monotonic() - began),
     )
     if found.lost:
         log.warning(
-            "table %s: %d rows are lost, of the keys %s; rows of these keys will be others",
+            "table %s: %d rows are lost, with the keys %s; new rows will reuse these keys",
             *(
                 config.name,
                 sum(map(len, found.lost)),
