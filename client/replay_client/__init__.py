@@ -5,9 +5,9 @@
     client = ReplayClient("localhost:50051")
     table = client.create_table("cartpole", columns={"obs": Column("float32", 4), ...}, capacity=1_000_000)
 
-Actors insert with `Table.insert` or `Table.writer`; learners draw with `Table.sample` or `Table.sampler` and send
-priorities back. Three modules need more than this package does, and are imported by name: `replay_client.spaces`
-(columns of a Gymnasium space), `replay_client.torch` (batches as tensors) and `replay_client.jax` (batches as pytrees).
+Actors insert with `Table.insert` or `Table.writer`. Learners draw with `Table.sample` or `Table.sampler` and update
+priorities. Three modules have additional dependencies and must be imported explicitly: `replay_client.spaces` (columns
+from a Gymnasium space), `replay_client.torch` (batches as tensors) and `replay_client.jax` (batches as pytrees).
 """
 
 from replay_proto.schema import Column, Schema

@@ -1,4 +1,4 @@
-"""What comes back from a table: batches, rows by key, and what became of updates.
+"""Results of calls: batches, rows by key, and outcomes of updates.
 
 Arrays are the caller's own, writable and aligned. They stay valid for as long as somebody holds one of them; then their
 memory is used for a later batch.
@@ -19,16 +19,16 @@ from replay_client._rows.columns import Columns, T_co
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Drawn(Columns[T_co]):
-    """Rows drawn by priority, as arrays or as tensors; everything in it is as at the moment of drawing."""
+    """Rows drawn by priority, as arrays or tensors; all values are from the time of the draw."""
 
     row_keys: NDArray[np.int64]
-    """int64[batch]: key of each row. Tensors have them as an array, too: updates are sent from this side."""
+    """int64[batch]: key of each row; a NumPy array even for tensors, because updates are sent from the CPU."""
     columns: Mapping[str, T_co]
     """By column, in the order of the schema: ``dtype[batch, *shape]``."""
     probabilities: T_co
-    """float64[batch]: of each row, its mass over the total mass. Its expected count is the batch size times it."""
+    """float64[batch]: mass of each row over the total mass; times the batch size, its expected count."""
     weights: T_co
-    """float32[batch]: (size * probability) ** -beta, over the norm asked for (Schaul et al. 2016, section 3.4)."""
+    """float32[batch]: (size * probability) ** -beta, normalized by `weight_norm` (Schaul et al. 2016, section 3.4)."""
     beta: float
     """Exponent of the weights."""
     size: int
@@ -36,9 +36,9 @@ class Drawn(Columns[T_co]):
     total_mass: float
     """Mass of all live rows."""
     smallest_probability: float
-    """Probability of the least probable live row of non-zero mass."""
+    """Smallest probability of a live row with non-zero mass."""
     inserted: int
-    """Rows ever inserted: how far the table had come."""
+    """Rows ever inserted into the table."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,28 +51,28 @@ class Batch(Drawn[NDArray[Any]]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rows(Columns[NDArray[Any]]):
-    """Rows read by key: those that are live, in the order in which they were asked for."""
+    """Rows read by key: the live ones, in the requested order."""
 
     row_keys: NDArray[np.int64]
     """int64[n]: key of each row."""
     columns: Mapping[str, NDArray[Any]]
     """By column, in the order of the schema: ``dtype[n, *shape]``."""
     priorities: NDArray[np.float64]
-    """float64[n]: as last set, before any exponent."""
+    """float64[n]: before any exponent."""
     streams: NDArray[np.uint64]
-    """uint64[n]: the stream of experience each belongs to; 0 if it was not said."""
+    """uint64[n]: the stream of experience of each row; 0 if not given."""
     episodes: NDArray[np.uint64]
     """uint64[n]: the episode of each within its stream."""
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What became of an update of priorities."""
+    """Outcome of a priority update."""
 
     updated: int
     """Distinct rows whose priority was set."""
     stale: int
-    """Keys that are not live, each time they were named; they were ignored."""
+    """Keys that are not live, counting duplicates; they were ignored."""
 
     @classmethod
     def from_proto(cls, message: replay_pb2.UpdateResult) -> UpdateResult:

@@ -1,14 +1,14 @@
-"""The way in: a client of one server.
+"""A client of one server, the entry point of the library.
 
     with ReplayClient("localhost:50051") as client:
         table = client.create_table("cartpole", columns={"obs": Column("float32", (4,)), ...}, capacity=1_000_000)
 
-The first call says soon if there is no server (`wait_for_server_s`). Later ones wait for a server that restarts, up to
-`timeout_s`. Threads may share a client. Processes may not: after a fork it raises `ForkedError`.
+The first call fails quickly if there is no server (`wait_for_server_s`). Later calls wait up to `timeout_s` for a
+restarting server. Threads may share a client, but processes may not: after a fork it raises `ForkedError`.
 
-Clients and tables pickle and copy, and connect again where they are used first. A token does not travel: a client that
-was made with one takes that of the variable REPLAY_TOKEN in the process that receives it, and raises
-`UnauthenticatedError` if there is none. Files of TLS travel as paths.
+Clients and tables can be pickled and copied; they reconnect on first use. Tokens are not pickled: a client created with
+one reads REPLAY_TOKEN in the receiving process, and raises `UnauthenticatedError` if it is not set. TLS files are
+pickled as paths.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 IfExists = Literal["open", "reset", "error"]
-"""What `ReplayClient.create_table` does with a table that exists."""
+"""What `ReplayClient.create_table` does with an existing table."""
 
 
 class ReplayClient:
@@ -53,24 +53,22 @@ class ReplayClient:
         wait_for_server_s: float | None = FIRST_CONTACT_S,
         same_host: bool = True,
     ) -> None:
-        """Open a channel; the server need not be there yet.
+        """Open a channel; the server may start later.
 
         Args:
             address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``.
-            token: says who calls, where the server wants to know; it travels in plain text unless there is `tls`.
-            tls: how to encrypt, and what makes sure of the server; None: neither.
-            timeout_s: how long a call may take, in seconds, a wait for the server included; `math.inf`: for ever.
-                It is the limit wherever a method's `timeout_s` is None.
-            wait_for_server_s: how long to wait for a server that is not there, in seconds, before the first contact.
-                0: not at all; None: `timeout_s`; `math.inf`: for ever. Once it has answered, every call waits up to
-                its own limit for a server that restarts.
-            same_host: where the server is on this host, copy rows of batches out of its files instead of having them
-                sent, and make a learner's calls over a unix-domain socket; `TableStats.sampled_same_host` tells
-                whether rows are copied.
+            token: for a server that requires one; sent in plain text without `tls`.
+            tls: certificates for TLS; None: plain text.
+            timeout_s: default time limit of calls in seconds, including waits for the server; `math.inf`: none. It
+                applies wherever a method's `timeout_s` is None.
+            wait_for_server_s: time limit for the first contact, in seconds. 0: do not wait; None: `timeout_s`;
+                `math.inf`: forever. After the first contact, each call waits for a restarting server up to its own
+                limit.
+            same_host: if the server is on this host, copy rows from its files instead of receiving them, and make a
+                learner's calls over a unix-domain socket; `TableStats.sampled_same_host` counts copied rows.
 
         Raises:
-            InvalidArgumentError: for an address of another form, an invalid time limit, a token that cannot be one, or
-                a file of `tls` that cannot be read.
+            InvalidArgumentError: for a malformed address or token, an invalid time limit, or an unreadable TLS file.
         """
         own_s = time_limit("timeout_s", timeout_s, 0.0)
         if not own_s:
@@ -87,11 +85,11 @@ class ReplayClient:
 
     @property
     def address(self) -> str:
-        """As it was given."""
+        """The server's address, as given."""
         return self._link.options.address
 
     def __repr__(self) -> str:
-        """Where to."""
+        """Show the address."""
         return f"<ReplayClient of {self.address}>"
 
     def create_table(
@@ -108,35 +106,34 @@ class ReplayClient:
         error_buffer: float | tuple[float, float] | None = None,
         **parameters: float | None,
     ) -> Table:
-        """Make a table, or open the one that has this name.
+        """Create a table, or open an existing one with this name and config.
 
-        A table that is opened has to have the same config but for the seed; it keeps its own. `Table.created` tells
-        which it was.
+        An existing table keeps its seed, which may differ. `Table.created` tells whether the table is new.
 
         Args:
             name: 1 to 128 letters, digits, '_', '-' and '.', a letter or digit first.
             columns: dtype and shape of every column, by name; nested observations are ``obs/name``
-                (`replay_client.spaces.columns_from_space` makes them of a Gymnasium space).
-            capacity: number of rows kept; with ``"rank"`` at most 2,000,000,000.
+                (`replay_client.spaces.columns_from_space` derives them from a Gymnasium space).
+            capacity: maximum number of rows; at most 2,000,000,000 with ``"rank"``.
             backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
-                whose rows go out oldest first and are gone then, and whose inserts wait when it is full.
-            seed: makes draws repeat for the same operations in the same order.
-            if_exists: what to do with a table of this name and config: ``"open"`` it with its rows, ``"reset"`` it,
-                or raise an ``"error"``. None opens it, too, but logs a warning if it has rows. A reset is a call of
-                its own after opening: of two callers, the later one removes what the earlier one has inserted since.
-            min_size: draws wait until there are so many rows, a whole number.
-            samples_per_insert: how often a row is drawn on average: while there are `min_size` rows, draws wait for
-                inserts and inserts for draws to keep it.
-            error_buffer: how many samples it may be off to either side (or from which to which difference, as for
-                Reverb's ``SampleToInsertRatio``); required with `samples_per_insert`. Batches that a sampler
-                prefetches count as drawn.
-            **parameters: of the backend; what is left out, or None, takes its default. ``sum_tree``: `alpha` (0.6),
+                whose draws remove the oldest rows, and whose inserts wait when it is full.
+            seed: makes draws reproducible for the same operations in the same order.
+            if_exists: what to do with an existing table: ``"open"`` it with its rows, ``"reset"`` it, or raise an
+                ``"error"``. None opens it, too, but logs a warning if it has rows. The reset is a separate call: if
+                two callers reset, the later one also removes rows that the earlier one has inserted since.
+            min_size: number of rows required before draws are allowed.
+            samples_per_insert: average number of draws per row. From `min_size` rows on, draws and inserts wait for
+                each other to maintain it.
+            error_buffer: allowed deviation in samples, or a pair with the smallest and largest difference, as in
+                Reverb's ``SampleToInsertRatio``; required with `samples_per_insert`. Prefetched batches count as
+                drawn.
+            **parameters: of the backend; None means the default. ``sum_tree``: `alpha` (0.6),
                 `epsilon` (1e-6), `max_priority` (none). ``rank``: `alpha` (0.6). ``fifo``: `max_times_sampled` (1).
 
         Raises:
-            TableExistsError: a table of this name has another config, or exists at all and that is to be an error.
-            ResourceExhaustedError: it would be too large, or one too many.
-            InvalidArgumentError: for a config that cannot be.
+            TableExistsError: the table exists with another config, or exists and `if_exists` is ``"error"``.
+            ResourceExhaustedError: the table would be too large, or exceed the number of tables.
+            InvalidArgumentError: for an invalid config.
             ReplayError: another failure.
         """
         limit = (min_size, samples_per_insert, error_buffer)
@@ -147,7 +144,7 @@ class ReplayClient:
             "CreateTable",
             replay_pb2.CreateTableRequest(config=config),
             replay_pb2.CreateTableResponse,
-            repeat=if_exists != "error",  # a repeat might find what the first attempt made
+            repeat=if_exists != "error",  # a retry might find the table of the first attempt
         )
         description = TableDescription.from_proto(response.table)
         table = Table(self._link, description, created=response.created)
@@ -156,16 +153,16 @@ class ReplayClient:
         return table
 
     def table(self, name: str) -> Table:
-        """A table that exists.
+        """Open an existing table.
 
         Raises:
-            TableNotFoundError: there is none of this name.
+            TableNotFoundError: it does not exist.
             ReplayError: another failure.
         """
         return Table(self._link, self._link.described(name))
 
     def tables(self) -> list[TableDescription]:
-        """All tables as they stand, in the order of their names.
+        """List the descriptions of all tables, sorted by name.
 
         Raises:
             ReplayError: a failure.
@@ -176,16 +173,16 @@ class ReplayClient:
         return [TableDescription.from_proto(table) for table in response.tables]
 
     def drop_table(self, name: str) -> None:
-        """Remove whichever table has this name, and its rows.
+        """Drop the table with this name.
 
         Raises:
-            TableNotFoundError: there is none.
+            TableNotFoundError: it does not exist.
             ReplayError: another failure.
         """
         drop_table(self._link.connection, name, b"")
 
     def stats(self) -> Stats:
-        """Figures of the server and all its tables; cheap.
+        """Fetch statistics of the server and all tables; a cheap call.
 
         Raises:
             ReplayError: a failure.
@@ -203,23 +200,23 @@ class ReplayClient:
         keep: int | None = None,
         timeout_s: float | None = None,
     ) -> Checkpoint:
-        """Have the server write a checkpoint: a consistent copy of tables, while service goes on.
+        """Have the server write a checkpoint, a consistent copy of tables, while it keeps serving.
 
-        It is not repeated when the server goes away in the middle.
+        The call is not retried if the server goes away.
 
         Args:
-            tables: names of the tables; none: all.
-            series: what it is one of: its name is the series and a number. None: "checkpoint", or with a token of
-                some tables the name of the first.
-            keep: how many of the series stay, this one included; None: as the server is set.
-            timeout_s: how long it may take, in seconds; None: the client's own limit, `math.inf`: for ever. The
-                server goes on even so.
+            tables: names of the tables; empty: all.
+            series: prefix of the checkpoint's name, followed by a number. None: "checkpoint" or, with a token
+                restricted to some tables, the name of the first table.
+            keep: checkpoints to keep in the series, including this one; None: the server's setting.
+            timeout_s: time limit in seconds, after which the server still finishes; None: the client's default;
+                `math.inf`: forever.
 
         Raises:
-            CheckpointsOffError: the server has no directory for checkpoints.
-            TableNotFoundError: there is no such table.
-            ResourceExhaustedError: the disk is full. Earlier checkpoints stay.
-            InvalidArgumentError: for a series that cannot be a name.
+            CheckpointsOffError: the server has no --checkpoint-dir.
+            TableNotFoundError: a table does not exist.
+            ResourceExhaustedError: the disk is full. Earlier checkpoints are kept.
+            InvalidArgumentError: for an invalid series name.
             ReplayError: another failure.
         """
         if keep is not None and keep < 1:
@@ -231,10 +228,10 @@ class ReplayClient:
         return Checkpoint.from_proto(response.checkpoint)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints of the server, oldest first.
+        """List the server's checkpoints, oldest first.
 
         Raises:
-            CheckpointsOffError: the server has no directory for checkpoints.
+            CheckpointsOffError: the server has no --checkpoint-dir.
             ReplayError: another failure.
         """
         response = self._link.connection.call_message(
@@ -243,15 +240,15 @@ class ReplayClient:
         return [Checkpoint.from_proto(checkpoint) for checkpoint in response.checkpoints]
 
     def verify_checkpoint(self, name: str, *, timeout_s: float | None = None) -> Checkpoint:
-        """Have the server read a checkpoint through and compare every file with its checksum.
+        """Have the server verify the checksum of every file of a checkpoint.
 
         Args:
-            name: of the checkpoint.
-            timeout_s: how long it may take, in seconds; None: the client's own limit, `math.inf`: for ever.
+            name: name of the checkpoint.
+            timeout_s: time limit in seconds; None: the client's default; `math.inf`: forever.
 
         Raises:
-            CheckpointDamagedError: names the file that is damaged.
-            CheckpointNotFoundError: there is none of this name.
+            CheckpointDamagedError: a file is corrupt; names the file.
+            CheckpointNotFoundError: it does not exist.
             ReplayError: another failure.
         """
         response = self._link.connection.call_message(
@@ -264,7 +261,7 @@ class ReplayClient:
         return Checkpoint.from_proto(response.checkpoint)
 
     def close(self) -> None:
-        """Close all connections. Writers and samplers are closed first, by those who made them."""
+        """Close all connections. Close writers and samplers first."""
         self._link.close()
 
     def __enter__(self) -> ReplayClient:
@@ -278,7 +275,7 @@ class ReplayClient:
         self.close()
 
     def __contains__(self, name: object) -> bool:
-        """Whether the server has a table of this name.
+        """Whether the server has a table with this name.
 
         Raises:
             ReplayError: a failure.
@@ -290,11 +287,11 @@ class ReplayClient:
         return True
 
     def __getitem__(self, name: str) -> Table:
-        """A table that exists, as `table` returns it."""
+        """Open an existing table, like `table`."""
         return self.table(name)
 
     def __iter__(self) -> Iterator[str]:
-        """The names of all tables, in order."""
+        """Iterate over the names of all tables, sorted."""
         return iter([table.name for table in self.tables()])
 
     def __reduce__(self) -> tuple[Callable[..., ReplayClient], tuple[object, ...]]:
@@ -302,7 +299,7 @@ class ReplayClient:
         return _client_over, (self._link,)
 
     def __copy__(self) -> ReplayClient:
-        """A client with a connection of its own: closing one leaves the other open."""
+        """Copy with a separate connection: closing one leaves the other open."""
         return copy.deepcopy(self)
 
 
@@ -313,7 +310,7 @@ def _client_over(link: ServerLink) -> ReplayClient:
 
 
 def _opened(table: Table, description: TableDescription, if_exists: IfExists | None) -> None:
-    """Apply `if_exists` to a table that existed."""
+    """Apply `if_exists` to an existing table."""
     if if_exists == "error":
         raise TableExistsError(
             f"table {table.name!r} already exists, with {description.size:,} rows",

@@ -1,4 +1,4 @@
-"""What to draw: the options of a sample, checked and put into the contract's words."""
+"""Options of a draw, validated and converted to protobuf."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from replay_proto.v1 import replay_pb2
 from replay_client.errors import InvalidArgumentError
 
 WeightNorm = Literal["batch", "table"]
-"""What importance-sampling weights are divided by: the largest in the batch, or that of the least probable live row."""
+"""Normalize importance-sampling weights by the largest in the batch, or that of the least probable live row."""
 DrawMode = Literal["stratified", "independent"]
-"""One draw in each of `batch_size` equal segments of the mass (Schaul et al. 2016, section 3.3), or each over all."""
+"""One draw from each of `batch_size` equal segments of the mass (Schaul et al. 2016, section 3.3), or from all."""
 
 _WEIGHT_NORMS: Final[Mapping[str, replay_pb2.WeightNorm.ValueType]] = {
     "batch": replay_pb2.WEIGHT_NORM_BATCH,
@@ -30,7 +30,7 @@ _DRAW_MODES: Final[Mapping[str, replay_pb2.DrawMode.ValueType]] = {
 
 _LIMIT: Final = 2**63
 _UNWEIGHTED: Final = ("uniform", "fifo")
-"""Backends that draw every row with the same probability: all weights are 1."""
+"""Backends with equal probabilities, so all weights are 1."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class DrawOptions:
     batch_size: int
     """Number of rows, at least 1; with replacement, so it may exceed the table's size."""
     beta: float
-    """Exponent of the importance-sampling weights: 0 corrects nothing, 1 wholly."""
+    """Exponent of the importance-sampling weights: 0 for no correction, 1 for full correction."""
     weight_norm: WeightNorm = "batch"
-    """What the weights are divided by."""
+    """Normalization of the weights."""
     draw_mode: DrawMode = "stratified"
-    """How the points are chosen."""
+    """How rows are drawn."""
     wait_s: float = 0.0
-    """How long to wait while the table allows no draw, in seconds; 0: not at all, `math.inf`: for ever."""
+    """Seconds to wait until the table allows the draw; 0: do not wait; `math.inf`: forever."""
 
     def __post_init__(self) -> None:
-        """Check what the server cannot be asked.
+        """Validate values that protobuf cannot represent.
 
         Raises:
-            InvalidArgumentError: for a name that is not known, or something that is not a number.
+            InvalidArgumentError: for an unknown name, or something that is not a number.
         """
         _check_name("weight_norm", self.weight_norm, _WEIGHT_NORMS)
         _check_name("draw_mode", self.draw_mode, _DRAW_MODES)
@@ -60,11 +60,11 @@ class DrawOptions:
         _check_beta(self.beta)
 
     def with_beta(self, beta: float) -> DrawOptions:
-        """The same with another beta."""
+        """A copy with another beta."""
         return replace(self, beta=beta)
 
     def to_proto(self) -> replay_pb2.Draw:
-        """The draw as the contract has it; not to be changed."""
+        """The draw as a message; do not modify it."""
         return self._message
 
     @cached_property
@@ -84,10 +84,10 @@ def _check_name(field: str, name: str, known: Mapping[str, object]) -> None:
 
 
 def beta_for(backend: str, beta: float | None) -> float:
-    """The exponent of the weights: a caller may leave it out where all weights are 1 whatever it is.
+    """The exponent of the weights, optional for backends whose weights are always 1.
 
     Raises:
-        InvalidArgumentError: it was left out where it matters.
+        InvalidArgumentError: it is missing but required.
     """
     if beta is not None:
         return beta
@@ -97,7 +97,7 @@ def beta_for(backend: str, beta: float | None) -> float:
 
 
 def checked_whole(field: str, number: int) -> int:
-    """Check that a number is an integer in the contract's range. Booleans are refused.
+    """Check that a number is an integer below 2^63, and not a bool.
 
     Raises:
         InvalidArgumentError: for anything else.

@@ -1,14 +1,14 @@
-"""The exceptions that this library raises, one type for each thing a caller may want to handle.
+"""Exceptions of this library, one type for each case that a caller may want to handle.
 
     try:
         sampler.update_priorities(batch, priorities)
     except TableReplacedError:
-        table = client.create_table(...)      # somebody dropped it and made a new one
+        table = client.create_table(...)      # it was dropped and created again
 
-All are `ReplayError`, with the status code, the reason and the metadata that the server sent (the
-`google.rpc.ErrorInfo` of the domain "replay.v1"). Two of them come from `replay_proto.errors`: columns, which both ends
-share, raise them too. Where Python has a type of its own for the case, the
-exception is that too: `InvalidArgumentError` is a `ValueError`, `DeadlineExceededError` a `TimeoutError`.
+All are subclasses of `ReplayError`, with the status code, reason and metadata from the server (the
+`google.rpc.ErrorInfo` of the domain "replay.v1"). If Python has a matching type, they are subclasses of it, too:
+`InvalidArgumentError` is a `ValueError`, `DeadlineExceededError` a `TimeoutError`. Two of them are defined in
+`replay_proto.errors`, because client and server both raise them.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from replay_proto.errors import ReplayError as ReplayError
 
 
 class TableNotFoundError(ReplayError, KeyError):
-    """There is no table of this name, or it was dropped while the call waited."""
+    """The table does not exist, or was dropped while the call waited."""
 
     default_code = grpc.StatusCode.NOT_FOUND
 
     def __str__(self) -> str:
-        """The message; a `KeyError` would put it into quotes."""
+        """The message, without the quotes of a `KeyError`."""
         return self.message
 
 
 class TableExistsError(ReplayError):
-    """A table of this name has another config. ``metadata`` names the ``field`` in which they differ."""
+    """The table exists with another config. ``metadata`` names the ``field`` that differs."""
 
     default_code = grpc.StatusCode.ALREADY_EXISTS
 
 
 class TableReplacedError(ReplayError):
-    """The table was dropped and another one has its name now: keys of the old one mean nothing in it."""
+    """The table was dropped, and another one has its name. Keys of the old table are invalid."""
 
     default_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class TableEmptyError(ReplayError):
-    """There is no row to draw. Give a `timeout_s` to wait for some."""
+    """The table has no rows to draw. Pass a `timeout_s` to wait for some."""
 
     default_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class LimitedError(ReplayError):
-    """The table's rate limiter or queue does not allow this now. Give a `timeout_s` to wait for it.
+    """The table's rate limiter or queue does not allow this now. Pass a `timeout_s` to wait.
 
-    ``metadata`` has ``waited_for`` (``rows``, ``samples``, ``inserts`` or ``room``), and how far it was: ``have`` of
-    ``needed``, whole numbers in decimal.
+    ``metadata`` has ``waited_for`` (``rows``, ``samples``, ``inserts`` or ``room``) and the progress, ``have`` of
+    ``needed``, as decimal integers.
     """
 
     default_code = grpc.StatusCode.FAILED_PRECONDITION
@@ -69,7 +69,7 @@ class TableResetError(ReplayError):
 
 
 class DeadlineExceededError(ReplayError, TimeoutError):
-    """The time given ran out.
+    """The time limit expired.
 
     If the call waited for rows, samples, inserts or room, ``metadata`` is as in `LimitedError`.
     """
@@ -78,31 +78,31 @@ class DeadlineExceededError(ReplayError, TimeoutError):
 
 
 class ResourceExhaustedError(ReplayError):
-    """A bound was passed (TOO_LARGE; ``metadata`` names it) or the server's disk is full (NO_SPACE)."""
+    """A limit was exceeded (TOO_LARGE; ``metadata`` names it), or the server's disk is full (NO_SPACE)."""
 
     default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class ServerUnavailableError(ReplayError, ConnectionError):
-    """The server could not be reached, or it is shutting down, for as long as we were willing to wait."""
+    """The server was unreachable or shutting down until the time limit."""
 
     default_code = grpc.StatusCode.UNAVAILABLE
 
 
 class UnauthenticatedError(ReplayError, PermissionError):
-    """The server wants a token, and the one that was sent, if any, is not valid (any more)."""
+    """The server requires a token, and the one sent is missing, invalid or expired."""
 
     default_code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDeniedError(ReplayError, PermissionError):
-    """The token does not give this right on this table. ``metadata`` has ``right`` and ``table``."""
+    """The token lacks a right on a table. ``metadata`` has ``right`` and ``table``."""
 
     default_code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class InternalServerError(ReplayError):
-    """A fault of the server, which logged it, or an answer that the contract does not allow."""
+    """An internal error of the server, which logged it, or an invalid reply."""
 
     default_code = grpc.StatusCode.INTERNAL
 
@@ -118,45 +118,45 @@ class SequenceGapError(WriterError):
 
 
 class SequenceTooOldError(WriterError):
-    """The insert was applied, so long ago that its keys are no longer known."""
+    """The insert was applied so long ago that its keys are no longer known."""
 
 
 class WriterUnknownError(WriterError):
-    """The server has forgotten this writer, as it does with those silent for long."""
+    """The server has forgotten this writer, which was idle for too long."""
 
 
 class WriterSupersededError(WriterError):
-    """Another stream of the same writer has begun."""
+    """Another stream of the same writer was opened."""
 
     default_code = grpc.StatusCode.ABORTED
 
 
 class CheckpointsOffError(ReplayError):
-    """The server has no directory for checkpoints."""
+    """The server has no --checkpoint-dir."""
 
     default_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class CheckpointNotFoundError(ReplayError, LookupError):
-    """There is no checkpoint of this name."""
+    """The checkpoint does not exist."""
 
     default_code = grpc.StatusCode.NOT_FOUND
 
 
 class CheckpointDamagedError(ReplayError):
-    """A file of a checkpoint is not what it was written as. ``metadata`` names the ``file``."""
+    """A checkpoint file is corrupt. ``metadata`` names the ``file``."""
 
     default_code = grpc.StatusCode.DATA_LOSS
 
 
 class ClosedError(ReplayError):
-    """The client, writer or sampler was closed before."""
+    """The client, writer or sampler is closed."""
 
     default_code = grpc.StatusCode.CANCELLED
 
 
 class ForkedError(ReplayError):
-    """A connection does not survive a fork. Make a new client in the child, or spawn instead."""
+    """The process was forked. Create a client in the child, or use spawn."""
 
     default_code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -184,10 +184,9 @@ BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "CHECKPOINT_NOT_FOUND": CheckpointNotFoundError,
     "CHECKPOINT_DAMAGED": CheckpointDamagedError,
 }
-"""The type for each reason that the service gives."""
+"""Exception types by reason."""
 
-# Without an ErrorInfo it was not the service that spoke but gRPC: CANCELLED and INTERNAL are how it
-# reports a stream that was cut off in the middle.
+# Without an ErrorInfo, the status comes from gRPC itself, which reports a broken stream as CANCELLED or INTERNAL.
 _BY_CODE: Final[Mapping[grpc.StatusCode, type[ReplayError]]] = {
     grpc.StatusCode.UNAVAILABLE: ServerUnavailableError,
     grpc.StatusCode.CANCELLED: ServerUnavailableError,
@@ -205,21 +204,21 @@ _SAYINGS: Final[Mapping[grpc.StatusCode, str]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
     grpc.StatusCode.UNIMPLEMENTED: "does not support this call: it is another version, or not a replay server",
 }
-"""What a status from gRPC itself, rather than from the service, means to the caller."""
+"""Messages for status codes from gRPC itself."""
 
 _CODES: Final[Mapping[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def from_rpc_error(error: grpc.RpcError, address: str) -> ReplayError:
-    """The typed exception for a call that failed.
+    """Convert the error of a failed call.
 
     Args:
-        error: as the synchronous gRPC API raises it: it is the call, too.
+        error: from the synchronous gRPC API, where it is also the call.
         address: the server's.
     """
     try:
         status = rpc_status.from_call(error)
-    except ValueError:  # The details do not belong to this status: somebody between us put them there.
+    except ValueError:  # The details do not match the status: an intermediary changed them.
         status = None
     info = _error_info(status)
     if info is None:
@@ -228,12 +227,12 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> ReplayError:
 
 
 def from_status(status: status_pb2.Status) -> ReplayError:
-    """The typed exception for a call that was refused with this status."""
+    """Convert the status of a refused call."""
     return _typed(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, _error_info(status))
 
 
 def _of_transport(code: grpc.StatusCode, detail: str, address: str) -> ReplayError:
-    """The exception for a status from gRPC itself. gRPC's text is in ``detail`` and in a note."""
+    """The exception for a status from gRPC itself, with gRPC's text in ``detail`` and in a note."""
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _cut_off(detail)
     saying = _SAYINGS.get(code, "failed with {code}").format(code=code.name)
@@ -252,7 +251,7 @@ def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInf
 
 
 def _cut_off(message: str) -> ResourceExhaustedError:
-    """The one bound that gRPC keeps by itself, as the service would have put it had it seen the message."""
+    """The size limit that gRPC enforces, reported like the server's own limits."""
     setting = "max_request_mb of the server"
     return ResourceExhaustedError(
         f"bytes of a request: gRPC rejected it as far beyond the limit ({setting}): {message}",
@@ -262,7 +261,7 @@ def _cut_off(message: str) -> ResourceExhaustedError:
 
 
 def _error_info(status: status_pb2.Status | None) -> error_details_pb2.ErrorInfo | None:
-    """What the service says about the failure; None if it was not the service that failed the call."""
+    """The service's ErrorInfo; None if the failure came from elsewhere."""
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == ERROR_DOMAIN:

@@ -1,4 +1,4 @@
-"""Batches as pytrees of JAX. The only module here that imports jax; importing it is all there is to do.
+"""Registers batches as JAX pytrees when imported. Only this module imports jax.
 
     import replay_client.jax
 
@@ -6,13 +6,13 @@
     td_errors = step(params, batch)                       # a jitted function takes it, and is compiled once
     sampler.update_priorities(batch, abs(td_errors))
 
-Leaves are the columns, and beside them what there is for each row: probabilities and weights, or priorities, and the
-keys. So whatever is done to all leaves (a slice, a permutation, a stack of batches) is done to the keys as well.
-JAX cuts integers to 32 bits unless told otherwise, and keys need all 64. So their leaf holds each as two halves,
-``uint32[n, 2]``, and `row_keys` is a `Wide`, which `update_priorities` and `numpy.asarray` put together again.
+The leaves are the columns and all other values per row: probabilities and weights, or priorities, and keys. So an
+operation on all leaves (a slice, a permutation, stacking batches) also applies to the keys.
+By default, JAX truncates integers to 32 bits, but keys need 64. So their leaf stores them as halves, ``uint32[n, 2]``,
+and `row_keys` is a `Wide`, which `update_priorities` and `numpy.asarray` convert back.
 
-What there is once for a batch (`beta`, `size`, `inserted`, ...) is no leaf. Inside a function that JAX traces, and in
-what such a function returns, it is unknown: None.
+Values per batch (`beta`, `size`, `inserted`, ...) are not leaves. Inside traced functions, and in their results, they
+are None.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HALF: Final = np.dtype("<u4")
 
 
 class Wide:
-    """64-bit integers as a leaf that JAX does not cut: ``np.asarray(wide)`` is the array of them."""
+    """64-bit integers in halves that JAX does not truncate; ``np.asarray(wide)`` converts them back."""
 
     def __init__(self, halves: Any, dtype: np.dtype[Any]) -> None:
         """Keep them.
@@ -48,7 +48,7 @@ class Wide:
         """The integers.
 
         Raises:
-            TypeError: what was done to all leaves left no halves of integers.
+            TypeError: an operation on the leaves left no valid halves.
         """
         if not self.is_whole:
             raise TypeError("these keys were changed by arithmetic; pass the batch as drawn")
@@ -57,7 +57,7 @@ class Wide:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it still holds halves of integers."""
+        """Whether it still contains valid halves."""
         return getattr(self.halves, "dtype", None) == _HALF and np.shape(self.halves)[-1:] == (2,)
 
     def __len__(self) -> int:
@@ -68,15 +68,15 @@ class Wide:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a type is taken apart: its columns, and then these attributes."""
+    """How a type is flattened: its columns, then these attributes."""
 
     made: type[Any]
     plain: tuple[str, ...]
     """Leaves as they are."""
     wide: Mapping[str, str]
-    """64-bit integers, which are leaves in halves, and their dtypes."""
+    """Attributes with 64-bit integers, stored as halves, and their dtypes."""
     facts: tuple[str, ...] = ()
-    """What there is once for all rows."""
+    """Attributes with one value per batch."""
 
 
 _KINDS: Final = (
@@ -91,7 +91,7 @@ _KINDS: Final = (
 
 
 class _Structure:
-    """The static part. JAX compiles once for all equal structures, so facts of one batch are not compared."""
+    """The static part. JAX compiles once per distinct structure, so values per batch are not compared."""
 
     def __init__(self, names: tuple[str, ...], facts: Mapping[str, Any]) -> None:
         self.names = names

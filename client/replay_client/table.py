@@ -71,12 +71,12 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Unique in the server."""
+        """Unique on the server."""
         return self._description.name
 
     @property
     def uid(self) -> bytes:
-        """16 random bytes that tell this table from an earlier one of the same name."""
+        """16 random bytes that distinguish this table from earlier ones with its name."""
         return self._description.uid
 
     @property
@@ -86,7 +86,7 @@ class Table:
 
     @property
     def capacity(self) -> int:
-        """Number of rows kept."""
+        """Maximum number of rows."""
         return self._description.capacity
 
     @property
@@ -96,7 +96,7 @@ class Table:
 
     @property
     def parameters(self) -> Mapping[str, float]:
-        """Parameters of the backend, defaults filled in."""
+        """Parameters of the backend, including defaults."""
         return self._description.parameters
 
     @property
@@ -542,7 +542,7 @@ def drop_table(connection: Connection, name: str, uid: bytes) -> None:
     """Remove a table; an empty uid stands for whichever table has the name. Not repeated: it might hit the next one.
 
     Raises:
-        TableNotFoundError: there is none.
+        TableNotFoundError: it does not exist.
         TableReplacedError: another table has its name.
         ReplayError: another failure.
     """

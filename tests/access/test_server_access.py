@@ -85,9 +85,7 @@ def test_callers_are_told_by_types_what_is_wrong(client_of: ClientOf) -> None:
         client_of(WRONG).tables()
     with pytest.raises(UnauthenticatedError, match="'long ago' expired at 2020-01-01"):
         client_of(EXPIRED).tables()
-    with pytest.raises(
-        PermissionDeniedError, match="'reader' does not give the right admin on table 'mine-table'"
-    ) as no:
+    with pytest.raises(PermissionDeniedError, match="'reader' lacks the right admin on table 'mine-table'") as no:
         client_of(READ).create_table(NAME, columns=COLUMNS, capacity=10)
     assert no.value.metadata == {"right": "admin", "table": NAME}
     with pytest.raises(PermissionDeniedError) as no:

@@ -118,7 +118,7 @@ def test_a_token_expires_at_its_moment(file: Path) -> None:
         ("name", "expires = 2030-01-01\nname", "with a time zone"),
         ("name", "expires = 2030-01-01T00:00:00\nname", "with a time zone"),
         ("name", "right = 1\nname", "got 'right'"),
-        ("name =", "name", "expected TOML"),
+        ("name =", "name", "expected valid TOML"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_without_its_tokens(file: Path, old: str, new: str, complaint: str) -> None:
@@ -152,7 +152,7 @@ def test_a_token_is_shown_nowhere(file: Path, caplog: pytest.LogCaptureFixture) 
     tokens.digest_of(SECRET)
     shown = caplog.text + repr(tokens) + repr(read_grants.__doc__) + repr(grant_of(tokens, SECRET))
     assert "read again" in shown
-    assert "cannot be used" in shown
+    assert "is invalid" in shown
     assert SECRET not in shown
     assert hashlib.sha256(SECRET.encode()).hexdigest() not in shown
     assert repr(hashlib.sha256(SECRET.encode()).digest()) not in shown

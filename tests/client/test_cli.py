@@ -130,7 +130,7 @@ def test_figures_go_on_in_the_terminal_while_the_server_restarts(start_server: C
     process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment())
     wait_until(shows(b"no tables"), "there were figures")
     server.kill()
-    wait_until(shows(b"no figures"), "it said that there were none")
+    wait_until(shows(b"no statistics"), "it said that there were none")
     server.restart()
     wait_until(shows(b"no tables"), "there were figures again")
     process.send_signal(signal.SIGINT)
@@ -251,14 +251,14 @@ def test_dropping_and_emptying_ask_first(server: ServerProcess, new_table: NewTa
     assert run("drop", "cli-drop", "--server", server.address, text="n\n").returncode == 1
     assert run("drop", "cli-drop", "--server", server.address, text="y\n").returncode == 0
     gone = run("drop", "cli-drop", "--yes", "--server", server.address)
-    assert (gone.returncode, gone.stderr) == (1, "replay: no table is called 'cli-drop'; create it first\n")
+    assert (gone.returncode, gone.stderr) == (1, "replay: there is no table 'cli-drop'; create it first\n")
 
 
 @pytest.mark.parametrize("command", [["stats", "nowhere"], ["inspect", "nowhere"], ["reset", "nowhere"]])
 def test_an_unknown_table_is_one_line(server: ServerProcess, command: list[str]) -> None:
     done = run(*command, "--server", server.address)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "no table is called 'nowhere'" in done.stderr
+    assert "there is no table 'nowhere'" in done.stderr
 
 
 def test_a_server_that_is_not_there_is_one_line(start_server: Callable[..., ServerProcess]) -> None:

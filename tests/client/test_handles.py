@@ -192,7 +192,7 @@ def test_a_table_that_is_opened_with_rows_in_it_is_a_warning_unless_that_was_sai
     assert not client.table(table.name).created
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
-    assert f"table {table.name!r} existed already: it is opened with its 20 rows" in warning.getMessage()
+    assert f"opened existing table {table.name!r} with 20 rows" in warning.getMessage()
 
 
 def test_a_table_that_exists_is_reset_or_an_error_if_that_was_said(client: ReplayClient, new_table: NewTable) -> None:

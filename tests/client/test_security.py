@@ -81,7 +81,7 @@ def test_the_command_takes_token_and_tls_from_variables(start_server: StartServe
     assert "REPLAY_TOKEN" in done.stderr
     done = run("tables", REPLAY_TOKEN=WRITE, **variables)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "does not give the right read" in done.stderr
+    assert "lacks the right read" in done.stderr
     done = run("tables", REPLAY_TOKEN=ALL, REPLAY_SERVER=server.address)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "REPLAY_TLS" in done.stderr

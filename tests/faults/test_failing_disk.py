@@ -80,7 +80,7 @@ def test_service_goes_on_and_tells(
         table.insert(range(150, 200))
         assert table.stats().unsynced == 100
         assert table.sample(10).values.max() < 200
-        assert f"table {table.name} was not synced, a loss of power would take the last 50 rows" in server.log()
+        assert f"table {table.name} was not synced, a power loss would lose the last 50 rows" in server.log()
         console = Console(width=200, record=True, file=io.StringIO())
         with ReplayClient(server.address) as client:
             console.print(render.stats_view(client.stats(), server.address, table.name, 200))

@@ -185,7 +185,7 @@ def test_one_caller_cannot_use_up_the_calls_that_wait(start_server: StartServer,
         calls = [stub.Sample.future(sample_request(f"{MINE}empty", 60.0), metadata=mine) for _ in range(4)]
         stats = replay_pb2.StatsRequest(table=f"{MINE}empty")
         wait_until(lambda: stub.Stats(stats, metadata=mine).tables[0].waiting == 4, "the first ones wait")
-        with refused("TOO_LARGE", bound="calls that wait, of one caller", limit=4, got=5) as refusal:
+        with refused("TOO_LARGE", bound="waiting calls, of one caller", limit=4, got=5) as refusal:
             stub.Sample(sample_request(f"{MINE}empty", 60.0), metadata=mine)
         assert "max_waiting_calls" in refusal.metadata["setting"]
         assert "caller_share" in refusal.metadata["setting"]

@@ -54,7 +54,7 @@ def test_a_directory_in_memory_may_be_sticky(place: Path) -> None:
     place.chmod(0o1777)
     trust.check_folder(place)
     place.chmod(0o777)
-    with pytest.raises(UntrustedError, match="can be written to by everybody"):
+    with pytest.raises(UntrustedError, match="is writable by everybody"):
         trust.check_folder(place)
 
 

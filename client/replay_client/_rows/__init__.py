@@ -1,1 +1,1 @@
-"""Rows on their way: checked, packed, and copied out of a server's files on this host."""
+"""Checks and packs rows, and copies them from the files of a server on this host."""

@@ -1,12 +1,12 @@
-"""Rows collected one by one until they are sent together.
+"""A block of rows: filled one by one, sent together.
 
     block = RowBlock(schema, capacity=1024)
     block.add({"obs": obs, "action": 1}, priority=None)         # copied; the caller may reuse its arrays
     message = block.take(head)                                  # the wire form; the block is empty again
 
-`add` is on the path of every step of every actor, and is written for speed: a value of the very dtype and shape goes
-straight into its place, anything else takes the slow path, which checks and casts as `replay_client._rows.checks` does.
-Both accept and refuse the same things.
+Every step of every actor calls `add`, so it has a fast path: a value with exactly the column's dtype and shape is
+stored directly. Everything else takes the slow path, which checks and casts like `replay_client._rows.checks`. Both
+paths accept the same values.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _BOOLEANS: Final = frozenset({bool, np.bool_})
 _REALS: Final = frozenset(
     {float, int, *_BOOLEANS, *(dtype.type for dtype in map(np.dtype, DTYPES) if dtype.kind in "iuf")}
 )
-"""What is a real number beyond doubt. memoryview takes anything that has a ``__float__``, complex numbers too."""
+"""Types for the fast path: memoryview would accept anything with a ``__float__``, even complex numbers."""
 
 
 class RowBlock:
-    """Room for some rows, filled in order."""
+    """A buffer for rows, filled in order."""
 
     def __init__(self, schema: Schema, capacity: int) -> None:
-        """Make an empty one.
+        """Create an empty block.
 
         Args:
             schema: the table's.
-            capacity: how many rows it takes.
+            capacity: maximum number of rows.
         """
         self.capacity = capacity
         self.count = 0
         """Rows in it."""
         self.has_priorities = False
-        """Whether its rows come with priorities: all do, or none does."""
+        """Whether its rows have priorities: all do, or none."""
         self._schema = schema
         self._columns: dict[str, Array] = {
             name: np.empty((capacity, *column.shape), column.dtype.newbyteorder("=")) for name, column in schema.items()
@@ -68,18 +68,18 @@ class RowBlock:
                 self._integers.append((name, target.data))
 
     def accepts(self, priority: float | None) -> bool:
-        """Whether a row with such a priority can go into this block, apart from its room."""
+        """Whether a row with this priority can go into this block, if it has room."""
         return not self.count or self.has_priorities is (priority is not None)
 
     def add(self, values: Mapping[str, Any], priority: float | None) -> None:
-        """Copy a row into the block, which has room for it and accepts it.
+        """Copy a row into the block, which must have room for it and accept it.
 
         Args:
-            values: by column; nested observations as they are.
+            values: by column; observations may be nested.
             priority: None: the largest live one.
 
         Raises:
-            InvalidArgumentError: it is not a row of this schema. The block is as before.
+            InvalidArgumentError: it does not match the schema. The block is unchanged.
         """
         row = self.count
         if priority is not None:
@@ -90,17 +90,14 @@ class RowBlock:
         self.count = row + 1
 
     def columns(self) -> dict[str, Array]:
-        """Views of the rows in it."""
+        """Views of the block's rows."""
         return {name: column[: self.count] for name, column in self._columns.items()}
 
     def take(self, head: replay_pb2.WriteRequest) -> bytes:
-        """Empty the block into a message.
+        """Serialize the rows into a message and empty the block.
 
         Args:
-            head: the message; the number of rows and their priorities are filled in here.
-
-        Returns:
-            Its wire form.
+            head: the message without rows; this fills in their number and priorities.
         """
         count = self.count
         head.insertion.row_count = count
@@ -111,10 +108,10 @@ class RowBlock:
         return message
 
     def _add_fast(self, values: Mapping[str, Any], row: int) -> bool:
-        """Store a row of values that need no cast; False if one of them does, or is wrong."""
+        """Store a row; False if a value needs a cast or is invalid."""
         try:
             for name, integers in self._integers:
-                integers[row] = values[name]  # refuses what is not whole, or out of range
+                integers[row] = values[name]  # raises if not an integer, or out of range
             for name, reals in self._reals:
                 value = values[name]
                 if type(value) not in _REALS:

@@ -1,12 +1,12 @@
-"""Rows as callers give them, checked against a table's schema and packed for the wire.
+"""Checks callers' rows against a table's schema and packs them for the wire.
 
     columns, row_count = checked_rows(schema, {"obs": obs, "action": [1, 0]})
     message = packed_rows(replay_pb2.InsertRequest(...), schema, columns, row_count)
 
-What is accepted: arrays of a dtype of the same kind (`numpy.can_cast(..., "same_kind")`), and numbers and lists of
-them; whole numbers by their value, so that 255 fits where uint8 is due and 256 does not; and 0 and 1 of any dtype where
-bool is due. Tensors count as arrays, on whatever device and whether they need gradients or not. What never happens:
-broadcasting, wrapping of integers that do not fit, guessing of columns.
+Accepted are arrays of a dtype of the same kind (`numpy.can_cast(..., "same_kind")`), numbers, and lists of numbers.
+Integers are checked by value: 255 fits into uint8, 256 does not. A bool column accepts 0 and 1 of any dtype. Tensors
+count as arrays, on any device, with or without gradients. Values are never broadcast, integers never wrap, and columns
+are never guessed.
 Nested observations are mappings or tuples: ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
 """
 
@@ -33,10 +33,10 @@ def checked_rows(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Ar
 
     Args:
         schema: the table's.
-        given: by column, ``[n, *shape]``; nested observations as they are.
+        given: by column, ``[n, *shape]``; observations may be nested.
 
     Returns:
-        Arrays in the order of the schema, of a dtype that casts to the column's, and how many rows they have.
+        Arrays in the order of the schema, with dtypes that can be cast to the columns', and the number of rows.
 
     Raises:
         InvalidArgumentError: for a missing or unknown column, a wrong dtype, shape or length, or no rows.
@@ -61,7 +61,7 @@ def checked_value(name: str, column: Column, value: Any) -> Array:
     """Check the value of one row in one column.
 
     Returns:
-        ``[*shape]``, of a dtype that casts to the column's.
+        ``[*shape]``, with a dtype that can be cast to the column's.
 
     Raises:
         InvalidArgumentError: for a wrong dtype or shape.
@@ -73,11 +73,11 @@ def checked_value(name: str, column: Column, value: Any) -> Array:
 
 
 def checked_array(field: str, column: Column, value: Any) -> Array:
-    """Make an array of a value and check that its elements fit a column, whatever its shape.
+    """Convert a value to an array and check that its elements fit a column; ignores the shape.
 
     Raises:
-        InvalidArgumentError: for a dtype of another kind, an integer out of range, or what is neither 0 nor 1 where
-            bool is due.
+        InvalidArgumentError: for a dtype of another kind, an integer out of range, or other values than 0 and 1 for a
+            bool column.
     """
     try:
         array = as_array(value)
@@ -96,11 +96,11 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
 
 
 def as_array(value: Any) -> Array:
-    """An array of a number, an array, a tensor of any library, or a list of these; not copied where it need not be.
+    """Convert a number, array, tensor of any library, or a list of these to an array; copies only if necessary.
 
     Raises:
         ValueError: lists of different lengths.
-        TypeError, RuntimeError: what a library says of a tensor that cannot be read.
+        TypeError, RuntimeError: from a library whose tensor cannot be read.
     """
     if not isinstance(value, np.ndarray) and hasattr(value, "detach"):
         return _of_torch(value)
@@ -109,17 +109,17 @@ def as_array(value: Any) -> Array:
     except (ValueError, TypeError, RuntimeError):
         if not isinstance(value, list | tuple):
             raise
-        array = np.asarray([as_array(part) for part in value])  # of tensors, which are read one by one
+        array = np.asarray([as_array(part) for part in value])  # may contain tensors, which are converted one by one
     if array.dtype.kind == "V" and np.can_cast(array.dtype, np.float32):  # JAX's bfloat16 and smaller floats
         return array.astype(np.float32)
     return array
 
 
 def flattened(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by column, nested ones under their own names.
+    """Flatten nested values to columns.
 
     Raises:
-        InvalidArgumentError: for a missing or unknown column, or what is no mapping.
+        InvalidArgumentError: for a missing or unknown column, or if it is not a mapping.
     """
     if not hasattr(given, "items"):
         raise InvalidArgumentError.of_field("columns", "a mapping of names to arrays", type(given).__name__)
@@ -143,7 +143,7 @@ def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[
 
 
 def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.float64]:
-    """Check priorities: one for each row, finite and not negative.
+    """Check priorities: one per row, finite and non-negative.
 
     Returns:
         ``float64[row_count]``, contiguous.
@@ -181,7 +181,7 @@ def checked_keys(batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
 
 
 def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row_count: int) -> bytes:
-    """The wire form of a message with rows, the rows copied once.
+    """Serialize a message with rows, copying the rows once.
 
     Args:
         head: the message without ``rows``.
@@ -215,7 +215,7 @@ def _flatten_into(flat: dict[str, Any], schema: Schema, name: str, value: Any) -
 
 
 def _of_torch(tensor: Any) -> Array:
-    """The array of a tensor: torch itself is not imported here."""
+    """Convert a torch tensor, without importing torch."""
     tensor = tensor.detach()
     try:
         return np.asarray(tensor.numpy(force=True))
@@ -224,7 +224,7 @@ def _of_torch(tensor: Any) -> Array:
 
 
 def _as_booleans(field: str, column: Column, array: Array) -> Array:
-    """Booleans of zeros and ones: environments and other buffers often have ``done`` as a float."""
+    """Convert zeros and ones to bool: environments and other buffers often store ``done`` as a float."""
     if np.can_cast(array.dtype, np.float64, "same_kind"):
         is_one = np.asarray(array == 1)
         if np.all(is_one | (array == 0)):
@@ -235,12 +235,12 @@ def _as_booleans(field: str, column: Column, array: Array) -> Array:
 def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], *, by_value: bool) -> bool:
     if np.can_cast(given, wanted, "same_kind"):
         return True
-    # Numbers outside of arrays have no dtype that anybody chose: whole ones may go where unsigned ones are due.
+    # Nobody chose the dtype of plain numbers: integers may be stored as unsigned ones.
     return by_value and given.kind in "iu" and wanted.kind in "iu"
 
 
 def _large_integers(value: Any, floats: Array) -> Array:
-    """What NumPy makes floats of because no integer type of its own holds all of it, such as ``[2**63, 0]``."""
+    """Keep integers that NumPy would turn into floats because no integer type fits all of them: ``[2**63, 0]``."""
     elements = np.asarray(value, dtype=object)
     if not all(isinstance(element, int | np.integer) for element in elements.flat):
         return floats
@@ -251,7 +251,7 @@ def _large_integers(value: Any, floats: Array) -> Array:
 
 
 def _check_range(field: str, column: Column, array: Array) -> None:
-    """Refuse integers that the column's dtype cannot hold: a cast would wrap them silently."""
+    """Refuse integers out of the column's range: a cast would wrap them silently."""
     if column.dtype.kind not in "iu" or np.can_cast(array.dtype, column.dtype, "safe"):
         return
     bounds = np.iinfo(column.dtype.name)

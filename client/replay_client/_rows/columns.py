@@ -1,11 +1,11 @@
-"""Rows as a mapping of their columns: what a batch, a batch of tensors and rows read by key have in common.
+"""Rows as a mapping of columns: the base of batches, tensor batches and rows read by key.
 
     dict(batch)             # {"obs/camera": array, "obs/speed": array, "action": array}
     batch["obs"]            # {"camera": array, "speed": array}
     table.insert(rows)      # into another table
 
-Iterating, `len` and `items()` know the columns by their own names; ``[]``, `get` and ``in`` also know the name of a
-nested observation, as pandas does with columns of several levels.
+Iterating, `len` and `items()` use the full names of columns. ``[]``, `get` and ``in`` also accept the name of a nested
+observation, like pandas with multi-level columns.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ T_co = TypeVar("T_co", covariant=True)
 class Columns(Mapping[str, T_co]):
     """Columns of some rows by name.
 
-    A column may have any name, that of an attribute too: ``[]`` always finds it. Two objects of this type are equal
-    only if they are the same one, because arrays have no single answer to ``==``.
+    A column may have any name, even that of an attribute: ``[]`` always finds it. Objects compare by identity, because
+    ``==`` on arrays is elementwise.
     """
 
     row_keys: NDArray[np.int64]
@@ -38,7 +38,7 @@ class Columns(Mapping[str, T_co]):
         return len(self.row_keys)
 
     def __getitem__(self, name: str) -> Any:
-        """A column; for the name of a nested observation, a dict of its parts, nested as their names are.
+        """Return a column, or a dict of the parts of a nested observation.
 
         Raises:
             KeyError: there is no such column.
@@ -55,7 +55,7 @@ class Columns(Mapping[str, T_co]):
         return len(self.columns)
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same object; to compare values, compare columns."""
+        """Compare by identity; to compare values, compare columns."""
         return self is other
 
     def __hash__(self) -> int:
@@ -87,6 +87,6 @@ BatchOrKeys: TypeAlias = Columns[Any] | ArrayLike
 
 
 def _described(column: Any) -> str:
-    """Dtype and shape, such as ``float32[256,4]``, of whatever kind of array it is."""
+    """Dtype and shape, such as ``float32[256,4]``, of any kind of array."""
     dtype = str(getattr(column, "dtype", type(column).__name__)).removeprefix("torch.")
     return f"{dtype}[{','.join(map(str, getattr(column, 'shape', ())))}]"

@@ -1,11 +1,11 @@
-"""Rows copied straight out of the server's files, when client and server share a host.
+"""Copies rows directly from the server's files if client and server share a host.
 
     mapped = MappedRows(description, nonce)
     is_whole = mapped.gather(batch_keys, columns)       # False if inserts overtook the copy
 
-The server names the directory of a table; a client that can read the nonce there echoes it with its requests, gets
-keys and weights only, and copies the rows itself. Rows are overwritten by later inserts without asking, so a copy
-counts only if it is found to be whole afterwards. That relies on loads being done in order, as x86-64 does them.
+The server names the directory of a table. A client that can read the nonce there echoes it in its requests, receives
+only keys and weights, and copies the rows itself. Later inserts may overwrite rows at any time, so the client checks
+after the copy that the rows are intact. This relies on x86-64's ordered loads.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class MappedRows:
 
         Args:
             table: the table.
-            nonce: what the file in its directory holds.
+            nonce: content of the file in its directory.
 
         Raises:
             OSError: if one cannot be mapped.
         """
         folder = Path(table.directory)
         self.request = replay_pb2.SameHost(nonce=nonce)
-        """What a request says so that rows are left out of its answer."""
+        """Tells the server to omit rows from the reply."""
         self.request_again = replay_pb2.SameHost(nonce=nonce, overtaken=True)
         """What a request says that replaces one whose rows were overwritten: its answer has the rows."""
         self._slots = table.slots
@@ -61,7 +61,7 @@ class MappedRows:
         """
         slots = keys % self._slots
         for name, values in columns.items():
-            # Any mode but "raise" lets take() write straight to its output; the slots are in range.
+            # With any mode but "raise", take() writes directly to its output; all slots are in range.
             self._columns[name].take(slots, axis=0, out=flat_rows(values), mode="clip")
         return int(keys.min()) + self._slots >= int(self._header[WRITE_HORIZON])
 
@@ -71,7 +71,7 @@ def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
-    except ValueError as error:  # how mmap says that the file is shorter
+    except ValueError as error:  # raised by mmap if the file is shorter
         raise OSError(f"{path} is not of {size} bytes") from error
     finally:
         os.close(descriptor)

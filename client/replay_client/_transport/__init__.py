@@ -1,1 +1,1 @@
-"""How messages reach a server: over gRPC, or over a socket on its host; retries and time limits."""
+"""Transports to a server: gRPC, a socket on its host, retries and time limits."""

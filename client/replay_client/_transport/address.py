@@ -1,4 +1,4 @@
-"""The address of a server: what forms it may have, and whether somebody listens there."""
+"""Addresses of servers: their format, and whether a server listens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replay_client.errors import InvalidArgumentError
 _TCP: Final = re.compile(
     r"(?:dns:(?://[^/\s]*)?/?)?(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\[\]:/,%@\s]+)):(?P<port>[0-9]{1,5})"
 )
-"""Targets of gRPC that name one host; see its document on naming."""
+"""gRPC targets that name one host; see gRPC's documentation on naming."""
 _UNIX: Final = re.compile(r"unix:\S+")
 _EXPECTED: Final = "host:port, such as localhost:50051 or [::1]:50051"
 _THIS_HOST: Final = re.compile(r"localhost|127(?:\.[0-9]+){3}|::1")
@@ -23,7 +23,7 @@ def checked_address(address: object) -> str:
     """Check an address: ``host:port``, or gRPC's ``dns:...`` or ``unix:path``.
 
     Raises:
-        InvalidArgumentError: for anything else; it shows the form that is expected.
+        InvalidArgumentError: for anything else; the message shows the expected format.
     """
     if isinstance(address, str):
         tcp = _TCP.fullmatch(address)
@@ -33,7 +33,7 @@ def checked_address(address: object) -> str:
 
 
 def listens(address: str) -> bool:
-    """Whether somebody accepts connections at an address soon; False where gRPC alone knows what it names."""
+    """Whether connections to an address are accepted quickly; False for addresses that only gRPC can resolve."""
     found = _TCP.fullmatch(address)
     if found is None:
         return False
@@ -45,7 +45,7 @@ def listens(address: str) -> bool:
 
 
 def how_to_start(address: str) -> str:
-    """What to do when nobody answers at an address."""
+    """Advice if no server answers at an address."""
     found = _TCP.fullmatch(address)
     if found is None:
         return "is a server there?"

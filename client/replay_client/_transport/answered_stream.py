@@ -1,14 +1,14 @@
-"""Requests that are answered in order, over a stream that is opened again when it breaks.
+"""A stream of requests with replies in order, which reconnects when it breaks.
 
     stream = AnsweredStream(connection, "Learn", reconnect_timeout_s=60.0, keep_refused=False)
     stream.send(Request(message))                   # returns at once
     request, answer = stream.receive()              # waits; answers come in the order of the requests
 
-What was sent and not yet answered is kept. When the stream breaks because the server went away, it is opened again,
-with pauses in between, and all of that is sent again, in order: this is for requests that may be applied twice, or
-that carry a sequence number by which the server knows them. A refusal is not repeated but raised.
+Unanswered requests are kept. If the stream breaks because the server went away, it is reopened with backoff, and they
+are sent again in order. So requests must be idempotent, or carry a sequence number. Refusals are raised without a
+retry.
 
-Sending happens in a thread of gRPC's (over a `FrameStream`, in the caller's), receiving in the caller's.
+Sending happens in a gRPC thread (with a `FrameStream`, in the caller's), receiving in the caller's.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError
 
 @dataclass
 class Request:
-    """A message that waits for its answer."""
+    """A message waiting for its reply."""
 
     data: bytes
-    """Its wire form, complete in itself: it may become the first message of a new stream."""
+    """Serialized and self-contained: it may become the first message of a new stream."""
     attempts: int = 0
-    """On how many streams it was sent."""
+    """Number of streams on which it was sent."""
 
 
 R = TypeVar("R", bound=Request)
 
 
 class AnsweredStream(Generic[R]):
-    """See the module. One thread receives; any thread may send, over a `FrameStream` only that one."""
+    """See the module. One thread receives. Any thread may send; with a `FrameStream`, only the receiving one."""
 
     def __init__(
         self,
@@ -52,22 +52,22 @@ class AnsweredStream(Generic[R]):
         before_waiting: Callable[[], float | None] = lambda: None,
         open_around: Callable[[], FrameStream | None] = lambda: None,
     ) -> None:
-        """Nothing is opened before there is a request.
+        """Create the stream; the first request opens it.
 
         Args:
             connection: to the server.
             method: the RPC.
-            reconnect_timeout_s: for how long to try to reach a server that is away before `receive` raises, in
-                seconds; see `replay_client._transport.time_limits`.
-            keep_refused: whether a request that is refused stays pending, and is sent again by the next `receive`.
+            reconnect_timeout_s: seconds to retry an unreachable server before `receive` raises; see
+                `replay_client._transport.time_limits`.
+            keep_refused: whether refused requests stay pending, so that the next `receive` sends them again.
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
-                call `send`, and returns after how many seconds it wants to be called again, or None.
-            open_around: opens a way around gRPC, if there is one. `send` then sends in its caller's thread.
+                call `send`, and returns the seconds until its next call, or None.
+            open_around: opens a stream that bypasses gRPC, if available. `send` then sends in its caller's thread.
         """
         self.changed = threading.Condition()
-        """Guards all state here, and its owner's; notified when any of it changes."""
+        """Guards all state of this object and its owner; notified of every change."""
         self.pending: deque[R] = deque()
-        """Requests without an answer yet, oldest first."""
+        """Unanswered requests, oldest first."""
         self._connection = connection
         self._method = method
         self._reconnect_timeout_s = time_limit("reconnect_timeout_s", reconnect_timeout_s, connection.timeout_s)
@@ -75,8 +75,8 @@ class AnsweredStream(Generic[R]):
         self._before_waiting = before_waiting
         self._open_around = open_around
         self._stream: MessageStream | FrameStream | None = None
-        self._token: object = None  # stands for the stream that is open
-        self._sent = 0  # how many of the pending requests are on their way on this stream
+        self._token: object = None  # identifies the open stream
+        self._sent = 0  # number of pending requests in flight on this stream
         self._failing_since: float | None = None
         self._pauses_s: Iterator[float] = iter(())
         self._closed = False
@@ -90,14 +90,14 @@ class AnsweredStream(Generic[R]):
             self.changed.notify_all()
 
     def receive(self, deadline: float = math.inf) -> tuple[R, bytes]:
-        """Wait for the answer to the oldest request; while there is none, for one to be sent.
+        """Wait for the reply to the oldest request, or for one to be sent first.
 
         Args:
-            deadline: when to give up, by the clock of the connection; `math.inf`: never.
+            deadline: by the connection's clock; `math.inf`: none.
 
         Raises:
             ServerUnavailableError: the server was away for `reconnect_timeout_s`. Calling again tries again.
-            DeadlineExceededError: there was no answer in time. Calling again goes on waiting.
+            DeadlineExceededError: timed out. Calling again continues waiting.
             ClosedError: it was closed.
             ReplayError: the oldest request was refused.
         """
@@ -110,7 +110,7 @@ class AnsweredStream(Generic[R]):
                 self._raise_unless_passing(error, deadline)
                 continue
             except BaseException:
-                self._drop(stream)  # half an answer may have been taken in
+                self._drop(stream)  # a partial reply may have been read
                 raise
             with self.changed:
                 request = self.pending.popleft()
@@ -120,14 +120,14 @@ class AnsweredStream(Generic[R]):
             return request, answer
 
     def replace_pending(self, requests: Iterable[R]) -> None:
-        """Put others in place of the requests that are pending. Only while no stream is open."""
+        """Replace the pending requests. Call only while no stream is open."""
         with self.changed:
             assert self._stream is None
             self.pending = deque(requests)
             self.changed.notify_all()
 
     def close(self, *, is_received: bool = True) -> None:
-        """End the stream; `receive` raises `ClosedError` from now on, also where it waits already.
+        """Close the stream; `receive` raises `ClosedError` from now on, even if already waiting.
 
         Args:
             is_received: whether another thread may be receiving.
@@ -143,7 +143,7 @@ class AnsweredStream(Generic[R]):
             stream.close()
 
     def _opened(self, deadline: float) -> MessageStream | FrameStream:
-        """The stream, opened once there is something to send."""
+        """Return the stream, opening it once there is something to send."""
         with self.changed:
             while not self._closed and self._stream is None and not self.pending:
                 wait_s = self._before_waiting()
@@ -171,7 +171,7 @@ class AnsweredStream(Generic[R]):
         stream.send(request.data)
 
     def _requests(self, token: object) -> Iterator[bytes]:
-        """What the sending thread sends, until the stream that the token stands for is no longer the current one."""
+        """Yield messages for the sending thread, until the token's stream is no longer the current one."""
         while True:
             with self.changed:
                 while self._token is token and not self._closed and self._sent >= len(self.pending):
@@ -189,7 +189,7 @@ class AnsweredStream(Generic[R]):
         left = left_s(deadline, self._connection.clock())
         if left is None:
             return stream.receive()
-        # gRPC has no deadline for one message of a stream: end the stream, what is pending is sent again later.
+        # gRPC has no deadline per message of a stream: end the stream; pending requests are sent again later.
         timer = threading.Timer(left, stream.cancel)
         timer.daemon = True
         timer.start()
@@ -202,14 +202,14 @@ class AnsweredStream(Generic[R]):
         stream.cancel()
         with self.changed:
             if isinstance(stream, FrameStream):
-                stream.close()  # with no `send` under way
+                stream.close()  # no `send` is running
             self._token = object()
             self._stream = None
             self._sent = 0
             self.changed.notify_all()
 
     def _raise_unless_passing(self, error: Exception, deadline: float) -> None:
-        """Pause and return if the stream is worth opening again; raise if not."""
+        """Pause if reopening the stream makes sense, otherwise raise."""
         if self._closed:
             raise ClosedError("this stream is closed") from None
         now = self._connection.clock()
@@ -231,7 +231,7 @@ class AnsweredStream(Generic[R]):
         self._failing_since = None
         if isinstance(error, ReplayError) and not self._keep_refused:
             with self.changed:
-                self.pending.popleft()  # answers come in order, a refusal is one of them
+                self.pending.popleft()  # a refusal is also a reply, and replies come in order
 
     def _wait_until(self, moment: float) -> None:
         while not self._closed and (left_s := moment - self._connection.clock()) > 0:

@@ -1,12 +1,12 @@
-"""The channel to a server: calls with deadlines, streams, and what is repeated while the server is away.
+"""The channel to a server: calls with deadlines, retries, streams.
 
     connection = Connection("localhost:50051", timeout_s=30.0)
     answer = connection.call("UpdatePriorities", request.SerializeToString(), repeat=True)
     stream = connection.open_stream("Learn", requests)      # an iterator of bytes, consumed in the background
     stream.receive()
 
-Messages are bytes here, in both directions: those that carry rows are built and read in place by
-`replay_proto.framing`. Failures are raised as the types in `replay_client.errors`.
+Messages are bytes in both directions; `replay_proto.framing` builds and reads those with rows in place. Failures raise
+the types in `replay_client.errors`.
 
 Before the first contact a server that cannot be reached is an error soon: the address is wrong, or nobody started it.
 What rides through a restart later: `call(..., repeat=True)` goes on repeating until its deadline, and is for what may
@@ -47,11 +47,11 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 
 FIRST_CONTACT_S: Final = 1.5
-"""How long a client waits for a server before the first contact, unless it is told otherwise."""
+"""Default time limit for the first contact."""
 _KNOCK_S: Final = 0.5
-"""How long one attempt at the first contact may take at least."""
+"""Minimum duration of an attempt at the first contact."""
 _HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
-"""Open to everybody, and cheap."""
+"""Cheap, and requires no token."""
 SERVICE: Final = "replay.v1.ReplayService"
 Method = Literal[
     "CreateTable",
@@ -81,11 +81,11 @@ READ_ONLY: Final[tuple[Method, ...]] = (
     "Inspect",
     "ListCheckpoints",
 )
-"""What gRPC may repeat by itself. A draw counts as one: all it moves are counters and, in a seeded table, the
-sequence of draws, which a call whose answer was lost has moved as well."""
+"""Methods that gRPC may retry. Draws are included: they only change counters and, in a seeded table, the random
+sequence, which a lost reply has advanced anyway."""
 
 _RETRY_POLICY: Final = {
-    # Few and soon: gRPC does not say why it is still trying when the deadline comes, and `Connection` goes on after it.
+    # Few quick retries: gRPC hides their cause at the deadline, and `Connection` continues after them.
     "maxAttempts": 3,
     "initialBackoff": "0.01s",
     "maxBackoff": "0.05s",
@@ -100,43 +100,43 @@ _SERVICE_CONFIG: Final = json.dumps(
     }
 )
 _CHANNEL_OPTIONS: Final = (
-    # The server's own bounds decide what is too large.
+    # The server limits message sizes.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.service_config", _SERVICE_CONFIG),
-    # A server that restarts is back within seconds: do not wait longer than that between attempts.
+    # A restarted server is back within seconds: retry at that rate.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt may take
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # duration of one attempt
     ("grpc.max_reconnect_backoff_ms", 500),
-    # A peer that vanished without a word (a pulled cable, a lost machine) is noticed within 40 s.
+    # Detect a silently lost peer (unplugged cable, dead machine) within 40 s.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Batches asked for ahead arrive while the learner computes, not only once it reads them.
+    # Receive prefetched batches while the learner computes.
     ("grpc.http2.lookahead_bytes", 64 << 20),
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
-    # A proxy for the web is not on the way to a replay server, whatever the environment says.
+    # Ignore web proxies in the environment.
     ("grpc.enable_http_proxy", 0),
-    # Two clients in one process have a connection each.
+    # Do not share connections between clients.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """How long to pause before trying again: longer each time, and never the same for all who wait."""
+    """Exponential backoff with jitter."""
 
     first_s: float = 0.05
     """The first pause."""
     longest_s: float = 0.5
-    """No pause is longer."""
+    """The longest pause."""
     factor: float = 2.0
-    """How much longer each pause is than the one before."""
+    """Growth per pause."""
     jitter: float = 0.25
-    """Each pause is drawn from 1 - jitter to 1 + jitter times its length."""
+    """Each pause is multiplied by a random factor from 1 - jitter to 1 + jitter."""
 
     def pauses_s(self, rng: random.Random) -> Iterator[float]:
-        """The pauses, without end."""
+        """Yield pauses, endlessly."""
         pause_s = self.first_s
         while True:
             yield pause_s * rng.uniform(1 - self.jitter, 1 + self.jitter)
@@ -144,7 +144,7 @@ class Backoff:
 
 
 class MessageStream:
-    """One bidirectional stream, while it lasts. All that this library needs of a transport for streams."""
+    """A bidirectional stream: everything this library needs from a streaming transport."""
 
     def __init__(
         self, channel: grpc.Channel, address: str, method: StreamMethod, requests: Iterator[bytes], metadata: Metadata
@@ -155,18 +155,18 @@ class MessageStream:
             channel: to the server.
             address: the server's.
             method: name of the RPC.
-            requests: messages to send; consumed in a thread of its own until it ends, which ends our side.
-            metadata: says who calls.
+            requests: messages to send; consumed in a separate thread. Its end closes our side of the stream.
+            metadata: authenticates the caller.
         """
         multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_path(method))
         self._address = address
         self._call = multi(requests, metadata=metadata)
 
     def receive(self) -> bytes:
-        """Wait for the next answer.
+        """Wait for the next reply.
 
         Raises:
-            ReplayError: the stream has ended; `ServerUnavailableError` if that was nobody's wish.
+            ReplayError: the stream ended; `ServerUnavailableError` if unexpectedly.
         """
         try:
             return next(self._call)
@@ -176,12 +176,12 @@ class MessageStream:
             raise from_rpc_error(error, self._address) from None
 
     def cancel(self) -> None:
-        """End it from here; `receive` raises from then on."""
+        """Cancel the stream; `receive` raises from then on."""
         self._call.cancel()
 
 
 class Connection:
-    """A channel to one server, for the process that made it."""
+    """A channel to one server, for use in the process that created it."""
 
     def __init__(
         self,
@@ -195,20 +195,20 @@ class Connection:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        """Open it; nothing is sent yet, and the server need not be there.
+        """Create the channel; sends nothing, and the server may start later.
 
         Args:
-            address: ``host:port``, or another form that gRPC knows.
-            timeout_s: how long a call may take that does not say so itself, in seconds.
-            wait_for_server_s: how long the first contact may take, in seconds; 0: one attempt.
-            token: says who calls, where the server wants to know.
-            tls: how to encrypt; None: not at all.
+            address: ``host:port``, or another gRPC target.
+            timeout_s: default time limit of calls, in seconds.
+            wait_for_server_s: time limit for the first contact, in seconds; 0: one attempt.
+            token: for a server that requires one.
+            tls: certificates for TLS; None: plain text.
             backoff: pauses between attempts.
-            clock: seconds that never go back.
+            clock: monotonic seconds.
             rng: for the jitter of the pauses.
 
         Raises:
-            InvalidArgumentError: for a token that cannot be one, or a file of certificates that cannot be read.
+            InvalidArgumentError: for a malformed token or an unreadable certificate file.
         """
         self.address = address
         self.timeout_s = timeout_s
@@ -226,16 +226,16 @@ class Connection:
 
     @property
     def authorization(self) -> str:
-        """What calls carry to say who they are from; empty: nothing."""
+        """Value of the authorization header; empty: none."""
         return dict(self._metadata).get("authorization", "")
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a child of the one that opened the connection."""
+        """Whether this process was forked from the one that opened the connection."""
         return os.getpid() != self._process
 
     def check_usable(self) -> None:
-        """Refuse a connection that cannot work any more.
+        """Check that the connection can still be used.
 
         Raises:
             ForkedError: in a child of the process that opened it.
@@ -247,11 +247,11 @@ class Connection:
             raise ClosedError("this client is closed")
 
     def deadline(self, field: str, limit_s: float | None) -> float:
-        """When a time limit that a caller gave is over, by `clock`; see `replay_client._transport.time_limits`.
+        """Convert a time limit to a deadline by `clock`; see `replay_client._transport.time_limits`.
 
         Args:
             field: the parameter's name.
-            limit_s: the limit in seconds; None: the connection's own.
+            limit_s: the limit in seconds; None: the connection's default.
 
         Raises:
             InvalidArgumentError: for an invalid time limit.
@@ -267,19 +267,18 @@ class Connection:
     def call(
         self, method: Method, request: bytes, *, timeout_s: float | None = None, margin_s: float = 0.0, repeat: bool
     ) -> bytes:
-        """Send a request and wait for its answer.
+        """Send a request and wait for the reply.
 
         Args:
             method: name of the RPC.
-            request: its wire form.
-            timeout_s: how long it may take, in seconds, a wait for a server that is away included; see
-                `replay_client._transport.time_limits`.
-            margin_s: how much longer to wait for the answer of a server that is there, in seconds.
-            repeat: whether to send it again when the server could not be reached or went away meanwhile.
+            request: serialized.
+            timeout_s: time limit in seconds, including retries; see `replay_client._transport.time_limits`.
+            margin_s: additional seconds to wait for the reply of a reachable server.
+            repeat: whether to retry if the server is unreachable or goes away during the call.
 
         Raises:
             InvalidArgumentError: for an invalid time limit.
-            ReplayError: of the type that fits.
+            ReplayError: the call failed.
         """
         limit_s = time_limit("timeout_s", timeout_s, self.timeout_s)
         self.reach()
@@ -289,10 +288,10 @@ class Connection:
         return self._repeated(method, request, deadline, margin_s)
 
     def reach(self) -> None:
-        """Make sure that a server was there once; only the first call waits for it.
+        """Wait for the first contact with the server; later calls return at once.
 
         Raises:
-            ServerUnavailableError: nobody answers; the message says where, and what to start.
+            ServerUnavailableError: no server answers; the message says what to do.
             ReplayError: as `check_usable`.
         """
         self.check_usable()
@@ -323,13 +322,13 @@ class Connection:
         return MessageStream(self._channel, self.address, method, requests, self._metadata)
 
     def close(self) -> None:
-        """Close the channel; calls and streams that are under way end. Does nothing in a forked child."""
+        """Close the channel, which ends running calls and streams. Does nothing in a forked child."""
         if not self._closed and not self.is_forked:
             self._channel.close()
         self._closed = True
 
     def _repeated(self, method: Method, request: bytes, deadline: float, margin_s: float) -> bytes:
-        """Try until it works, is refused, or the deadline has come."""
+        """Retry until success, refusal, or the deadline."""
         away: ServerUnavailableError | None = None
         for attempts, pause_s in enumerate(self.backoff.pauses_s(self.rng), start=1):
             try:
@@ -337,7 +336,7 @@ class Connection:
             except ServerUnavailableError as error:
                 away = error
             except DeadlineExceededError as error:
-                # If the server was away before, that is what took so long.
+                # If the server was unreachable before, report that instead of a timeout.
                 raise (away if away is not None and not error.reason else error) from None
             except ReplayError as error:
                 error.attempts = attempts
@@ -349,7 +348,7 @@ class Connection:
         raise away
 
     def _knock(self, deadline: float) -> ServerUnavailableError | None:
-        """Ask whether somebody is there: any answer will do. None if so."""
+        """Check that a server answers at all; None if so."""
         left = left_s(deadline, self.clock())
         timeout_s = FIRST_CONTACT_S if left is None else max(left, _KNOCK_S)
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_HEALTH_CHECK)
@@ -359,7 +358,7 @@ class Connection:
             self.check_usable()
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 return no_server(self.address, error.details() or "", is_encrypted=self._is_encrypted)
-        except ValueError:  # how gRPC says that the channel was closed
+        except ValueError:  # raised by gRPC after the channel was closed
             self.check_usable()
             raise
         return None
@@ -379,13 +378,13 @@ class Connection:
             if self._closed:
                 raise ClosedError("this client was closed during the call") from None
             raise from_rpc_error(error, self.address) from None
-        except ValueError:  # how gRPC says that the channel was closed
+        except ValueError:  # raised by gRPC after the channel was closed
             self.check_usable()
             raise
 
 
 def no_server(address: str, detail: str, *, is_encrypted: bool) -> ServerUnavailableError:
-    """Nobody answers at an address; ``detail`` is what gRPC says about it."""
+    """The error if no server answers at an address; ``detail`` is gRPC's explanation."""
     over = " over TLS" if is_encrypted else ""
     error = ServerUnavailableError(
         f"no replay server answers at {address}{over}; {how_to_start(address)}", metadata={"detail": detail}
@@ -395,7 +394,7 @@ def no_server(address: str, detail: str, *, is_encrypted: bool) -> ServerUnavail
 
 
 def no_answer(address: str, refusal: ServerUnavailableError) -> ServerUnavailableError:
-    """Somebody listens at an address and says nothing: a server takes its port before it restores its tables."""
+    """The error if a port is open but silent: a server binds its port before it restores its tables."""
     error = ServerUnavailableError(
         f"no replay server answers at {address} yet. If one is still starting there, retry or increase "
         "wait_for_server_s; otherwise another program is using the port",

@@ -1,7 +1,7 @@
-"""How the rows of a table and a learner's calls travel, where there is something shorter than gRPC.
+"""Shortcuts around gRPC for the rows of a table and a learner's calls, on the server's host.
 
-The server names a table's directory and a socket. Whoever can read the nonce in that directory is on the same host and
-may use both.
+The server names a table's directory and a socket. A client that can read the nonce in that directory is on the same
+host and may use both.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from replay_client._transport.local_calls import LocalCalls
 from replay_client.results.description import TableDescription
 
 _ORDERED_LOADS: Final = ("x86_64", "AMD64")
-"""Machines, as Python names them, whose memory order the check of a copy of rows relies on."""
+"""Machines (by Python's names) with the memory order that checking copied rows relies on."""
 
 
 @dataclass(frozen=True)
 class DataPath:
-    """The short ways to one table; without any of them, everything goes over gRPC."""
+    """Shortcuts to one table; whatever is None goes over gRPC."""
 
     rows: MappedRows | None = None
     """Copies the rows of batches."""
@@ -33,7 +33,7 @@ class DataPath:
 
     @classmethod
     def on_same_host(cls, table: TableDescription, authorization: str = "") -> DataPath:
-        """What there is, if the server offers it, this is its host, and we may read the table's directory."""
+        """Find the shortcuts, if the server offers them and this process can read the table's directory."""
         try:
             nonce = (Path(table.directory) / NONCE_FILE).read_bytes() if table.directory else b""
             if len(nonce) != NONCE_BYTES:
@@ -44,5 +44,5 @@ class DataPath:
         return cls(rows, LocalCalls(table, nonce, authorization) if table.socket else None)
 
     def open_learn_stream(self) -> FrameStream | None:
-        """A learner's stream without gRPC, if there is a way and somebody answers."""
+        """Open a learner's stream without gRPC, if possible."""
         return None if self.calls is None else self.calls.open_stream("Learn")

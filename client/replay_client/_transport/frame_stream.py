@@ -1,10 +1,10 @@
-"""One connection on which a server is called in frames: the messages are those of gRPC, the cost is a fraction.
+"""A connection that carries the same messages as gRPC in frames, at a fraction of the cost.
 
     stream = FrameStream(link)                  # a connected socket
     stream.send(request)
-    answer = stream.receive()                   # answers come in the order of the requests
+    answer = stream.receive()                   # replies come in the order of the requests
 
-The contract's `FrameHello` says what is sent.
+See `FrameHello` in the protocol.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from replay_client.errors import DeadlineExceededError, ServerUnavailableError, 
 
 _RECEIVE_BYTES: Final = 1 << 16
 _LONGEST_BYTES: Final = (1 << 32) - 1
-"""The server's own bounds decide what is too large."""
+"""The server limits message sizes."""
 _LONGEST_WAIT_MS: Final = (1 << 31) - 1
-"""What the system takes."""
+"""Limit of the system call."""
 _SEND_PATIENCE_S: Final = 0.05
-"""For so long a server is waited for that does not take in what it is sent."""
+"""How long to wait for a server that does not read."""
 
 
 class FrameStream:
-    """One connection, for calls of one method. One thread sends and receives; any may cancel."""
+    """A connection for calls of one method. One thread sends and receives; any thread may cancel."""
 
     def __init__(self, link: socket.socket) -> None:
         """Take over a connected socket."""
@@ -43,27 +43,27 @@ class FrameStream:
         self._unsent = memoryview(b"")
 
     def send(self, message: bytes) -> None:
-        """Send a message. If the connection is gone, `receive` will say so.
+        """Send a message. If the connection is broken, `receive` raises.
 
-        What the server does not take in soon is kept, and sent by the next `receive` or `send`: both ends could wait
-        for each other otherwise, the server for us to take in its answers.
+        Whatever the server does not read soon is kept for the next `receive` or `send`. Otherwise both ends could
+        deadlock, because the server waits until we read its replies.
         """
         frame = frame_head(len(message)) + message
-        # Where the server has not taken in the last message, it is not waited for again.
+        # Do not wait again for a server that has not read the last message.
         deadline = time.monotonic() + (0.0 if self._unsent else _SEND_PATIENCE_S)
         self._unsent = memoryview(b"".join((self._unsent, frame)) if self._unsent else frame)
         while self._send_some() and self._wait(select.POLLOUT, deadline):
             pass
 
     def receive(self, timeout_s: float | None = None) -> bytes:
-        """Wait for the next answer.
+        """Wait for the next reply.
 
         Args:
-            timeout_s: how long to wait, in seconds; None or `math.inf`: for as long as the connection lasts.
+            timeout_s: time limit in seconds; None or `math.inf`: as long as the connection lasts.
 
         Raises:
             ServerUnavailableError: the connection has ended.
-            DeadlineExceededError: there was no answer in time; the connection is of no use any more.
+            DeadlineExceededError: timed out; the connection is unusable afterwards.
             ReplayError: the request was refused.
         """
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
@@ -80,12 +80,12 @@ class FrameStream:
         return content
 
     def cancel(self) -> None:
-        """End it from here; `receive` raises from then on, also where it waits already."""
+        """Cancel the connection; `receive` raises from then on, even if already waiting."""
         with suppress(OSError):  # it has ended
             self._link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it and let go of the socket. Only when nobody receives."""
+        """Close the socket. Call only while nobody receives."""
         self.cancel()
         self._link.close()
 
@@ -97,7 +97,7 @@ class FrameStream:
         return taken
 
     def _receive_some(self, into: memoryview) -> int:
-        """Receive what is there; how much that is."""
+        """Receive available bytes; return their number."""
         try:
             size = self._link.recv_into(into)
         except BlockingIOError:
@@ -107,19 +107,19 @@ class FrameStream:
         return size
 
     def _wait_to_receive(self, deadline: float) -> None:
-        """Wait until something came, or something more could be sent."""
+        """Wait until data arrives or more can be sent."""
         if not self._wait(select.POLLIN | (select.POLLOUT if self._send_some() else 0), deadline):
             raise TimeoutError
 
     def _send_some(self) -> bool:
-        """Send as much as the server takes in now; whether something is left."""
+        """Send as much as the socket accepts now; return whether data is left."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._link.send(self._unsent) :]
         except BlockingIOError:
             return True
         except OSError:
-            # The server has ended it. Why, it may have said before.
+            # The server closed it. It may have sent the reason before.
             self._unsent = memoryview(b"")
         return False
 

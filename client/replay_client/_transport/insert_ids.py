@@ -1,8 +1,7 @@
-"""Ids and sequence numbers of the inserts that `Table.insert` makes.
+"""Writer ids and sequence numbers for `Table.insert`.
 
-A server applies the inserts of one writer in the order of their sequence, so each insert under way needs a writer id of
-its own: one that waits would hold up the others. Ids are used again, because a server remembers a limited number of
-writers per table.
+A server applies the inserts of one writer in sequence, so concurrent inserts need different writer ids: otherwise one
+that waits would block the others. Ids are reused, because a server remembers a limited number of writers per table.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from replay_client.errors import ReplayError
 
 WRITER_ID_BYTES: Final = 16
 _WITHOUT_EFFECT: Final = frozenset({"LIMITED", "WAITED_TOO_LONG", "TABLE_RESET"})
-"""Reasons of refusals that leave an insert's sequence number unused."""
+"""Reasons of refusals that do not consume the sequence number."""
 
 
 class InsertId:
     """A writer id, and the sequence number of its next insert."""
 
     def __init__(self) -> None:
-        """Begin with an id that nobody has."""
+        """Start with a new random id."""
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Take an id that nobody has."""
+        """Switch to a new random id."""
         self.writer_id = secrets.token_bytes(WRITER_ID_BYTES)
         self.sequence = 1
 
@@ -36,12 +35,12 @@ class InsertIds:
     """A pool with one id per concurrent insert. Threads may share it."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Start with an empty pool."""
         self._idle: list[InsertId] = []  # `append` and `pop` are atomic
 
     @contextmanager
     def lend(self) -> Iterator[InsertId]:
-        """An id for one insert; if its outcome is unknown, so is its next sequence number, and it is thrown away."""
+        """Lend an id for one insert. If the outcome of the insert is unknown, the id is discarded."""
         try:
             lent = self._idle.pop()
         except IndexError:

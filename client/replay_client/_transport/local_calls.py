@@ -1,10 +1,10 @@
-"""A learner's calls of one table on the server's host: over a unix-domain socket, without gRPC.
+"""A learner's calls to one table over a unix-domain socket on the server's host.
 
-    stream = calls.open_stream("Learn")                 # None while nobody answers there: use gRPC
+    stream = calls.open_stream("Learn")                 # None if no server answers: use gRPC
     answer = calls.call("Sample", request, timeout_s=30.0)
 
-Whatever fails here other than by a refusal, or for lack of time, fails silently: the caller goes on over gRPC, which
-tells what is the matter if that fails too.
+All failures except refusals and timeouts are silent: the caller falls back to gRPC, which reports the problem if it
+fails, too.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from replay_client.results.description import TableDescription
 FrameMethod = Literal["Learn", "Sample", "UpdatePriorities"]
 
 HELLO_TIMEOUT_S: Final = 2.0
-"""How long a server may take to accept a connection and answer a hello."""
+"""Time limit for connecting and for the reply to a hello."""
 _RETRY_S: Final = 1.0
-"""Where we were not answered, or not wanted, we do not ask again for so long."""
+"""Pause after a failed attempt before the next one."""
 
 
 class NobodyThereError(Exception):
-    """Nobody listens where the server should; nothing was lost by trying."""
+    """No server listens on the socket."""
 
 
 class LocalCalls:
-    """The way to one table on the server's host. Threads may share one."""
+    """Calls to one table on the server's host. Thread-safe."""
 
     def __init__(self, table: TableDescription, nonce: bytes, authorization: str = "") -> None:
-        """Nothing is opened yet.
+        """Create it; opens no connection yet.
 
         Args:
             table: the table.
-            nonce: what the file in its directory holds.
-            authorization: says who calls, where the server wants to know.
+            nonce: content of the file in its directory.
+            authorization: for a server that requires a token.
         """
         self._hello = replay_pb2.FrameHello(
             table=table.name, table_uid=table.uid, nonce=nonce, authorization=authorization
@@ -56,7 +56,7 @@ class LocalCalls:
         self._is_closed = False
 
     def open_stream(self, method: FrameMethod, timeout_s: float = HELLO_TIMEOUT_S) -> FrameStream | None:
-        """Connect; None while nobody answers there within `timeout_s`, or we are not wanted."""
+        """Connect; None if there is no answer within `timeout_s`, or the server refuses."""
         if time.monotonic() < self._not_before_s:
             return None
         try:
@@ -71,13 +71,13 @@ class LocalCalls:
         """Make one call.
 
         Args:
-            method: which.
-            request: its wire form; it may be applied twice without harm.
-            timeout_s: how long it may take.
+            method: the RPC.
+            request: serialized, idempotent.
+            timeout_s: time limit in seconds.
 
         Returns:
-            The answer; None if there is nobody to ask, the connection broke, or the server is shutting down: ask over
-            gRPC, which waits for it to come back.
+            The reply. None if there is no server, the connection broke, or the server is shutting down: use gRPC, which
+            waits for it to come back.
 
         Raises:
             ReplayError: the request was refused, or took too long.
@@ -86,11 +86,11 @@ class LocalCalls:
         with self._lock:
             idle = self._idle[method]
             stream = idle.pop() if idle else None
-        # Half of the time is left to gRPC where nobody answers.
+        # If there is no answer, leave half of the time to gRPC.
         stream = stream or self.open_stream(method, min(timeout_s / 2, HELLO_TIMEOUT_S))
         if stream is None:
             return None
-        is_whole = False  # once no answer may come any more that nobody waits for
+        is_whole = False  # no stray reply can arrive any more
         try:
             stream.send(request)
             answer = stream.receive(max(0.0, deadline - time.monotonic()))
@@ -108,7 +108,7 @@ class LocalCalls:
         return answer
 
     def close(self) -> None:
-        """Close the connections that nobody uses, and those in use after their calls."""
+        """Close idle connections now, and busy ones after their calls."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, defaultdict(list)
@@ -117,7 +117,7 @@ class LocalCalls:
                 stream.close()
 
     def _greeted(self, method: FrameMethod, deadline: float) -> FrameStream:
-        """A connection on which the server has answered our hello."""
+        """A connection after a successful hello."""
         hello = replay_pb2.FrameHello(method=method)
         hello.MergeFrom(self._hello)
         link = self._connect(deadline)
@@ -141,7 +141,7 @@ class LocalCalls:
         """Connect to a socket whose path may be longer than a socket's address.
 
         Raises:
-            NobodyThereError: see there; it is tried again at once.
+            NobodyThereError: no server listens; the next call tries again.
             OSError: anything else.
         """
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -153,7 +153,7 @@ class LocalCalls:
             finally:
                 os.close(folder)
         except (FileNotFoundError, ConnectionRefusedError):
-            # It costs next to nothing to see that, and a server that came back is found at once.
+            # This check is nearly free, and finds a restarted server immediately.
             link.close()
             raise NobodyThereError from None
         except BaseException:

@@ -1,7 +1,7 @@
-"""What the handles of one server share: the connection, and the short ways to its tables.
+"""State shared by all handles of one server: the connection, and shortcuts to its tables.
 
-A link travels to other processes and is copied, as options: the connection is opened anew there, by the first call. A
-token does not travel. Where the link had one, the receiving process reads its own from the variable REPLAY_TOKEN.
+Links are pickled and copied as options, and the first call opens a new connection. Tokens are not pickled: if the link
+had one, the receiving process reads its own from REPLAY_TOKEN.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ class LinkOptions:
     """The options of a client, without its token."""
 
     address: str
-    """Where the server is."""
+    """The server's address."""
     timeout_s: float
-    """How long a call may take that does not say so itself, in seconds."""
+    """Default time limit of calls, in seconds."""
     wait_for_server_s: float
-    """How long the first contact may take, in seconds."""
+    """Time limit for the first contact, in seconds."""
     tls: Tls | None
-    """How to encrypt; None: not at all."""
+    """Certificates for TLS; None: plain text."""
     same_host: bool
-    """Whether rows may be copied out of the files of a server on this host."""
+    """Whether to copy rows from the files of a server on this host."""
 
 
 class ServerLink:
     """See the module. Threads may share one."""
 
     def __init__(self, options: LinkOptions, token: str | None = None, *, lacks_token: bool = False) -> None:
-        """Nothing is opened yet.
+        """Create it; opens no connection yet.
 
         Args:
-            options: what the client was made with.
-            token: says who calls, where the server wants to know.
-            lacks_token: whether there was a token, which is not known in this process.
+            options: the client's options.
+            token: for a server that requires one.
+            lacks_token: whether there was a token that is unknown in this process.
 
         Raises:
-            InvalidArgumentError: for a token that cannot be one.
+            InvalidArgumentError: for a malformed token.
         """
         self.options = options
         self._authorization = dict(token_metadata(token)).get("authorization", "")
@@ -62,11 +62,11 @@ class ServerLink:
 
     @property
     def connection(self) -> Connection:
-        """The connection, opened by the first who asks.
+        """The connection; opened on first use.
 
         Raises:
-            InvalidArgumentError: for a file of certificates that cannot be read.
-            UnauthenticatedError: the link came from another process, with whose token it was made.
+            InvalidArgumentError: for an unreadable certificate file.
+            UnauthenticatedError: the link came from another process and had a token.
         """
         if self._connection is None:
             with self._opening:
@@ -75,10 +75,10 @@ class ServerLink:
         return self._connection
 
     def described(self, name: str) -> TableDescription:
-        """A table as it stands.
+        """Fetch the description of a table.
 
         Raises:
-            TableNotFoundError: there is none of this name.
+            TableNotFoundError: it does not exist.
             ReplayError: another failure.
         """
         response = self.connection.call_message(
@@ -90,14 +90,14 @@ class ServerLink:
         return TableDescription.from_proto(response.table)
 
     def data_path(self, table: TableDescription) -> DataPath:
-        """The shortest way to a table; nothing is sent."""
+        """Shortcuts to a table; sends nothing."""
         path = DataPath.on_same_host(table, self._authorization) if self.options.same_host else DataPath()
         if path.calls is not None:
             self._calls.add(path.calls)
         return path
 
     def close(self) -> None:
-        """Close all connections; calls raise `ClosedError` from now on. Does nothing in a forked child."""
+        """Close all connections. Later calls raise `ClosedError`. Does nothing in a forked child."""
         connection = self.connection
         if not connection.is_forked:
             for calls in list(self._calls):
@@ -105,11 +105,11 @@ class ServerLink:
         connection.close()
 
     def __reduce__(self) -> tuple[Callable[..., ServerLink], tuple[object, ...]]:
-        """As options, without the token."""
+        """Pickle the options, without the token."""
         return _arrived, (self.options, self._lacks_token or self._token is not None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ServerLink:
-        """A copy within a process keeps the token."""
+        """Copies within a process keep the token."""
         return ServerLink(self.options, self._token, lacks_token=self._lacks_token)
 
     def _opened(self) -> Connection:

@@ -1,11 +1,11 @@
-"""Time limits mean the same wherever a caller may give one.
+"""Time limits, which have the same meaning in all calls.
 
-- `None`: the client's own limit, the `timeout_s` of `ReplayClient`
+- `None`: the client's default, the `timeout_s` of `ReplayClient`
 - ``0``: do not wait
-- `math.inf`: wait for ever
-- any other number: wait for so many seconds
+- `math.inf`: wait forever
+- any other number: wait for that many seconds
 
-Deadlines inside the library are moments of a clock, `math.inf` among them.
+Inside the library, a deadline is a time of a monotonic clock, or `math.inf`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from replay_client.errors import InvalidArgumentError
 
 LONGEST_WAIT_S: Final = 1e9
-"""30 years. Threads, sockets and gRPC cannot take much longer waits, so that a longer one has no end at all."""
+"""30 years. Threads, sockets and gRPC do not support much longer waits; longer ones count as endless."""
 
 
 def time_limit(field: str, limit_s: object, own_s: float) -> float:
@@ -25,15 +25,15 @@ def time_limit(field: str, limit_s: object, own_s: float) -> float:
 
     Args:
         field: the parameter's name.
-        limit_s: what the caller gave, in seconds.
-        own_s: the client's own limit in seconds, for None.
+        limit_s: the caller's value.
+        own_s: the client's default in seconds, for None.
 
     Raises:
         InvalidArgumentError: for NaN, a negative number, or anything that is not a number.
     """
     if limit_s is None:
         return own_s
-    # False and True are numbers to Python.
+    # bool is a subclass of int.
     seconds = math.nan if isinstance(limit_s, bool) or not isinstance(limit_s, Real) else float(limit_s)
     if not seconds >= 0:
         raise InvalidArgumentError.of_field(
@@ -45,5 +45,5 @@ def time_limit(field: str, limit_s: object, own_s: float) -> float:
 
 
 def left_s(deadline: float, now: float) -> float | None:
-    """How long to wait until a deadline, in seconds, for functions to which None means without end."""
+    """Seconds until a deadline; None if endless."""
     return None if deadline == math.inf else max(0.0, deadline - now)

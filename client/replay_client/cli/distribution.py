@@ -34,7 +34,7 @@ class Bar:
     high: float
     """and ends; equal for rows that share one value."""
     rows: float
-    """How many rows."""
+    """Number of rows."""
 
 
 @dataclass(frozen=True)

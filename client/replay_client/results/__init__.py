@@ -1,1 +1,1 @@
-"""What a server tells about itself, its tables and its checkpoints."""
+"""Descriptions and statistics of servers, tables and checkpoints."""

@@ -15,13 +15,13 @@ class CheckpointTable:
     name: str
     """Its name."""
     uid: bytes
-    """16 random bytes that tell it from another table of the same name."""
+    """16 random bytes that identify the table among others with its name."""
     size: int
     """Rows in the checkpoint."""
     inserted: int
-    """Rows ever inserted, at the moment of the checkpoint."""
+    """Rows ever inserted, at the time of the checkpoint."""
     left_out: int
-    """Oldest rows that were overwritten before they could be copied."""
+    """Oldest rows, overwritten before they were copied."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Checkpoint:
     name: str
     """Series and number, such as ``checkpoint-000007``."""
     directory: str
-    """Where it is on the server's host: what ``replay-server --restore`` takes."""
+    """Path on the server's host, for ``replay-server --restore``."""
     taken_s: float
-    """When it was taken, in seconds since 1970 (UTC)."""
+    """Time of the checkpoint, in seconds since 1970 (UTC)."""
     bytes: int
-    """Of all its files."""
+    """Size of all its files."""
     tables: Mapping[str, CheckpointTable]
     """By name."""
 

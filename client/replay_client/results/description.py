@@ -1,4 +1,4 @@
-"""What a table is: its config, and how far it has been filled."""
+"""Descriptions of tables: config and fill level."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ FIFO: Final = "fifo"
 
 @dataclass(frozen=True)
 class TableDescription:
-    """A table as it stood when the server was asked."""
+    """A table at the time of the request."""
 
     name: str
-    """Unique in the server."""
+    """Unique on the server."""
     uid: bytes
-    """16 random bytes that tell this table from an earlier one of the same name."""
+    """16 random bytes that distinguish this table from earlier ones with its name."""
     schema: Schema
     """Its columns, in the order in which they are stored."""
     capacity: int
-    """Number of rows kept."""
+    """Maximum number of rows."""
     backend: str
-    """How priorities turn into draws: ``sum_tree``, ``rank``, ``uniform`` or ``fifo``."""
+    """``sum_tree``, ``rank``, ``uniform`` or ``fifo``."""
     parameters: Mapping[str, float]
-    """Parameters of the backend, defaults filled in."""
+    """Parameters of the backend, including defaults."""
     seed: int | None
-    """Makes draws repeat; None if they differ each time."""
+    """Makes draws reproducible; None: random."""
     size: int
     """Live rows."""
     inserted: int
-    """Rows ever inserted: the next row's key."""
+    """Rows ever inserted, and the next row's key."""
     slots: int
-    """Length of the ring in rows, a little more than the capacity."""
+    """Size of the ring in rows, slightly more than the capacity."""
     row_bytes: int
     """Bytes of one row, all columns together."""
     directory: str = ""
-    """Path of its files on the server's host; empty if the server does not say."""
+    """Path of its files on the server's host; empty if not disclosed."""
     socket: str = ""
-    """Path of a socket on the server's host for calls without gRPC; empty if there is none."""
+    """Path of a socket on the server's host for calls without gRPC; empty: none."""
     rate_limit: RateLimit | None = None
-    """Keeps draws and inserts in step; None if they are not held up."""
+    """Keeps draws and inserts in a fixed ratio; None: no limit."""
 
     @property
     def rows_per_insert(self) -> int:
-        """Rows of one insert that is sure to be allowed sooner or later, and lets others be served in between."""
+        """Rows per insert, small enough to be eventually allowed and to let others in between."""
         fitting = min(self.slots - self.capacity, MOST_ROWS_AT_ONCE, max(1, INSERT_BYTES // self.row_bytes))
         if self.backend == FIFO:
             fitting = min(fitting, self.capacity)
@@ -66,7 +66,7 @@ class TableDescription:
         """Read it from a message.
 
         Raises:
-            InternalServerError: if this version of the client does not understand its columns or its rate limiter.
+            InternalServerError: this version of the client does not support its columns or rate limiter.
         """
         config = message.config
         try:
@@ -101,12 +101,12 @@ def table_config(
     parameters: Mapping[str, float | None],
     rate_limit: tuple[float | None, float | None, ErrorBuffer | None] = (None, None, None),
 ) -> replay_pb2.TableConfig:
-    """A table's config as the contract has it. A parameter that is None takes its default.
+    """Create a table's config. Parameters that are None take their defaults.
 
-    ``rate_limit`` is `min_size`, `samples_per_insert` and `error_buffer`.
+    ``rate_limit`` contains `min_size`, `samples_per_insert` and `error_buffer`.
 
     Raises:
-        InvalidArgumentError: for what cannot be said in a message; the rest is checked by the server.
+        InvalidArgumentError: for values that protobuf cannot represent; the server checks the rest.
     """
     try:
         limit = RateLimit.of(*rate_limit)

@@ -1,4 +1,4 @@
-"""What the rows of a table look like, as `Table.inspect` returns it."""
+"""Distribution of the rows of a table, from `Table.inspect`."""
 
 from __future__ import annotations
 
@@ -15,65 +15,65 @@ from replay_client.results.stats import TimesSampled
 
 @dataclass(frozen=True, eq=False)
 class LargestRows:
-    """The rows of ranks 1 to 10, exactly: of the largest priorities, of equal ones the newest first."""
+    """The rows of ranks 1 to 10 (exact): by descending priority, newest first if equal."""
 
     row_keys: NDArray[np.int64]
-    """int64[k]; k is less than ten in a smaller table."""
+    """int64[k]; k is at most ten."""
     priorities: NDArray[np.float64]
     """float64[k]."""
     probabilities: NDArray[np.float64]
-    """float64[k]: with which each is drawn; 1 in a queue."""
+    """float64[k]: probability of each; 1 in a queue."""
     ages_s: NDArray[np.float64]
-    """float64[k]: seconds since each was inserted, or since the server began."""
+    """float64[k]: seconds since each was inserted, or since the server started."""
     times_sampled: NDArray[np.int64]
-    """int64[k]: how often each was drawn, since it was inserted or the server began."""
+    """int64[k]: draws of each since it was inserted, or since the server started."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """The rows of one table at a moment that lasts some milliseconds."""
+    """The rows of a table, captured within a few milliseconds."""
 
     table: TableDescription
-    """What it is and how far it is filled."""
+    """The table's description."""
     looked_at: int
-    """Rows whose priorities were looked at: all, or of more than 2^20 so many, chosen at random."""
+    """Rows whose priorities were read: all, or 2^20 random ones of a larger table."""
     total_mass: float
     """Mass of all live rows."""
     ranks: NDArray[np.int64]
-    """int64[m]: some ranks, ascending, from 1, the largest priority, on; empty if the table is."""
+    """int64[m]: selected ranks, ascending from 1 (the largest priority); empty for an empty table."""
     priorities: NDArray[np.float64]
-    """float64[m]: priorities of the rows of these ranks."""
+    """float64[m]: priorities of the rows with these ranks."""
     probabilities: NDArray[np.float64]
-    """float64[m]: with which they are drawn; 1 in a queue."""
+    """float64[m]: their probabilities; 1 in a queue."""
     largest: LargestRows
     """The rows of the first ranks."""
     ages_s: NDArray[np.float64]
-    """float64[n]: ages of live rows, in seconds, newest first, with equally many rows between each two."""
+    """float64[n]: ages of evenly spaced live rows, in seconds, newest first."""
     times_sampled: tuple[TimesSampled, ...]
-    """How often live rows have been drawn; exact."""
+    """How often live rows were drawn (exact)."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether all ranks are; otherwise those beyond `largest` are estimated from `looked_at` rows."""
+        """Whether all ranks are exact; otherwise those beyond `largest` are estimated from `looked_at` rows."""
         return self.looked_at >= self.table.size
 
     @property
     def rows(self) -> NDArray[np.float64]:
-        """float64[m]: how many rows each of `ranks` stands for: those nearer to it than to its neighbours."""
+        """float64[m]: number of rows that each of `ranks` represents, those nearest to it."""
         if not len(self.ranks):
             return np.empty(0)
         between = (self.ranks[1:] + self.ranks[:-1]) / 2
         return np.diff(np.concatenate([[0.5], between, [max(self.table.size, int(self.ranks[-1])) + 0.5]]))
 
     def weights(self, beta: float) -> NDArray[np.float64]:
-        """Importance-sampling weights of the rows of `ranks`, over the largest (Schaul et al. 2016, section 3.4).
+        """Importance-sampling weights of `ranks`, divided by the largest (Schaul et al. 2016, section 3.4).
 
         Args:
             beta: exponent of the weights, at least 0.
 
         Returns:
-            float64[m]: ``(size * probability) ** -beta`` over that of the least probable row that is ever drawn,
-            as with `weight_norm="table"`; 0 for rows that never are.
+            float64[m]: ``(size * probability) ** -beta``, normalized as with `weight_norm="table"`; 0 for rows with
+            probability 0.
         """
         drawn = self.probabilities > 0
         weights = np.zeros(len(self.probabilities))

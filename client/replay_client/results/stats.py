@@ -1,4 +1,4 @@
-"""Figures of a server and its tables, as `ReplayClient.stats` and `Table.stats` return them."""
+"""Statistics of a server and its tables, from `ReplayClient.stats` and `Table.stats`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replay_client.results.description import TableDescription
 
 @dataclass(frozen=True)
 class MethodStats:
-    """One RPC method since the server began."""
+    """One RPC method since the server started."""
 
     method: str
     """Its name, such as ``Sample``."""
@@ -21,13 +21,13 @@ class MethodStats:
     errors: int
     """Calls refused or failed."""
     active: int
-    """Calls at work or waiting; streams count while they are open."""
+    """Running and waiting calls, including open streams."""
     mean_ms: float
     """Mean time in the server, in milliseconds."""
     p50_ms: float
-    """Median of it, within 10 %."""
+    """Median time, within 10 %."""
     p99_ms: float
-    """99th percentile of it, within 10 %."""
+    """99th percentile, within 10 %."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class ServerStats:
     version: str
     """Version of the server."""
     uptime_s: float
-    """Seconds since it began to serve."""
+    """Seconds since it started serving."""
     resident_bytes: int
-    """Resident memory, mapped tables included."""
+    """Resident memory, including mapped tables."""
     cpu_s: float
-    """Processor time used, in seconds."""
+    """CPU time used, in seconds."""
     methods: Mapping[str, MethodStats]
-    """Every method that was called, by name."""
+    """Methods that were called, by name."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What happened per second, over a window that ends now."""
+    """Rates over a recent window."""
 
     window_s: float
     """Length of the window in seconds."""
@@ -62,58 +62,58 @@ class Rates:
 
 @dataclass(frozen=True)
 class TimesSampled:
-    """One bar of the distribution of how often live rows were drawn."""
+    """One bar of a histogram of live rows by number of draws."""
 
     at_least: int
-    """Rows that were drawn at least this often,"""
+    """Lower bound on the number of draws."""
     at_most: int
-    """and at most this often."""
+    """Upper bound on the number of draws."""
     rows: int
-    """How many rows."""
+    """Number of rows."""
 
 
 @dataclass(frozen=True)
 class LimiterStats:
-    """How a table's rate limiter stands."""
+    """State of a table's rate limiter."""
 
     inserted: int
-    """Rows inserted since the table was made or reset."""
+    """Rows inserted since the table was created or reset."""
     sampled: int
     """Rows drawn since then."""
     difference: float
-    """``inserted * samples_per_insert - sampled``; 0 where no ratio is kept."""
+    """``inserted * samples_per_insert - sampled``; 0 without a ratio."""
 
 
 @dataclass(frozen=True)
 class TableStats:
-    """One table. "Ever" is since the table was made; "since the start" is of the server."""
+    """One table. "Ever" means since the table was created, "since the start" since the server started."""
 
     table: TableDescription
-    """What it is and how far it is filled."""
+    """The table's description."""
     bytes: int
-    """Reserved for its rows, priorities and records."""
+    """Bytes reserved for rows, priorities and records."""
     evicted: int
-    """Rows that were overwritten or reset, ever."""
+    """Rows ever evicted or reset."""
     sampled: int
     """Rows drawn, since the start."""
     updated: int
-    """Priorities set on live rows, since the start."""
+    """Priorities updated on live rows, since the start."""
     stale: int
-    """Keys of updates that were not live, since the start."""
+    """Stale keys in updates, since the start."""
     lost: int
-    """Rows that losses of power took, ever."""
+    """Rows ever lost to power losses."""
     unsynced: int
-    """Rows inserted since the last sync point, which a loss of power may take; 0 in a table without checksums."""
+    """Rows since the last sync point, which a power loss may lose; 0 for a table without checksums."""
     failed_syncs: int
-    """How often the disk refused to take the table's files, since the start."""
+    """Failed syncs to disk, since the start."""
     repeated_inserts: int
-    """Repeated inserts that were answered and not applied again, since the start."""
+    """Retried inserts that were answered without applying them again, since the start."""
     rates: Rates
     """Rates over the last seconds."""
     waiting: int
-    """Calls that wait, for whatever it is."""
+    """Calls waiting for anything."""
     waiting_inserts: int
-    """Calls among them that wait to insert."""
+    """Inserts among the waiting calls."""
     waited: int
     """Calls that had to wait, since the start."""
     total_mass: float
@@ -123,25 +123,25 @@ class TableStats:
     smallest_priority: float
     """Smallest priority of a live row; 0 if there is none."""
     priorities: Mapping[float, float]
-    """Quantiles of priority over live rows: the value by the fraction of rows at or below it."""
+    """Quantiles of priority over live rows: values by the fraction of rows at or below."""
     ages_s: Mapping[float, float]
     """Quantiles of the age of live rows, in seconds."""
     times_sampled: tuple[TimesSampled, ...]
-    """How often live rows have been drawn."""
+    """How often live rows were drawn."""
     rate_limiter: LimiterStats | None
-    """How the rate limiter stands; None if there is none."""
+    """State of the rate limiter, if any."""
     sampled_same_host: int
-    """Rows drawn that clients on the server's host copied themselves, since the start."""
+    """Drawn rows that clients on the server's host copied themselves, since the start."""
     overtaken: int
-    """How often inserts overtook such a copy, so that another batch was sent, since the start."""
+    """Batches sent again because inserts overwrote rows during such a copy, since the start."""
     batches: int
-    """Batches that samplers drew, since the start."""
+    """Batches drawn by samplers, since the start."""
     batches_ahead: int
-    """Sum over these of how many earlier batches of the sampler were on their way when each was asked for."""
+    """Sum over these batches of the sampler's other batches in flight at the time of the request."""
 
     @property
     def staleness(self) -> float:
-        """How many batches' updates a sampler's draw does not know of, in the mean: at most its prefetch - 1."""
+        """Mean number of batches whose updates a sampler's draw misses; at most prefetch - 1."""
         return self.batches_ahead / self.batches if self.batches else 0.0
 
     @property
@@ -156,7 +156,7 @@ class TableStats:
 
     @property
     def capacity(self) -> int:
-        """Number of rows kept."""
+        """Maximum number of rows."""
         return self.table.capacity
 
     @property
@@ -207,12 +207,12 @@ def _limiter(message: replay_pb2.LimiterStats) -> LimiterStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """The server and the tables asked for."""
+    """Statistics of the server and the requested tables."""
 
     server: ServerStats
     """The server's process."""
     tables: Mapping[str, TableStats]
-    """The tables by name, in the order of their names."""
+    """Tables by name, sorted."""
 
     @classmethod
     def from_proto(cls, message: replay_pb2.StatsResponse) -> Stats:

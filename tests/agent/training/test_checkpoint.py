@@ -148,8 +148,8 @@ def test_a_checkpoint_that_is_not_finite_is_set_aside_for_the_one_before(
     found = make_learner(seed=2)
     load_latest(tmp_path, found)
     assert found.updates == 1
-    assert f"step-000000000002 cannot be used (not finite: {file}.safetensors)" in caplog.text
-    assert "step-000000000001 is loaded" in caplog.text
+    assert f"step-000000000002 is unusable (not finite: {file}.safetensors)" in caplog.text
+    assert "loading step-000000000001" in caplog.text
     save(tmp_path, 1, found, keep=1)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000001"]
 
