@@ -20,7 +20,7 @@ from tests.support.power import pretend_another_boot
 from tests.support.server_process import ServerProcess
 
 POWER = ("--durability", "power", "--sync-every", "0.05")
-STORED_ANEW = "rewriting table"
+REWRITING = "rewriting table"
 FAILING_DISK = textwrap.dedent("""
     # Read by every interpreter that starts with this folder in its path.
     import errno, os
@@ -87,7 +87,7 @@ def test_service_goes_on_and_tells(
         assert "100 rows not on disk" in console.export_text()
         disk.work()
         wait_until(lambda: table.stats().unsynced == 0, "it is synced once the disk works")
-        assert f"table {table.name} {STORED_ANEW}" in server.log()
+        assert f"{REWRITING} {table.name}" in server.log()
         assert values(table) == list(range(200))
     server.terminate()
 
@@ -109,7 +109,7 @@ def test_a_server_that_is_killed_meanwhile_leaves_it_to_the_next(
     with Caller(server.address) as caller:
         table = caller.table(table.name)
         wait_until(lambda: table.stats().unsynced == 0, "it is synced")
-        assert STORED_ANEW in server.log().removeprefix(before)
+        assert REWRITING in server.log().removeprefix(before)
         assert values(table) == list(range(100))
 
 
