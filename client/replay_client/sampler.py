@@ -1,4 +1,4 @@
-"""Learners draw batches over a stream on which they also send priorities.
+"""Draws batches and updates priorities over one stream, for learners.
 
     with table.sampler(256, beta=0.4, prefetch=3) as sampler:
         for batch in sampler:
@@ -6,15 +6,14 @@
             sampler.update_priorities(batch, td_errors)
             sampler.beta = schedule(step)
 
-Each `next()` sends one request, which carries the updates handed over before it, and returns the oldest batch on its
-way. With ``prefetch=p`` a batch was therefore asked for ``p - 1`` steps before it is returned, and does not know of the
-last ``p - 1`` updates: the learner never waits for the network, in exchange for priorities that are a few steps old.
-With ``prefetch=1`` nothing is asked for ahead, and every batch knows of every update before it. From 8 on, several
-batches are asked for in one message, whose updates wait for each other; the bound stays ``p - 1``. What is on its way
-counts as drawn to a table's rate limiter, and is gone from a queue, whether it is used or not.
+Each `next()` sends one request, including earlier updates, and returns the oldest batch in flight. With ``prefetch=p``,
+a batch was requested ``p - 1`` steps before it is returned, so it misses the last ``p - 1`` updates. In exchange, the
+learner never waits for the network. With ``prefetch=1``, every batch reflects all earlier updates. From 8 on, one
+message requests several batches and carries their updates; the bound is still ``p - 1``. Batches in flight count as
+drawn for a rate limiter, and have left a queue, whether or not they are used.
 
-When the connection breaks it is opened again, and what was not answered is asked for again: updates set the same
-priorities once more, batches are drawn anew.
+When the connection breaks, the sampler reconnects and repeats unanswered requests: updates set the same priorities
+again, and batches are drawn again.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError
 from replay_client.results.description import TableDescription
 
 _MESSAGES_IN_FLIGHT: Final = 4
-"""A sampler that prefetches more batches than this asks for several in one message,"""
+"""With a larger prefetch, a sampler requests several batches per message."""
 _MOST_TOGETHER: Final = 64
-"""but never for more than this many: a server draws those of one message while nobody else is served."""
+"""Maximum batches per message: the server handles no other call while it draws them."""
 UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
-"""Updates wait for the next batch to be asked for; so many rows of them, the most of one message, do not."""
+"""Updates wait for the next request, unless they reach this many rows, the maximum of one message."""
 
 
 @dataclass(kw_only=True)
 class _Exchange(Request):
-    """One message of a learner and what is due for it."""
+    """A learner's message and the expected reply."""
 
     options: DrawOptions
     has_update: bool = False
@@ -60,7 +59,7 @@ class _Exchange(Request):
 
 
 class Sampler:
-    """An iterator over batches, without end. For one thread."""
+    """An endless iterator over batches. For use in one thread."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class Sampler:
         prefetch: int = 3,
         reconnect_timeout_s: float | None = 60.0,
     ) -> None:
-        """Get ready to draw; the first `next()` opens the stream.
+        """Create a sampler; the first `next()` opens the stream.
 
         Args:
             connection: to the server.
@@ -88,13 +87,13 @@ class Sampler:
                 `replay_client._transport.time_limits`.
 
         Raises:
-            InvalidArgumentError: for a prefetch below 1, or a time limit that is none.
+            InvalidArgumentError: for a prefetch below 1 or an invalid time limit.
         """
         self.prefetch = prefetch
         self.updated = 0
-        """Rows whose priority was set, over all updates acknowledged so far."""
+        """Rows updated, over all acknowledged updates."""
         self.stale = 0
-        """Keys of updates that were not live any more, over all updates acknowledged so far."""
+        """Stale keys, over all acknowledged updates."""
         self._options = options
         self._reader = reader
         self._draw_over_wire = draw_over_wire
@@ -108,7 +107,7 @@ class Sampler:
             keep_refused=False,
             open_around=open_around,
         )
-        self._batches: deque[Batch] = deque()  # that came while something else was waited for
+        self._batches: deque[Batch] = deque()  # arrived during another wait
         self._keys: list[bytes] = []
         self._priorities: list[bytes] = []
         self._keys_kept = 0
@@ -116,7 +115,7 @@ class Sampler:
 
     @property
     def beta(self) -> float:
-        """Exponent of the weights, for what is asked from now on; `Batch.beta` says what a batch had."""
+        """Exponent of the weights for future requests; `Batch.beta` is that of a batch."""
         return self._options.beta
 
     @beta.setter
@@ -125,7 +124,7 @@ class Sampler:
 
     @property
     def prefetch(self) -> int:
-        """How many batches are on their way while `next()` waits; may be set, to at least 1."""
+        """Batches in flight while `next()` waits; can be set, at least 1."""
         return self._prefetch
 
     @prefetch.setter
@@ -136,13 +135,13 @@ class Sampler:
 
     @property
     def in_flight(self) -> int:
-        """Batches that were asked for and not returned yet."""
+        """Batches requested but not yet returned."""
         pending = tuple(self._stream.pending)  # another thread may be at work
         return len(self._batches) + sum(exchange.batches for exchange in pending)
 
     @property
     def unacknowledged(self) -> int:
-        """Messages with updates that are not acknowledged yet; updates that were not sent yet count as one."""
+        """Messages with unacknowledged updates; unsent updates count as one."""
         with self._stream.changed:
             return bool(self._keys) + sum(exchange.has_update for exchange in self._stream.pending)
 
@@ -163,15 +162,15 @@ class Sampler:
         return self
 
     def __next__(self) -> Batch:
-        """Ask for a batch, sending the updates handed over before, and return the oldest on its way.
+        """Request a batch, sending earlier updates, and return the oldest one in flight.
 
         Raises:
-            TableReplacedError: the table was dropped and another has its name.
-            TableEmptyError: it has no rows, and the sampler was not told to wait.
-            LimitedError: its rate limiter or queue allows no batch, and the sampler was not told to wait.
-            DeadlineExceededError: it had no rows, or allowed no batch, for `timeout_s` seconds.
-            TableResetError: it was reset while the batch was waited for. Calling again goes on.
-            ServerUnavailableError: the server was away for `reconnect_timeout_s`. Calling again tries again.
+            TableReplacedError: the table was dropped, and another one has its name.
+            TableEmptyError: the table has no rows, and `timeout_s` is 0.
+            LimitedError: the rate limiter or queue does not allow a batch, and `timeout_s` is 0.
+            DeadlineExceededError: the table had no rows, or allowed no batch, for `timeout_s` seconds.
+            TableResetError: the table was reset during the wait. Calling again continues.
+            ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
             ReplayError: the server refused for another reason.
         """
         self._check_usable()
@@ -179,19 +178,19 @@ class Sampler:
         together = max(1, min(most, self.prefetch // _MESSAGES_IN_FLIGHT))
         while (missing := self.prefetch - self.in_flight) >= together:
             self._send(min(missing, together))
-        if self._keys and together == 1:  # left over only where an error kept earlier batches on their way
+        if self._keys and together == 1:  # only after an error while batches were in flight
             self._send(0)
         while not self._batches:
             self._receive(math.inf)
         return self._batches.popleft()
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
-        """Hand over new priorities; they are sent with what the next `next()` asks for, or by `flush`.
+        """Update priorities; they are sent with the request of the next `next()`, or by `flush`.
 
         Args:
-            batch_or_keys: a batch, or int64[n]: keys of rows. Of a key given more than once, the last priority counts.
-            priorities: float64[n]: the absolute TD errors, finite; an array, or a tensor on any device, which is
-                waited for.
+            batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
+            priorities: finite absolute TD errors float64[n]; an array, or a tensor on any device (waits for the
+                device).
 
         Raises:
             InvalidArgumentError: for anything else.
@@ -210,18 +209,18 @@ class Sampler:
             self._send(0)
 
     def deadline(self, timeout_s: float | None) -> float:
-        """When a time limit is over, by `time.monotonic`; see `flush`."""
+        """Convert a time limit to a deadline by `time.monotonic`; see `flush`."""
         return self._connection.deadline("timeout_s", timeout_s)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
-        """Wait until every update handed over so far is acknowledged. Batches that arrive meanwhile are kept.
+        """Wait until all updates are acknowledged. Batches that arrive meanwhile are kept.
 
         Args:
-            timeout_s: how long to wait, in seconds. None: the client's own limit; 0: not at all; `math.inf`: as long
-                as the server can be reached.
+            timeout_s: time limit in seconds. None: the client's default; 0: do not wait; `math.inf`: as long as the
+                server is reachable.
 
         Raises:
-            DeadlineExceededError: it took too long. The updates are kept, and sent again later.
+            DeadlineExceededError: timed out. The updates are kept and sent again later.
             ReplayError: as for `next()`.
         """
         self._check_usable()
@@ -236,13 +235,13 @@ class Sampler:
             self._receive(deadline)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Flush and end. Does nothing in a forked child, or the second time.
+        """Flush and close. Idempotent; does nothing in a forked child.
 
         Args:
             timeout_s: as for `flush`.
 
         Raises:
-            ReplayError: as `flush`; the sampler is closed all the same.
+            ReplayError: as for `flush`; the sampler is closed anyway.
         """
         if os.getpid() != self._process or self._is_closed:
             return
@@ -252,7 +251,7 @@ class Sampler:
             self.cancel()
 
     def cancel(self, *, is_waited_for: bool = False) -> None:
-        """End at once, without a flush: updates that were not acknowledged may be lost.
+        """Close without a flush: unacknowledged updates may be lost.
 
         Args:
             is_waited_for: whether another thread may be in `next()`, which then raises `ClosedError`.
@@ -268,14 +267,14 @@ class Sampler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Flush and end; after an error of the block only end: its updates may be half done."""
+        """Flush and close. After an error in the block, only close: its updates may be incomplete."""
         if error is None:
             self.close()
         else:
             self.cancel()
 
     def _send(self, batches: int) -> None:
-        """Send what was handed over, and ask for so many batches."""
+        """Send pending updates, and request ``batches`` batches."""
         request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
         has_update = bool(self._keys)
         if has_update:
@@ -295,7 +294,7 @@ class Sampler:
         )
 
     def _receive(self, deadline: float) -> None:
-        """Take in the next answer."""
+        """Process the next reply."""
         exchange, answer = self._stream.receive(deadline)
         update, batches = self._reader.learned(answer)
         self.updated += update.updated

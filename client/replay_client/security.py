@@ -1,16 +1,16 @@
-"""How a client shows who it is, and makes sure of its server: a token, and TLS.
+"""Authentication of clients and servers: tokens and TLS.
 
     ReplayClient("buffer:50051", token=token, tls=Tls(ca="ca.pem"))
     ReplayClient("buffer:50051", tls=Tls(ca="ca.pem", cert="actor.pem", key="actor.key"))     # mutual TLS
 
-The commands of this distribution read both from variables, so that no token stands in a command line:
+The commands read both from environment variables, because other users can see command lines:
 
     REPLAY_TOKEN            the token
     REPLAY_TLS              1: use TLS (implied by each of the following)
-    REPLAY_TLS_CA           authority of the server's certificate, PEM
+    REPLAY_TLS_CA           CA of the server's certificate, PEM
     REPLAY_TLS_CERT         this client's certificate, PEM
     REPLAY_TLS_KEY          its private key, PEM
-    REPLAY_TLS_SERVER_NAME  the name in the server's certificate, where it is not that of the address
+    REPLAY_TLS_SERVER_NAME  the name in the server's certificate, if it differs from the address
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ _NAME_OPTION: Final = "grpc.ssl_target_name_override"
 
 @dataclass(frozen=True)
 class Tls:
-    """TLS to a server. Files are PEM; they are read when a client is made."""
+    """TLS settings. Files are PEM and are read when a client is created."""
 
     ca: str | Path | None = None
-    """Authority that signed the server's certificate; None: the public ones that gRPC knows."""
+    """CA of the server's certificate; None: gRPC's default public CAs."""
     cert: str | Path | None = None
-    """This client's certificate, where the server wants one,"""
+    """This client's certificate, if the server requires one."""
     key: str | Path | None = None
-    """and its private key."""
+    """Private key of the certificate."""
     server_name: str | None = None
-    """The name that the server's certificate has; None: that of the address."""
+    """The name in the server's certificate, if it differs from the address."""
 
     def __post_init__(self) -> None:
-        """Refuse half of a pair.
+        """Check that certificate and key come together.
 
         Raises:
-            InvalidArgumentError: if there is a certificate without its key, or the reverse.
+            InvalidArgumentError: only one of them is given.
         """
         if (self.cert is None) != (self.key is None):
             raise InvalidArgumentError.of_field("tls", "cert and key together", "one of them")
 
     @classmethod
     def from_environment(cls, prefix: str = TLS_PREFIX, environment: Mapping[str, str] | None = None) -> Tls | None:
-        """What the variables say; see the module.
+        """Read the environment variables; see the module.
 
         Args:
-            prefix: what the variables begin with.
-            environment: the variables; None: those of this process.
+            prefix: of the variables.
+            environment: the variables (default: those of this process).
 
         Returns:
-            None if there is to be no TLS.
+            None without TLS.
 
         Raises:
-            InvalidArgumentError: if they contradict each other.
+            InvalidArgumentError: the variables contradict each other.
         """
         variables = os.environ if environment is None else environment
         given = {field: variables.get(f"{prefix}_{field.upper()}") or None for field in cls.__dataclass_fields__}
@@ -78,10 +78,10 @@ class Tls:
         return cls(**given) if switch in _ON or any(given.values()) else None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a channel of gRPC.
+        """Credentials for a gRPC channel.
 
         Raises:
-            InvalidArgumentError: if a file cannot be read.
+            InvalidArgumentError: a file cannot be read.
         """
         return grpc.ssl_channel_credentials(
             root_certificates=_content("tls.ca", self.ca),
@@ -91,10 +91,10 @@ class Tls:
 
 
 def open_channel(address: str, tls: Tls | None, options: Sequence[tuple[str, object]]) -> grpc.Channel:
-    """A channel to a server, encrypted if ``tls`` says how.
+    """Open a channel to a server, with TLS unless ``tls`` is None.
 
     Raises:
-        InvalidArgumentError: if a file that it names cannot be read.
+        InvalidArgumentError: a file in ``tls`` cannot be read.
     """
     if tls is None:
         return grpc.insecure_channel(address, options=options)
@@ -103,10 +103,10 @@ def open_channel(address: str, tls: Tls | None, options: Sequence[tuple[str, obj
 
 
 def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
-    """What a call carries to say who it is from.
+    """Metadata that authenticates a call.
 
     Raises:
-        InvalidArgumentError: if it cannot be a token; it is not shown.
+        InvalidArgumentError: the token is malformed; the message does not show it.
     """
     if token is None:
         return ()
@@ -116,7 +116,7 @@ def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def token_from_environment(variable: str = TOKEN_VARIABLE) -> str | None:
-    """The token in a variable; None if there is none."""
+    """Read the token from a variable; None if it is not set."""
     return os.environ.get(variable, "").strip() or None
 
 

@@ -1,4 +1,4 @@
-"""Columns of Gymnasium spaces, and values of those spaces as rows.
+"""Converts Gymnasium spaces to columns, and values of these spaces to rows.
 
     columns = {
         **columns_from_space(env.observation_space, "obs"),
@@ -7,11 +7,11 @@
         **columns_from_space(env.observation_space, "next_obs"),
         "terminated": Column("bool"),
     }
-    writer.append(obs=obs, action=action, ...)                  # nested observations go in as they are
-    table.insert({**flatten_value("obs", stacked), ...})        # and so do they here
+    writer.append(obs=obs, action=action, ...)                  # observations may be nested
+    table.insert({**flatten_value("obs", stacked), ...})        # flatten stacked observations
 
-A `Dict` space called ``obs`` becomes ``obs/camera``, ``obs/speed``; a `Tuple` becomes ``obs/0``, ``obs/1``; what is
-nested deeper gets longer names. This module is the only one that needs Gymnasium.
+A `Dict` space named ``obs`` becomes ``obs/camera``, ``obs/speed``; a `Tuple` becomes ``obs/0``, ``obs/1``. Deeper
+nesting gives longer names. Only this module needs Gymnasium.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from replay_client._rows.checks import nested_items
 from replay_client.errors import InvalidArgumentError
 
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-"""Spaces whose values are single arrays of the space's own dtype and shape."""
+"""Spaces whose values are single arrays with the space's dtype and shape."""
 
 
 def columns_from_space(space: gymnasium.Space[Any], name: str) -> dict[str, Column]:
-    """The columns that hold values of a space.
+    """Derive the columns for values of a space.
 
     Args:
-        space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of such, nested at will.
-        name: the column's name, or what the names of nested ones begin with.
+        space: Box, Discrete, MultiDiscrete, MultiBinary, or arbitrarily nested Dict and Tuple of these.
+        name: name of the column, or prefix of nested ones.
 
     Returns:
         By name, in the order of the space.
@@ -61,14 +61,14 @@ def columns_from_space(space: gymnasium.Space[Any], name: str) -> dict[str, Colu
 
 
 def flatten_value(name: str, value: Any) -> dict[str, Any]:
-    """A value of a space by the columns of `columns_from_space`.
+    """Flatten a value of a space to the columns of `columns_from_space`.
 
     Args:
         name: as given to `columns_from_space`.
-        value: what the environment returned, of one step or stacked over many.
+        value: from one step of an environment, or stacked over many.
 
     Returns:
-        By column; a value that is not nested stands under ``name`` itself.
+        By column; values that are not nested use ``name`` itself.
     """
     if not isinstance(value, Mapping | tuple):
         return {name: value}
@@ -79,7 +79,7 @@ def flatten_value(name: str, value: Any) -> dict[str, Any]:
 
 
 def unflatten_value(space: gymnasium.Space[Any], name: str, columns: Mapping[str, Any]) -> Any:
-    """The value of a space that columns hold: what `flatten_value` made of it, undone.
+    """Restore a value of a space from columns; the inverse of `flatten_value`.
 
     Args:
         space: as given to `columns_from_space`.

@@ -1,13 +1,13 @@
-"""One table of a server: insert rows, draw batches, set priorities.
+"""One table of a server: insert rows, draw batches, update priorities.
 
     table = client.table("cartpole")
     keys = table.insert({"obs": obs, "action": action, ...})
     batch = table.sample(256, beta=0.4)
     result = table.update_priorities(batch, td_errors)
 
-These are single calls, each a round trip; `writer` and `sampler` do the same in streams, ahead of need. A table that
-was dropped and made anew under the same name is another one: calls raise `TableReplacedError`, and
-`ReplayClient.table` looks the new one up.
+These are single calls, each a round trip; `writer` and `sampler` stream in the background. If a table is dropped and
+created again with the same name, it is a different table: calls raise `TableReplacedError`, and `ReplayClient.table`
+opens the new one.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from replay_client.torch import Device, TensorSampler
 
 READ_BYTES: Final = 32 << 20
-"""Rows of one answer: more are read in several calls."""
+"""Maximum bytes of rows per reply: larger reads are split."""
 _ANSWER_MARGIN_S: Final = 2.0
-"""How much longer the client waits for an answer than the server waits for the table: the server gives up first and
-says why. Without a server, a call takes this much longer than its time limit."""
+"""Added to the client's time limit so that the server times out first and says why. If there is no server, a call takes
+this much longer than its time limit."""
 
 
 class Table:
@@ -60,9 +60,9 @@ class Table:
         created: bool = False,
         data_path: DataPath | None = None,
     ) -> None:
-        """Known to `ReplayClient`, which makes these; ``data_path`` None is the shortest that the link finds."""
+        """Created by `ReplayClient`; ``data_path`` defaults to the link's shortcuts."""
         self.created = created
-        """Whether `ReplayClient.create_table` made it; False if it opened a table that existed."""
+        """Whether `ReplayClient.create_table` created it; False if it existed."""
         self._link = link
         self._description = description
         self._data_path = data_path or link.data_path(description)
@@ -81,7 +81,7 @@ class Table:
 
     @property
     def schema(self) -> Schema:
-        """Its columns by name, in the order in which they are stored."""
+        """Columns by name, in storage order."""
         return self._description.schema
 
     @property
@@ -91,7 +91,7 @@ class Table:
 
     @property
     def backend(self) -> str:
-        """How priorities turn into draws."""
+        """Name of the backend."""
         return self._description.backend
 
     @property
@@ -101,16 +101,16 @@ class Table:
 
     @property
     def slots(self) -> int:
-        """Length of the ring in rows: row k lies in slot k % slots."""
+        """Size of the ring in rows: row k is in slot k % slots."""
         return self._description.slots
 
     @property
     def size(self) -> int:
-        """Live rows now; a cheap call.
+        """Number of live rows; a cheap call.
 
         Raises:
             TableNotFoundError: it was dropped.
-            TableReplacedError: it was dropped and another has its name.
+            TableReplacedError: it was dropped, and another table has its name.
             ReplayError: another failure.
         """
         description = self.describe()
@@ -123,11 +123,11 @@ class Table:
         return description.size
 
     def __len__(self) -> int:
-        """Live rows now, as `size`."""
+        """Number of live rows, like `size`."""
         return self.size
 
     def __bool__(self) -> bool:
-        """Always true: an empty table is a table."""
+        """Always true, even if the table is empty."""
         return True
 
     def __repr__(self) -> str:
@@ -137,37 +137,37 @@ class Table:
         return f"<Table {self.name!r} at {address}: {self.backend}, {self.capacity} rows of {columns}>"
 
     def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, ...]]:
-        """It travels to other processes, and connects again there; see `replay_client.client`."""
+        """Pickle; the copy reconnects, see `replay_client.client`."""
         return _table_over, (self._link, self._description, self.created)
 
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
     ) -> NDArray[np.int64]:
-        """Add rows, each exactly once, also when the server goes away in the middle.
+        """Insert rows exactly once, even if the server goes away during the call.
 
-        Rows beyond 4 MiB, or more than the ring has to spare, travel in several requests, each of which is
-        applied whole or not at all. Inserts of several threads do not wait for each other.
+        More than 4 MiB of rows, or more rows than the ring's slack, are split into several requests, each of which is
+        atomic. Inserts from several threads do not wait for each other.
 
         Args:
             rows: by column, ``[n, *shape]``; a nested observation as a mapping or a tuple.
-            priorities: float64[n], the absolute TD errors; None: the largest live priority.
-            timeout_s: how long each request waits for the table's rate limiter or for room in a queue, and for a
-                server that is away, in seconds. None: the client's own limit; `math.inf`: for ever; 0: not for the
-                table, and the client's own limit for the server.
+            priorities: absolute TD errors float64[n]; None: the largest live priority.
+            timeout_s: seconds that each request waits for the rate limiter, for room in a queue, or for an
+                unreachable server. None: the client's default; `math.inf`: forever; 0: do not wait for the table,
+                and use the default for the server.
 
         Returns:
-            int64[n]: the keys of the rows.
+            Keys of the rows, int64[n].
 
         Raises:
-            InvalidArgumentError: they are not rows of this table, or the time limit is none.
+            InvalidArgumentError: the rows do not match the table, or the time limit is invalid.
             LimitedError: the rate limiter or a full queue does not allow it, and `timeout_s` is 0.
-            TableReplacedError: the table was dropped and another has its name.
-            ResourceExhaustedError: a bound was passed, or the server's disk is full.
-            DeadlineExceededError: the rate limiter, or a full queue, did not allow it in time (``metadata`` has
-                ``waited_for``): nothing was inserted.
-            TableResetError: the table was reset while the request waited: nothing was inserted.
-            ReplayError: another failure. Whether the rows were inserted is then unknown if it is a
-                `DeadlineExceededError` of the call or a `ServerUnavailableError`.
+            TableReplacedError: the table was dropped, and another one has its name.
+            ResourceExhaustedError: a limit was exceeded, or the server's disk is full.
+            DeadlineExceededError: timed out. If ``metadata`` has ``waited_for``, the rate limiter or queue did not
+                allow it in time, and nothing was inserted.
+            TableResetError: the table was reset during the wait; nothing was inserted.
+            ReplayError: another failure. After a `ServerUnavailableError`, or a `DeadlineExceededError` without
+                ``waited_for``, the rows may have been inserted.
         """
         self._connection.check_usable()
         columns, row_count = checked_rows(self.schema, rows)
@@ -194,24 +194,24 @@ class Table:
         draw_mode: DrawMode = "stratified",
         timeout_s: float | None = 0.0,
     ) -> Batch:
-        """Draw rows by priority, with replacement; of a queue the oldest, which are gone then.
+        """Draw rows by priority, with replacement. From a queue, remove and return the oldest rows.
 
         Args:
-            batch_size: how many, at least 1; it may exceed the table's size.
-            beta: exponent of the importance-sampling weights, at least 0: 0 corrects nothing, 1 wholly. Only the
-                backends ``uniform`` and ``fifo``, whose weights are always 1, do without.
-            weight_norm: what weights are divided by: the largest in the batch, or in the table.
-            draw_mode: one draw in each of `batch_size` equal segments of the mass, or each over the whole.
-            timeout_s: how long to wait while the table is empty, or its rate limiter or queue does not allow the
-                draw, in seconds. 0: not at all; None: the client's own limit; `math.inf`: for ever.
+            batch_size: number of rows, at least 1; may exceed the table's size.
+            beta: exponent of the importance-sampling weights, at least 0: 0 for no correction, 1 for full correction.
+                Optional for ``uniform`` and ``fifo``, whose weights are always 1.
+            weight_norm: divide weights by the largest in the batch or in the table.
+            draw_mode: one draw from each of `batch_size` equal segments of the mass, or independent draws.
+            timeout_s: seconds to wait while the table is empty, or its rate limiter or queue does not allow the
+                draw. 0: do not wait; None: the client's default; `math.inf`: forever.
 
         Raises:
-            InvalidArgumentError: for a number out of range, an unknown name, or a `beta` that is missing.
-            TableEmptyError: there is no row, and `timeout_s` is 0.
+            InvalidArgumentError: for a number out of range, an unknown name, or a missing `beta`.
+            TableEmptyError: the table is empty, and `timeout_s` is 0.
             LimitedError: the draw is not allowed now, and `timeout_s` is 0.
-            DeadlineExceededError: what was waited for did not come for `timeout_s` seconds.
-            TableResetError: the table was reset meanwhile.
-            TableReplacedError: the table was dropped and another has its name.
+            DeadlineExceededError: the wait exceeded `timeout_s`.
+            TableResetError: the table was reset during the wait.
+            TableReplacedError: the table was dropped, and another one has its name.
             ReplayError: another failure.
         """
         options = self._draw_options(batch_size, beta, weight_norm, draw_mode, timeout_s)
@@ -220,20 +220,19 @@ class Table:
         return batch or self._drawn_over_wire(options)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
-        """Set priorities. More than 8192 keys go in several calls, one after the other; each is one step for others.
+        """Update priorities. More than 8192 keys are split into several calls, each of which is atomic.
 
         Args:
-            batch_or_keys: a batch, or int64[n]: keys of rows. Of a key given more than once, the last priority counts.
-            priorities: float64[n]: the absolute TD errors, finite; an array, or a tensor on any device, which is
-                waited for.
+            batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
+            priorities: finite absolute TD errors float64[n]; an array, or a tensor on any device (waits for the
+                device).
 
         Returns:
-            How many distinct rows were updated (one that several calls name counts in each), and how many keys are not
-            live any more.
+            Number of distinct rows updated (per call, if split), and of stale keys.
 
         Raises:
             InvalidArgumentError: for anything else.
-            TableReplacedError: the table was dropped and another has its name.
+            TableReplacedError: the table was dropped, and another one has its name.
             ReplayError: another failure.
         """
         keys = checked_keys(batch_or_keys)
@@ -242,20 +241,20 @@ class Table:
         return UpdateResult(sum(each.updated for each in results), sum(each.stale for each in results))
 
     def read(self, batch_or_keys: BatchOrKeys) -> Rows:
-        """Return rows by key, as far as they are live.
+        """Read live rows by key.
 
-        More than 8192 rows, or 32 MiB of them, are read in several calls, one after the other: rows may be evicted, and
-        priorities change, in between.
+        More than 8192 rows, or 32 MiB, are split into several calls; rows may be evicted, and priorities change, in
+        between.
 
         Args:
-            batch_or_keys: a batch, or int64[n]: keys of rows.
+            batch_or_keys: a batch, or keys int64[n].
 
         Returns:
-            The live ones among them, in the order asked for; `Rows.row_keys` says which.
+            The live rows in the requested order; `Rows.row_keys` has their keys.
 
         Raises:
             InvalidArgumentError: for another dtype or shape.
-            TableReplacedError: the table was dropped and another has its name.
+            TableReplacedError: the table was dropped, and another one has its name.
             ReplayError: another failure.
         """
         keys = checked_keys(batch_or_keys)
@@ -270,14 +269,14 @@ class Table:
         max_delay_s: float = 0.1,
         reconnect_timeout_s: float | None = 60.0,
     ) -> Writer:
-        """A writer, for actors: rows one by one, sent in the background.
+        """Create a writer for actors, which sends rows in the background.
 
         Args:
-            block_rows: rows that are sent together; None: up to 1024 rows or 1 MiB.
-            max_blocks_in_flight: how many blocks may wait for acknowledgement before `append` does, 1 to 16.
-            max_delay_s: for how long a row may wait for its block to fill, in seconds.
-            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds. None: the client's
-                own limit; 0: not at all; `math.inf`: for ever.
+            block_rows: rows per message; None: up to 1024 rows or 1 MiB.
+            max_blocks_in_flight: unacknowledged blocks before `append` blocks, 1 to 16.
+            max_delay_s: seconds that a row may wait for its block to fill.
+            reconnect_timeout_s: seconds to retry an unreachable server. None: the client's default; 0: do not retry;
+                `math.inf`: forever.
 
         Raises:
             InvalidArgumentError: for a number out of range.
@@ -333,24 +332,23 @@ class Table:
         reconnect_timeout_s: float | None = 60.0,
         device: Device | None = None,
     ) -> Sampler | TensorSampler:
-        """A sampler, for learners: batches arrive ahead of need, updates ride on the same stream.
+        """Create a sampler for learners, which prefetches batches and sends updates on the same stream.
 
         Args:
             batch_size: rows in a batch, at least 1.
-            beta: exponent of the weights, as for `sample`; may be set later.
+            beta: exponent of the weights, as for `sample`; can be changed later.
             weight_norm: as for `sample`.
             draw_mode: as for `sample`.
-            prefetch: how many batches are on their way while one is waited for; 1: none is asked for ahead. A draw
-                does not know of the last ``prefetch - 1`` updates.
-            timeout_s: how long a batch waits while the table is empty, or its rate limiter or queue does not allow
-                it, in seconds. 0: not at all; None: the client's own limit; `math.inf`: for ever. What is prefetched
-                uses up what the limiter allows.
-            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; as for `writer`.
-            device: where batches are to be, as tensors (needs torch); they are copied there ahead of need, and a draw
-                does not know of the last ``prefetch`` updates. None: batches are NumPy arrays.
+            prefetch: batches in flight; 1: no prefetching. A draw misses the last ``prefetch - 1`` updates.
+            timeout_s: seconds that a batch waits while the table is empty, or its rate limiter or queue does not
+                allow it. 0: do not wait; None: the client's default; `math.inf`: forever. Prefetched batches count
+                as drawn for the limiter.
+            reconnect_timeout_s: seconds to retry an unreachable server, as for `writer`.
+            device: prefetch batches as tensors on this device (needs torch); a draw misses the last ``prefetch``
+                updates. None: batches are NumPy arrays.
 
         Raises:
-            InvalidArgumentError: for a number out of range, an unknown name, or a `beta` that is missing.
+            InvalidArgumentError: for a number out of range, an unknown name, or a missing `beta`.
             ClosedError: the client is closed.
         """
         self._connection.reach()
@@ -367,14 +365,14 @@ class Table:
         )
         if device is None:
             return sampler
-        from replay_client.torch import TensorSampler  # only those who name a device have torch
+        from replay_client.torch import TensorSampler  # torch is optional
 
         return TensorSampler(sampler, device)
 
     def describe(self) -> TableDescription:
-        """The table as it stands: how many rows it has, how many it ever had.
+        """Fetch the current description, including row counts.
 
-        It goes by name: `TableDescription.uid` tells whether it is still this one.
+        The lookup is by name; compare `TableDescription.uid` to detect another table.
 
         Raises:
             TableNotFoundError: it was dropped.
@@ -383,7 +381,7 @@ class Table:
         return self._link.described(self.name)
 
     def stats(self) -> TableStats:
-        """Figures of the table; cheap.
+        """Fetch statistics of the table; a cheap call.
 
         Raises:
             TableNotFoundError: it was dropped.
@@ -395,10 +393,10 @@ class Table:
         return Stats.from_proto(response).tables[self.name]
 
     def inspect(self) -> Inspection:
-        """What its rows look like; it stalls nobody, and takes up to some tenths of a second.
+        """Fetch the distribution of the rows. Takes up to a few tenths of a second without stalling other callers.
 
         Raises:
-            TableReplacedError: the table was dropped and another has its name.
+            TableReplacedError: the table was dropped, and another one has its name.
             ReplayError: another failure.
         """
         request = replay_pb2.InspectRequest(table=self.name, table_uid=self.uid)
@@ -406,16 +404,15 @@ class Table:
         return Inspection.from_proto(response)
 
     def reset(self) -> int:
-        """Make every row disappear. Keys go on counting.
+        """Remove all rows. Keys continue counting.
 
-        It is not repeated when the server goes away in the middle: a second reset would take the rows that came
-        after the first.
+        The call is not retried if the server goes away, because a second reset would remove newer rows.
 
         Returns:
-            How many live rows there were.
+            Number of rows removed.
 
         Raises:
-            TableReplacedError: the table was dropped and another has its name.
+            TableReplacedError: the table was dropped, and another one has its name.
             ReplayError: another failure.
         """
         request = replay_pb2.ResetTableRequest(table=self.name, table_uid=self.uid)
@@ -423,11 +420,11 @@ class Table:
         return response.removed
 
     def drop(self) -> None:
-        """Remove the table and its rows.
+        """Drop the table.
 
         Raises:
-            TableNotFoundError: it is gone already.
-            TableReplacedError: it was dropped and another has its name.
+            TableNotFoundError: it was already dropped.
+            TableReplacedError: it was dropped, and another table has its name.
             ReplayError: another failure.
         """
         drop_table(self._connection, self.name, self.uid)
@@ -448,7 +445,7 @@ class Table:
         return DrawOptions(batch_size, beta_for(self.backend, beta), weight_norm, draw_mode, wait_s)
 
     def _drawn_over_wire(self, options: DrawOptions) -> Batch:
-        """A batch in place of one whose rows were overwritten before we had copied them."""
+        """Draw a replacement for a batch whose rows were overwritten during the copy."""
         mapped = self._data_path.rows
         batch = self._drawn(options, None if mapped is None else mapped.request_again)
         assert batch is not None
@@ -463,13 +460,13 @@ class Table:
         return self._reader.sampled(answer)
 
     def _call_limits(self, wait_s: float) -> tuple[float, float]:
-        """How long a call may take that waits at the table for so long, and how much longer its answer, in seconds."""
+        """Time limit of a call that waits ``wait_s`` at the table, and the margin for its reply, in seconds."""
         return (wait_s, _ANSWER_MARGIN_S) if wait_s else (self._connection.timeout_s, 0.0)
 
     def _call(
         self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float, margin_s: float
     ) -> bytes:
-        """A call that may be repeated, the short way if there is one."""
+        """Make an idempotent call, using a shortcut if available."""
         self._connection.check_usable()
         deadline = self._connection.clock() + timeout_s
         if self._data_path.calls is not None:
@@ -497,7 +494,7 @@ class Table:
         part: slice,
         wait_s: float,
     ) -> list[NDArray[np.int64]]:
-        """Insert some of the rows in one request; their keys, as ranges."""
+        """Insert some of the rows in one request; return their keys as ranges."""
         values = {name: array[part] for name, array in columns.items()}
         given = None if priorities is None else priorities[part]
         with self._insert_ids.lend() as insert_id:
@@ -506,7 +503,7 @@ class Table:
             except WriterUnknownError as error:
                 if error.attempts > 1:
                     raise
-                # A server forgets writers that were silent for long; what it refuses at once was never applied.
+                # The server forgets idle writers. A refused first attempt was never applied.
                 insert_id.begin_anew()
                 return self._insert_as(insert_id, values, given, part.stop - part.start, wait_s)
 
@@ -539,7 +536,7 @@ def _table_over(link: ServerLink, description: TableDescription, created: bool) 
 
 
 def drop_table(connection: Connection, name: str, uid: bytes) -> None:
-    """Remove a table; an empty uid stands for whichever table has the name. Not repeated: it might hit the next one.
+    """Drop a table; an empty uid matches any table with the name. Not retried: it might drop a newer table.
 
     Raises:
         TableNotFoundError: it does not exist.
@@ -551,5 +548,5 @@ def drop_table(connection: Connection, name: str, uid: bytes) -> None:
 
 
 def _parts(count: int, most: int) -> list[slice]:
-    """Cut so many into parts of at most ``most``; nothing is one part, too."""
+    """Split ``count`` items into slices of at most ``most``; at least one slice."""
     return [slice(start, min(start + most, count)) for start in range(0, count, most)] or [slice(0, 0)]

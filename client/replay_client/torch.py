@@ -1,4 +1,4 @@
-"""Batches as torch tensors on a device. The only module here that imports torch.
+"""Batches as torch tensors. Only this module imports torch.
 
     from replay_client.torch import to_torch
 
@@ -7,15 +7,15 @@
     loss = (tensors.weights * huber(network(tensors["obs"]), ...)).mean()
     sampler.update_priorities(batch, td_errors)
 
-On the CPU tensors share the memory of the batch's arrays: nothing is copied. For a CUDA device the columns go through
-pinned memory, so that the copy to the device runs beside whatever the device computes.
+On the CPU, tensors share the memory of the batch's arrays. For a CUDA device, columns are copied through pinned memory,
+which overlaps with computation on the device.
 
     with table.sampler(256, beta=0.4, device="cuda") as sampler:
-        for tensors in sampler:                                   # on the device already
+        for tensors in sampler:                                   # already on the device
             sampler.update_priorities(tensors, td_errors)         # a tensor or an array
 
-does the same in a thread, one batch ahead of the learner. A `TensorBatch` is a mapping of its columns, so that
-``TensorDict(tensors, batch_size=tensors.batch_size).unflatten_keys("/")`` is what it says.
+does the same in a thread, one batch ahead of the learner. A `TensorBatch` is a mapping of its columns, so
+``TensorDict(tensors, batch_size=tensors.batch_size).unflatten_keys("/")`` works.
 """
 
 from __future__ import annotations
@@ -43,25 +43,24 @@ Device = torch.device | str
 """A device, or its name."""
 
 _AHEAD: Final = 1
-"""Batches that are on the device before they are asked for. One hides the copy; each more would be one more update that
-a draw does not know of."""
+"""Batches prefetched to the device. One hides the copy; each further one would make draws miss another update."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TensorBatch(Drawn[torch.Tensor]):
-    """A batch as tensors on a device: all that a `Batch` has, with the keys as an array."""
+    """A `Batch` as tensors on a device; keys are still a NumPy array."""
 
 
 def to_torch(batch: Batch, device: Device = "cpu") -> TensorBatch:
-    """Put a batch on a device.
+    """Copy a batch to a device.
 
     Args:
-        batch: as drawn.
-        device: where to.
+        batch: the batch.
+        device: the device.
 
     Returns:
-        Tensors; on the CPU they are views of the batch's arrays, elsewhere they may still be on their way, in the order
-        of the device's current stream.
+        Tensors. On the CPU they are views of the batch's arrays; elsewhere the copy may still be running, ordered by
+        the device's current stream.
     """
     target = torch.device(device)
     return TensorBatch(
@@ -94,21 +93,21 @@ class _Computed:
 
     values: torch.Tensor
     done: torch.cuda.Event | None
-    """Once it has happened, the values are there; None: looking at them waits for them."""
+    """Signals that the values are ready; None: reading them waits."""
 
 
 class TensorSampler:
-    """A `Sampler` whose batches are tensors on a device before they are asked for. For one thread.
+    """A `Sampler` that prefetches batches to a device. For use in one thread.
 
-    A thread of its own takes batches from the sampler, copies their rows and puts them on the device, while the learner
-    computes. An update handed over goes out with the request that the thread sends next, so a draw knows of one update
-    less than `Sampler`'s: of all but the last `prefetch`.
+    A background thread takes batches from the sampler and copies them to the device while the learner computes. Updates
+    are sent with that thread's next request, so a draw misses the last `prefetch` updates, one more than with
+    `Sampler`.
     """
 
     def __init__(self, sampler: Sampler, device: Device) -> None:
-        """Take over a sampler, which nobody else may use any more; the first `next()` starts the thread."""
+        """Take ownership of a sampler; the first `next()` starts the thread."""
         self.device = torch.device(device)
-        """Where batches are."""
+        """Device of the batches."""
         self._sampler = sampler
         self._stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
@@ -116,7 +115,7 @@ class TensorSampler:
         self._changed = threading.Condition()
         self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
         self._updates: deque[tuple[NDArray[np.int64], NDArray[np.float64] | _Computed]] = deque()
-        self._moving = 0  # batches that are being put on the device: 0 or 1
+        self._moving = 0  # batches being copied to the device: 0 or 1
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
         self._is_fetching = False
@@ -125,7 +124,7 @@ class TensorSampler:
 
     @property
     def beta(self) -> float:
-        """Exponent of the weights, for what is asked from now on."""
+        """Exponent of the weights for future requests."""
         return self._sampler.beta
 
     @beta.setter
@@ -134,7 +133,7 @@ class TensorSampler:
 
     @property
     def prefetch(self) -> int:
-        """How many batches are on their way to the thread while it waits; may be set, to at least 1."""
+        """Batches in flight while the thread waits; can be set, at least 1."""
         return self._sampler.prefetch
 
     @prefetch.setter
@@ -143,22 +142,22 @@ class TensorSampler:
 
     @property
     def in_flight(self) -> int:
-        """Batches that were asked for and not returned yet, those on the device included."""
+        """Batches requested but not yet returned, including those on the device."""
         with self._changed:
             return self._sampler.in_flight + self._moving + len(self._ready)
 
     @property
     def updated(self) -> int:
-        """Rows whose priority was set, over all updates acknowledged so far."""
+        """Rows updated, over all acknowledged updates."""
         return self._sampler.updated
 
     @property
     def stale(self) -> int:
-        """Keys of updates that were not live any more, over all updates acknowledged so far."""
+        """Stale keys, over all acknowledged updates."""
         return self._sampler.stale
 
     def __reduce__(self) -> NoReturn:
-        """As for `Sampler`."""
+        """See `Sampler`."""
         self._sampler.__reduce__()
 
     def __iter__(self) -> TensorSampler:
@@ -166,10 +165,10 @@ class TensorSampler:
         return self
 
     def __next__(self) -> TensorBatch:
-        """The next batch, ready for what the device's current stream does from now on.
+        """Return the next batch, ready for use in the device's current stream.
 
         Raises:
-            ReplayError: as `Sampler`.
+            ReplayError: as for `Sampler`.
         """
         self._start()
         with self._changed:
@@ -186,32 +185,32 @@ class TensorSampler:
         return tensors
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
-        """Hand over new priorities; see `Sampler.update_priorities`.
+        """Update priorities; see `Sampler.update_priorities`.
 
         Args:
-            batch_or_keys: a batch, or int64[n]: keys of rows. Of a key given more than once, the last priority counts.
-            priorities: float64[n]: the absolute TD errors, finite; an array, or a tensor. One on another device than
-                the CPU is not waited for: if its values cannot be used, a later call says so.
+            batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
+            priorities: finite absolute TD errors float64[n]; an array or tensor. This does not wait for devices other
+                than the CPU: a later call raises if the values are invalid.
 
         Raises:
             InvalidArgumentError: for anything else.
             ReplayError: an earlier request was refused.
         """
         keys = checked_keys(batch_or_keys)
-        update = keys.copy(), self._taken(priorities, len(keys))  # the caller may go on using its arrays
+        update = keys.copy(), self._taken(priorities, len(keys))  # the caller may reuse its arrays
         with self._changed:
             self._check()
             self._updates.append(update)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
-        """Wait until every update handed over so far is acknowledged; see `Sampler.flush`."""
+        """Wait until all updates are acknowledged; see `Sampler.flush`."""
         deadline = self._sampler.deadline(timeout_s)
         self._pause(deadline)
         self._hand_over()
         self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Flush and end; see `Sampler.close`."""
+        """Flush and close; see `Sampler.close`."""
         if self._is_closed:
             return
         try:
@@ -227,14 +226,14 @@ class TensorSampler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Flush and end; after an error of the block only end."""
+        """Flush and close. After an error in the block, only close."""
         if error is None:
             self.close()
         else:
             self._cancel()
 
     def _cancel(self) -> None:
-        """End at once, whatever the thread waits for."""
+        """Close without a flush, even while the thread waits."""
         self._is_closed = True
         self._sampler.cancel(is_waited_for=True)
         self._pause(math.inf)
@@ -250,10 +249,10 @@ class TensorSampler:
                 self._thread.start()
 
     def _pause(self, deadline: float) -> None:
-        """Let the thread end; what it has made ready stays, and the next `next()` starts another.
+        """Stop the thread; finished batches are kept, and the next `next()` starts another thread.
 
         Raises:
-            DeadlineExceededError: it still waits for a batch.
+            DeadlineExceededError: the thread is still waiting for a batch.
         """
         with self._changed:
             self._is_paused = True
@@ -271,10 +270,10 @@ class TensorSampler:
             raise ClosedError("this sampler is closed")
         error, self._error = self._error, None
         if error is not None:
-            raise error  # the thread has ended; calling again tries again
+            raise error  # the thread has ended; calling again retries
 
     def _fetch(self) -> None:
-        """Keep a batch ready until told to pause; runs in a thread of its own."""
+        """Keep a batch ready until paused; runs in the background thread."""
         while True:
             with self._changed:
                 while not self._is_paused and len(self._ready) >= _AHEAD:
@@ -302,7 +301,7 @@ class TensorSampler:
         self._changed.notify_all()
 
     def _taken(self, priorities: ArrayLike, row_count: int) -> NDArray[np.float64] | _Computed:
-        """A copy of priorities, checked, unless a device may still be computing them."""
+        """Copy and check priorities, unless a device may still be computing them."""
         if not isinstance(priorities, torch.Tensor) or priorities.device.type == "cpu":
             return checked_priorities(priorities, row_count).copy()
         if self._stream is None or priorities.device != self._stream.device:
@@ -324,7 +323,7 @@ class TensorSampler:
         if self._stream is None or priorities.done is None:
             return as_array(priorities.values)
         self._stream.wait_event(priorities.done)
-        with torch.cuda.stream(self._stream):  # only this one is waited for
+        with torch.cuda.stream(self._stream):  # wait only for this stream
             return as_array(priorities.values)
 
     def _to_device(self, batch: Batch) -> tuple[TensorBatch, torch.cuda.Event | None]:

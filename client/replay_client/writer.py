@@ -1,20 +1,20 @@
-"""Actors write row by row; rows travel in blocks, in the background, each exactly once.
+"""Writes rows for actors: collects them in blocks and sends each exactly once, in the background.
 
     with table.writer() as writer:
         for ...:
             writer.append(obs=obs, action=action, reward=reward, next_obs=next_obs, terminated=terminated)
             if terminated or truncated:
                 writer.end_episode()
-        writer.flush(timeout_s=10)      # all acknowledged; leaving the block does this, too
+        writer.flush(timeout_s=10)      # wait for acknowledgement; leaving the block also does this
 
 `append` copies the row and returns. A block is sent when it is full, `max_delay_s` after its first row, at the end of
-an episode, and on `flush`. At most `MAX_BLOCKS_IN_FLIGHT` blocks wait for their acknowledgement: when the server is
-slow, or away, or the table's rate limiter or a full queue holds inserts up, `append` waits.
+an episode, and by `flush`. With `MAX_BLOCKS_IN_FLIGHT` unacknowledged blocks, `append` waits: the server is slow or
+unreachable, or the table's rate limiter or full queue delays inserts.
 
-When the connection breaks, the writer opens it again and sends what was not acknowledged; sequence numbers keep it
-from being inserted twice. Only when the server stays away for `reconnect_timeout_s`, or refuses rows, does a call
-raise. After `ServerUnavailableError`, and when the server's disk is full, the next call tries again; after any other
-error the writer is at its end. Either way `unacknowledged_rows` has the rows that may not have arrived.
+When the connection breaks, the writer reconnects and resends unacknowledged rows; sequence numbers prevent duplicates.
+A call raises only if the server is unreachable for `reconnect_timeout_s` or refuses rows. After
+`ServerUnavailableError`, or if the server's disk is full, the next call retries; after any other error, the writer is
+unusable. In both cases `unacknowledged_rows` returns the rows that may not have arrived.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ from replay_client.results.description import TableDescription
 log = logging.getLogger(__name__)
 
 MAX_BLOCKS_IN_FLIGHT: Final = 16
-"""A server keeps this many of a writer's inserts on record, to know them when they are repeated."""
+"""The server remembers this many inserts per writer to recognize retries."""
 BLOCK_ROWS: Final = 1024
-"""A block has at most so many rows,"""
+"""Maximum rows per block."""
 BLOCK_BYTES: Final = 1 << 20
-"""and at most so many bytes, unless one row is larger."""
+"""Maximum bytes per block, unless a single row is larger."""
 GIVE_UP_S: Final = 5.0
-"""How long a writer that is left because of an error waits for its rows to be acknowledged."""
+"""How long leaving the ``with`` block after an error waits for acknowledgements."""
 _STREAM_BITS: Final = 64
 
 
 @dataclass
 class _Block(Request):
-    """Rows on their way."""
+    """Rows in flight."""
 
     sequence: int = 0
     row_count: int = 0
 
 
 class Writer:
-    """See the module. Threads may share one; each episode belongs to the writer, not to a thread."""
+    """See the module. Thread-safe, but all threads share the current episode."""
 
     def __init__(
         self,
@@ -86,18 +86,17 @@ class Writer:
         max_delay_s: float = 0.1,
         reconnect_timeout_s: float | None = 60.0,
     ) -> None:
-        """Get ready to write; the stream is opened with the first block.
+        """Create a writer; the first block opens the stream.
 
         Args:
             connection: to the server.
-            table: the table; one that was dropped and made anew is another.
-            block_rows: rows in a block; None: as many as `BLOCK_BYTES` hold, at most `BLOCK_ROWS`. In any case not
-                more than the server takes at once: 4 MiB or one row, what the table's ring has to spare, and what its
-                rate limiter allows.
-            max_blocks_in_flight: how many blocks may wait for acknowledgement, 1 to `MAX_BLOCKS_IN_FLIGHT`.
-            max_delay_s: for how long a row may wait for its block to fill, in seconds; `math.inf`: until it is full.
-            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; see
-                `replay_client._transport.time_limits`.
+            table: the table, identified by its uid.
+            block_rows: rows per block; None: as many as fit into `BLOCK_BYTES`, at most `BLOCK_ROWS`. Always limited
+                to what the server accepts at once: 4 MiB or one row, the ring's slack, and what the rate limiter
+                allows.
+            max_blocks_in_flight: maximum unacknowledged blocks, 1 to `MAX_BLOCKS_IN_FLIGHT`.
+            max_delay_s: seconds that a row may wait for its block to fill; `math.inf`: until it is full.
+            reconnect_timeout_s: seconds to retry an unreachable server; see `replay_client._transport.time_limits`.
 
         Raises:
             InvalidArgumentError: for a number out of range.
@@ -107,9 +106,9 @@ class Writer:
         if block_rows is not None and block_rows < 1:
             raise _out_of_range("block_rows", "at least 1", block_rows)
         self.stream = secrets.randbits(_STREAM_BITS) or 1
-        """uint64: number of this stream of experience, random; every row carries it."""
+        """uint64: random number of this stream of experience, stored with every row."""
         self.episode = 0
-        """Number of the current episode within the stream; every row carries it."""
+        """Number of the current episode in the stream, stored with every row."""
         self._connection = connection
         self._process = os.getpid()
         self._table = table
@@ -121,7 +120,7 @@ class Writer:
         self._sequence = 0
         self._acknowledged = 0
         self._error: ReplayError | None = None  # to be raised by the next call
-        self._is_paused = False  # the background waits for a call before it tries again
+        self._is_paused = False  # the background thread waits for a call before it retries
         self._is_closed = False
         self._stream: AnsweredStream[_Block] = AnsweredStream(
             connection,
@@ -135,12 +134,12 @@ class Writer:
 
     @property
     def acknowledged(self) -> int:
-        """Rows that the server has."""
+        """Acknowledged rows."""
         return self._acknowledged
 
     @property
     def in_flight(self) -> int:
-        """Rows that were appended and are not acknowledged yet."""
+        """Appended rows that are not yet acknowledged."""
         with self._changed:
             return self._block.count + sum(block.row_count for block in self._stream.pending)
 
@@ -157,16 +156,16 @@ class Writer:
         raise TypeError("a writer cannot be pickled or copied; send the table and create a writer there")
 
     def append(self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any) -> None:
-        """Add a row to the current episode. It is copied; it waits only when too many blocks are in flight.
+        """Append a copy of a row to the current episode. Waits only if too many blocks are in flight.
 
         Args:
-            row: values by column, as an alternative to naming them (a column may be called ``priority``).
-            priority: the absolute TD error, if it is known; None: the largest live priority.
-            **columns: values by column, ``[*shape]`` each; a nested observation as a mapping or a tuple.
+            row: values by column, as an alternative to keyword arguments (a column may be named ``priority``).
+            priority: the absolute TD error, if known; None: the largest live priority.
+            **columns: values ``[*shape]`` by column; nested observations as mappings or tuples.
 
         Raises:
-            InvalidArgumentError: it is not a row of this table.
-            ReplayError: an earlier row could not be sent. This row was not added.
+            InvalidArgumentError: the row does not match the table.
+            ReplayError: an earlier row could not be sent. This row was not appended.
         """
         values: Mapping[str, Any] = columns if row is None else {**row, **columns}
         if os.getpid() != self._process:
@@ -184,10 +183,10 @@ class Writer:
                 self._send_block(math.inf)
 
     def end_episode(self) -> None:
-        """What is appended from now on belongs to the next episode.
+        """End the current episode; later rows belong to the next one.
 
         Raises:
-            ReplayError: an earlier row could not be sent. The episode goes on.
+            ReplayError: an earlier row could not be sent. The episode continues.
         """
         self._check_process()
         with self._changed:
@@ -196,14 +195,14 @@ class Writer:
             self.episode += 1
 
     def flush(self, *, timeout_s: float | None = None) -> None:
-        """Wait until everything appended so far is acknowledged.
+        """Wait until all appended rows are acknowledged.
 
         Args:
-            timeout_s: how long to wait, in seconds. None: the client's own limit; 0: not at all; `math.inf`: as long
-                as the server can be reached.
+            timeout_s: time limit in seconds. None: the client's default; 0: do not wait; `math.inf`: as long as the
+                server is reachable.
 
         Raises:
-            DeadlineExceededError: it took too long. The rows are kept and go on being sent.
+            DeadlineExceededError: timed out. The writer keeps sending the rows.
             ReplayError: rows could not be sent.
         """
         self._check_process()
@@ -216,13 +215,13 @@ class Writer:
                 self._wait(deadline)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Flush and end. Does nothing in a forked child, or the second time.
+        """Flush and close. Idempotent; does nothing in a forked child.
 
         Args:
             timeout_s: as for `flush`.
 
         Raises:
-            ReplayError: as `flush`; the writer is closed all the same.
+            ReplayError: as for `flush`; the writer is closed anyway.
         """
         if os.getpid() != self._process or self._is_closed:
             return
@@ -237,10 +236,10 @@ class Writer:
                 self._receiver.join()
 
     def unacknowledged_rows(self) -> dict[str, Array]:
-        """The rows that were appended and not acknowledged, oldest first: some of them may have arrived.
+        """Return unacknowledged rows, oldest first. Some of them may have arrived.
 
         Returns:
-            By column, ``dtype[n, *shape]``; as `Table.insert` takes them.
+            By column, ``dtype[n, *shape]``, suitable for `Table.insert`.
         """
         schema = self._table.schema
         with self._changed:
@@ -256,9 +255,9 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Flush and end. After an error of the block, Ctrl-C included, give up after `GIVE_UP_S`.
+        """Flush and close. After an error in the block, including Ctrl-C, give up after `GIVE_UP_S`.
 
-        How many rows were not acknowledged by then is logged as a warning; the error of the block is not hidden.
+        In that case the number of unacknowledged rows is logged as a warning, and the original error propagates.
         """
         try:
             self.close(timeout_s=None if error is None else GIVE_UP_S)
@@ -274,22 +273,22 @@ class Writer:
         if self._receiver is None:
             self._receiver = threading.Thread(target=self._receive_all, name="replay-writer", daemon=True)
             self._receiver.start()
-        self._changed.notify_all()  # somebody has to watch how old it gets
+        self._changed.notify_all()  # the background thread must check its age
 
     def _send_if_due(self) -> float | None:
-        """Send the block if its first row has waited long enough; the seconds until then, None if it is empty."""
+        """Send the block if it is due; return the seconds until then, or None if it is empty."""
         if not self._block.count:
             return None
         left = left_s(self._block_began_s + self._max_delay_s, self._connection.clock())
         if left != 0:
             return left
         if len(self._stream.pending) >= self._max_blocks_in_flight:
-            return None  # An acknowledgement wakes us.
+            return None  # woken by an acknowledgement
         self._hand_over()
         return None
 
     def _send_block(self, deadline: float) -> None:
-        """Send what is in the block, once there is room for it on the way."""
+        """Send the block once fewer blocks are in flight."""
         while self._block.count and len(self._stream.pending) >= self._max_blocks_in_flight:
             self._wait(deadline)
         if self._block.count:
@@ -307,7 +306,7 @@ class Writer:
         self._stream.send(_Block(self._block.take(head), sequence=self._sequence, row_count=count))
 
     def _wait(self, deadline: float) -> None:
-        """Wait for any change; raise if there is trouble, or no time left."""
+        """Wait for a change; raise on errors and at the deadline."""
         left = left_s(deadline, self._connection.clock())
         if left == 0:
             raise DeadlineExceededError(
@@ -322,7 +321,7 @@ class Writer:
             raise _forked()
 
     def _check(self) -> None:
-        """Raise what the background met; when that may pass and was raised before, have it try again."""
+        """Raise the background thread's error. If it is temporary and was already raised, let the thread retry."""
         if self._is_closed:
             raise ClosedError("this writer is closed")
         error = self._error
@@ -336,7 +335,7 @@ class Writer:
         raise error.with_traceback(None)
 
     def _receive_all(self) -> None:
-        """Take in acknowledgements until the writer is closed or at its end; runs in a thread of its own."""
+        """Process acknowledgements until the writer is closed or fails; runs in a background thread."""
         while True:
             try:
                 block, answer = self._stream.receive()
@@ -344,11 +343,11 @@ class Writer:
             except SequenceTooOldError:
                 self._acknowledge_unanswered()
             except TableResetError:
-                continue  # The block waited while others' rows were removed; it was not inserted, and is still wanted.
+                continue  # A reset during the block's wait did not insert it; send it again.
             except WriterUnknownError as error:
                 if not self._begin_anew():
                     return self._end(error)
-            except ClosedError as error:  # The writer was closed, or the client under it.
+            except ClosedError as error:  # The writer or its client was closed.
                 return self._end(error)
             except ReplayError as error:
                 if not _may_pass(error):
@@ -366,17 +365,16 @@ class Writer:
             self._changed.notify_all()
 
     def _acknowledge_unanswered(self) -> None:
-        """The oldest block was applied long ago: only its keys are not known, and nobody here wants them."""
+        """Acknowledge the oldest block: it was applied long ago, and its forgotten keys are not needed."""
         with self._changed:
             oldest, *others = self._stream.pending
             self._stream.replace_pending(others)
             self._acknowledge(oldest, oldest.sequence)
 
     def _begin_anew(self) -> bool:
-        """Go on as a new writer. False if that could insert rows twice.
+        """Continue with a new writer id. False if that could insert rows twice.
 
-        A server forgets writers that were silent for long. If nothing that is pending was ever sent before the
-        stream that it refused, nothing of it can have been applied.
+        The server forgets idle writers. If no pending block was sent before the refused stream, none was applied.
         """
         with self._changed:
             if any(block.attempts > 1 for block in self._stream.pending):
@@ -391,7 +389,7 @@ class Writer:
             return True
 
     def _report(self, error: ReplayError) -> None:
-        """Have the next call raise the error, and wait for the one after it."""
+        """Raise the error from the next call, and pause until the call after it."""
         with self._changed:
             self._error = error
             self._is_paused = True

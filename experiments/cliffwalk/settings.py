@@ -22,25 +22,25 @@ Length = Annotated[int, Field(ge=MIN_STATES, le=MAX_STATES)]
 
 
 class CliffwalkSettings(Settings):
-    """Count the updates that Q-learning of the Blind Cliffwalk needs, by how transitions are chosen.
+    """Count how many updates Q-learning needs on the Blind Cliffwalk with different ways to choose transitions.
 
-    Without --server it starts a replay server of its own. Started again, it goes on where it was broken off.
+    Without --server it starts a replay server. If started again, it resumes where it stopped.
     """
 
     states: Annotated[tuple[Length, ...], MinLen(1), SPLIT, WHAT] = tuple(range(MIN_STATES, 17))
     """lengths of the walk, such as 2,4,8"""
     methods: Annotated[tuple[Method, ...], SPLIT, WHAT] = tuple(Method)
-    """ways to choose transitions, of uniform,oracle,greedy,proportional,rank"""
+    """ways to choose transitions, from uniform,oracle,greedy,proportional,rank"""
     representations: Annotated[tuple[Representation, ...], SPLIT, WHAT] = tuple(Representation)
-    """of the values: tabular,linear"""
+    """representations of the values: tabular,linear"""
     seeds: Annotated[int, WHAT] = Field(10, ge=1)
     """seeds 0, 1, ... of each combination"""
     large_seeds: Annotated[int, WHAT] = Field(3, ge=1)
-    """seeds from 14 states on, if that is fewer"""
+    """maximum seeds with 14 or more states"""
     max_run_s: Annotated[float, WHAT] = Field(900.0, gt=0)
-    """seconds after which a run is given up; its updates are drawn as a lower bound"""
+    """seconds after which a run is aborted; its updates are plotted as a lower bound"""
     server: Annotated[Address | None, WHERE] = None
-    """a running replay server; starts one of its own if absent"""
+    """running replay server; default: start one"""
     out: Annotated[Path, WHERE] = Path("runs/cliffwalk")
     """directory for results and picture"""
     config: Annotated[Path | None, WHERE] = None

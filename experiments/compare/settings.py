@@ -27,26 +27,26 @@ WHERE = group("where")
 class CompareSettings(Settings):
     """Compare learning curves of Double DQN with uniform, proportional and rank-based replay.
 
-    Runs go in parallel processes over one server, each with a table of its own. Without --server it starts a replay
-    server of its own. Started again, it goes on with the runs that are missing.
+    The runs use parallel processes and one server, with a table per run. Without --server it starts a replay server. If
+    started again, it trains the missing runs.
     """
 
     env: Annotated[str, WHAT] = DEFAULT_ENV
     """Gymnasium environment; module:EnvId imports module"""
     methods: Annotated[tuple[ReplayMethod, ...], SPLIT, WHAT] = tuple(ReplayMethod)
-    """ways to draw, of uniform,proportional,rank"""
+    """ways to draw, from uniform,proportional,rank"""
     seeds: Annotated[int | None, WHAT] = Field(None, ge=1)
-    """runs of each method, with seeds 0, 1, ...; by environment if absent"""
+    """runs of each method, with seeds 0, 1, ...; default: by environment"""
     sweep_seeds: Annotated[int | None, WHAT] = Field(None, ge=0)
-    """runs of each step size of the sweep; 0 leaves it out; by environment if absent"""
+    """runs of each step size in the sweep; 0 skips it; default: by environment"""
     steps: Annotated[int | None, WHAT] = Field(None, ge=1)
-    """environment steps of a run; by environment if absent"""
+    """environment steps of a run; default: by environment"""
     jobs: Annotated[int, WHERE] = Field(os.cpu_count() or 1, ge=1)
-    """runs at the same time"""
+    """parallel runs"""
     server: Annotated[Address | None, WHERE] = None
-    """a running replay server; starts one of its own if absent"""
+    """running replay server; default: start one"""
     out: Annotated[Path | None, WHERE] = None
-    """directory for results and picture; runs/compare-ENVIRONMENT if absent"""
+    """directory for results and picture; default: runs/compare-ENVIRONMENT"""
     config: Annotated[Path | None, WHERE] = None
     """TOML file with these settings"""
 

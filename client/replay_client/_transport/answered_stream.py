@@ -96,7 +96,7 @@ class AnsweredStream(Generic[R]):
             deadline: by the connection's clock; `math.inf`: none.
 
         Raises:
-            ServerUnavailableError: the server was away for `reconnect_timeout_s`. Calling again tries again.
+            ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
             DeadlineExceededError: timed out. Calling again continues waiting.
             ClosedError: it was closed.
             ReplayError: the oldest request was refused.

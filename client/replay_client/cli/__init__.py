@@ -1,4 +1,4 @@
-"""The command `replay`: look at the tables of a server and into them, empty them, drop them.
+"""The command `replay`: inspects, empties, drops and checkpoints the tables of a server.
 
 replay stats --watch --server HOST:PORT
 
@@ -14,7 +14,7 @@ from replay_proto.extras import needs_extras
 
 
 def main() -> None:
-    """Run the command; it says what to install where its own libraries are missing."""
+    """Run the command; if libraries are missing, say what to install."""
     with needs_extras("replay", "cli"):
         from replay_client.cli.app import run
 

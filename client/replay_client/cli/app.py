@@ -36,31 +36,30 @@ _FAILURE = 1
 
 app = new_app(
     "replay",
-    "Look at the tables of a replay server and into them, empty them, drop them, write checkpoints of them. The "
-    "variable REPLAY_TOKEN holds a token where the server wants one; REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY "
-    "name the files of TLS.",
+    "Inspect, empty, drop and checkpoint the tables of a replay server. Set REPLAY_TOKEN if the server requires a "
+    "token, and REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY for TLS.",
 )
 app.command(checkpoints.app)
 
 TableName = Annotated[str, Parameter(help="Name of the table.")]
-MaybeTableName = Annotated[str | None, Parameter(help="Name of a table; left out: all.")]
-Yes = Annotated[bool, Parameter(alias="-y", negative="", help="Do not ask.")]
-Watch = Annotated[bool, Parameter(alias="-w", negative="", help="Go on showing them until Ctrl-C.")]
+MaybeTableName = Annotated[str | None, Parameter(help="Name of a table; default: all.")]
+Yes = Annotated[bool, Parameter(alias="-y", negative="", help="Do not ask for confirmation.")]
+Watch = Annotated[bool, Parameter(alias="-w", negative="", help="Refresh until Ctrl-C.")]
 Interval = Annotated[
-    float, Parameter(alias="-n", validator=Number(gte=0.1), help="Seconds between two looks with --watch.")
+    float, Parameter(alias="-n", validator=Number(gte=0.1), help="Seconds between refreshes with --watch.")
 ]
 WatchedJson = Annotated[
-    bool, Parameter(name="--json", negative="", help="Print a JSON object, with --watch one a line.")
+    bool, Parameter(name="--json", negative="", help="Print JSON; with --watch, one object per line.")
 ]
 Beta = Annotated[NonNegativeFloat, Parameter(alias="-b", help="Exponent of the importance-sampling weights.")]
-Png = Annotated[Path | None, Parameter(help="Draw a picture as well, into this file.")]
+Png = Annotated[Path | None, Parameter(help="Also draw a picture into this file.")]
 
 DEFAULT_BETA = 0.4
 """Where the paper's proportional variant begins to anneal it (Schaul et al. 2016, section 4)."""
 
 
 def run() -> int:
-    """Run the command that the process was called with; its exit code."""
+    """Run the command and return its exit code."""
     try:
         run_app(app)
     except ReplayError as error:
@@ -90,7 +89,7 @@ def stats(
     as_json: WatchedJson = False,
     interval: Interval = 1.0,
 ) -> None:
-    """Show what a server, or one of its tables, holds and does."""
+    """Show statistics of a server or of one table."""
     with client_of(
         server, timeout_s=min(TIMEOUT_S, max(interval, SHORTEST_TIMEOUT_S)) if watch else TIMEOUT_S
     ) as client:
@@ -130,24 +129,24 @@ def inspect(
 
 @app.command
 def drop(table: TableName, /, *, server: Server = DEFAULT_SERVER, yes: Yes = False) -> None:
-    """Remove a table and its rows."""
+    """Drop a table and its rows."""
     with client_of(server) as client:
         handle = client.table(table)
         if not yes:
-            _confirm(f"Remove table {table!r} with its {handle.describe().size:,} rows?")
+            _confirm(f"Drop table {table!r} with its {handle.describe().size:,} rows?")
         handle.drop()
     print(f"table {table} dropped")
 
 
 @app.command
 def reset(table: TableName, /, *, server: Server = DEFAULT_SERVER, yes: Yes = False) -> None:
-    """Make all rows of a table disappear; the table stays."""
+    """Remove all rows of a table."""
     with client_of(server) as client:
         handle = client.table(table)
         if not yes:
-            _confirm(f"Empty table {table!r} of its {handle.describe().size:,} rows?")
+            _confirm(f"Remove all {handle.describe().size:,} rows of table {table!r}?")
         removed = handle.reset()
-    print(f"table {table} emptied of {removed:,} rows")
+    print(f"removed {removed:,} rows of table {table}")
 
 
 def _confirm(question: str) -> None:
@@ -161,7 +160,7 @@ def _confirm(question: str) -> None:
 
 
 def _stats_of(client: ReplayClient, table: str | None) -> Stats:
-    """Figures of the server and of one table, or of all."""
+    """Statistics of the server and one or all tables."""
     stats = client.stats()
     if table is None:
         return stats

@@ -1,4 +1,4 @@
-"""``replay checkpoint``: have a server write checkpoints, list them, read them through."""
+"""``replay checkpoint``: create, list and verify checkpoints."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from replay_client.results.checkpoints import Checkpoint
 PATIENCE_S = 3600.0
 """Large tables take a while to copy and to read."""
 
-app = App(name="checkpoint", help="Have the server write checkpoints of its tables, list and verify them.")
+app = App(name="checkpoint", help="Create, list and verify checkpoints of the server's tables.")
 
 Tables = Annotated[
-    tuple[str, ...], Parameter(alias="-t", negative="", help="A table to copy; may be repeated. Absent: all.")
+    tuple[str, ...], Parameter(alias="-t", negative="", help="A table to copy; may be repeated; default: all.")
 ]
 Series = Annotated[
     str | None,
@@ -30,7 +30,7 @@ Series = Annotated[
     ),
 ]
 Keep = Annotated[
-    PositiveInt | None, Parameter(help="Checkpoints of the series to keep; as the server is set if absent.")
+    PositiveInt | None, Parameter(help="Checkpoints to keep in the series; default: the server's setting.")
 ]
 Name = Annotated[str, Parameter(help="Name of the checkpoint.")]
 
@@ -44,7 +44,7 @@ def create(
     keep: Keep = None,
     as_json: Json = False,
 ) -> None:
-    """Write a checkpoint now, while service goes on."""
+    """Write a checkpoint now, while the server keeps running."""
     with client_of(server) as client:
         _show(client.checkpoint(table, series=series, keep=keep, timeout_s=PATIENCE_S), "written", as_json)
 
@@ -62,7 +62,7 @@ def list_all(*, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
 
 @app.command
 def verify(name: Name, /, *, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
-    """Have the server read a checkpoint through; fails and names the file if one is damaged."""
+    """Verify a checkpoint; fails and names the file if one is corrupt."""
     with client_of(server) as client:
         _show(client.verify_checkpoint(name, timeout_s=PATIENCE_S), "whole", as_json)
 

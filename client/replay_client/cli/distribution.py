@@ -1,4 +1,4 @@
-"""Distributions and slopes, out of what `Table.inspect` returns: what its pictures show."""
+"""Histograms and slopes computed from `Table.inspect`."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from replay_client.cli.units import count_text, duration_text, edge_text, number
 
 _ACCENT, _FAINT = "cyan", "dim"
 _WIDE = 120
-"""From so many characters on there are three panels side by side, otherwise two."""
+"""Terminal width for three panels side by side instead of two."""
 _PLOT_LINES = 12
 _FRAME = 4
-"""Characters of a panel's edges and padding."""
+"""Width of a panel's border and padding."""
 _LEVEL = 5e-4
 """An exponent that would be shown as 0."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -109,7 +109,7 @@ def _rank_plot(found: Distributions, width: int) -> Text:
 
 
 def _bars(bars: Sequence[Bar], as_text: Callable[[float], str], width: int) -> Table:
-    """Rows of bars; each is as long as its rows in proportion to those of the longest."""
+    """Horizontal bars, scaled to the longest."""
     named = labelled(bars, as_text)
     counts = [count_text(round(rows)) for _, rows in named]
     room = max(_LEAST_BAR, width - max(len(name) for name, _ in named) - max(map(len, counts)) - 2)
@@ -124,7 +124,7 @@ def _bars(bars: Sequence[Bar], as_text: Callable[[float], str], width: int) -> T
 
 
 def _bar_text(share: float, width: int) -> str:
-    """A bar of blocks; whatever is not nothing is seen."""
+    """A bar of block characters; nonzero values are always visible."""
     eighths = round(share * width * 8)
     whole, part = divmod(max(eighths, int(share > 0)), 8)
     return "█" * whole + _EIGHTHS[part].strip()

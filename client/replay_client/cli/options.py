@@ -1,4 +1,4 @@
-"""What the subcommands of `replay` share: options, a client that says whom it could not reach, JSON."""
+"""Shared code of the subcommands: options, client errors, JSON output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
 TIMEOUT_S = 3.0
 """A person is waiting."""
 SHORTEST_TIMEOUT_S = 1.0
-"""With `--watch`, a server that takes longer counts as away."""
+"""With `--watch`, a slower server counts as away."""
 DEFAULT_SERVER = "localhost:50051"
 
 Server = Annotated[str, Parameter(alias="-s", env_var="REPLAY_SERVER", help="HOST:PORT of the server.")]
@@ -27,7 +27,7 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")
 
 @contextmanager
 def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayClient]:
-    """A client whose errors name the options and variables that may be wrong."""
+    """A client whose errors name the options and variables to check."""
     with ReplayClient(
         server, token=token_from_environment(), tls=Tls.from_environment(), timeout_s=timeout_s
     ) as client:
@@ -43,11 +43,11 @@ def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayCl
 
 
 def show(view: RenderableType, console: Console) -> None:
-    """Print a view; in a terminal that is too low for it, page by page."""
+    """Print a view; with a pager if it exceeds the terminal's height."""
     if not console.is_terminal or len(console.render_lines(view, pad=False)) <= console.height:
         console.print(view)
         return
-    os.environ.setdefault("LESS", "FRX")  # as git does: colors, and what was shown stays on the screen
+    os.environ.setdefault("LESS", "FRX")  # like git: keep colors, and leave the output on the screen
     with console.pager(styles=True):
         console.print(view)
 

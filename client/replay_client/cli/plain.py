@@ -1,4 +1,4 @@
-"""Figures as plain lists and dicts, for JSON."""
+"""Statistics as plain lists and dicts, for JSON."""
 
 from __future__ import annotations
 
@@ -98,5 +98,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no word for it
+        return None  # JSON has no NaN or infinity
     return value

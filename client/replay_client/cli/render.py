@@ -1,4 +1,4 @@
-"""Figures as tables and pictures for the terminal."""
+"""Statistics as tables and plots for the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from replay_client.results.stats import MethodStats, ServerStats, Stats, TableSt
 _BAR_WIDTH = 12
 _FILL_WIDTH = 10
 _WIDE = 116
-"""From so many characters on there is room for more figures."""
+"""Terminal width for more figures."""
 _ACCENT = "cyan"
 _FAINT = "dim"
 
@@ -95,7 +95,7 @@ def stats_view(
 
 
 def stats_screen(console: Console, stats: Stats, server: str, table: str | None, trouble: str = "") -> RenderableType:
-    """The same, with as many tables and methods as the terminal has lines for."""
+    """Like `stats_view`, with as many tables and methods as fit the terminal's height."""
 
     def view(most: int) -> RenderableType:
         return stats_view(stats, server, table, console.width, most, trouble)
@@ -255,11 +255,11 @@ def _times_sampled(bars: Sequence[TimesSampled]) -> RenderableType:
 
 
 def _grid(*headings: str) -> Table:
-    """An empty table; a heading that begins with ``>`` is that of numbers."""
+    """An empty table; ``>`` in front of a heading right-aligns its numbers."""
     grid = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
         justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
-        # Where there is no room, what is long (names, and lists in the last column) is folded before a figure is cut.
+        # In narrow terminals, wrap long text (names, and lists in the last column) before truncating numbers.
         is_short = justify == "right" or 0 < place < len(headings) - 1
         grid.add_column(heading.removeprefix(">"), justify=justify, no_wrap=is_short, overflow="fold")
     return grid
@@ -274,7 +274,7 @@ def _share(description: TableDescription) -> float:
 
 
 def _fill(description: TableDescription, bar_width: int = _FILL_WIDTH) -> RenderableType:
-    """How full a table is: a bar and a percentage, or that alone where there is no room."""
+    """Fill level: a bar and a percentage, or only the percentage in narrow terminals."""
     share = _share(description)
     percentage = Text(f"{share:.0%}".rjust(4), _FAINT)
     if not bar_width:

@@ -1,4 +1,4 @@
-"""A row's columns as a person reads them: numbers as they are, arrays by their shape and span."""
+"""Human-readable rows: scalars as they are, large arrays by shape and range."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from replay_client.batch import Rows
 
 _MOST_ELEMENTS = 4
-"""Arrays of more elements are not spelled out."""
+"""Larger arrays are summarized."""
 
 
 def row_text(rows: Rows, place: int, styles: tuple[str, str]) -> RenderableType:

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Human-readable numbers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def duration_text(seconds: float) -> str:
 
 
 def number_text(value: float) -> str:
-    """A figure of any size, to four digits."""
+    """A number of any size, to four digits."""
     return f"{value:.4g}"
 
 
 def edge_text(value: float) -> str:
-    """Where an interval begins or ends, to three digits."""
+    """A bound of an interval, to three digits."""
     return f"{value:.3g}"
 
 

@@ -1,6 +1,6 @@
-"""``replay stats --watch``: figures again and again, on a screen of their own, or a line each into a pipe or a file.
+"""``replay stats --watch``: refreshed statistics, full-screen in a terminal, or one line each in a pipe or file.
 
-A server that goes away meanwhile is waited for, and it is said for how long it has been away.
+If the server goes away, this waits for it and shows for how long it has been away.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from replay_client.results.stats import Stats, TableStats
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why there are no figures."""
+    """Why there are no statistics."""
 
     message: str
     """What the client said."""
@@ -84,7 +84,7 @@ def _show(console: Console, look: Look, address: str, table: str | None, interva
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for seen in _looks(look, interval_s):
             last = seen if isinstance(seen, Stats) else last
-            assert last is not None  # the first look raises where it finds trouble
+            assert last is not None  # the first refresh raises errors
             trouble = "" if isinstance(seen, Stats) else str(seen)
             live.update(render.stats_screen(console, last, address, table, trouble), refresh=True)
 

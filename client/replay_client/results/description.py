@@ -27,7 +27,7 @@ class TableDescription:
     uid: bytes
     """16 random bytes that distinguish this table from earlier ones with its name."""
     schema: Schema
-    """Its columns, in the order in which they are stored."""
+    """Columns in storage order."""
     capacity: int
     """Maximum number of rows."""
     backend: str

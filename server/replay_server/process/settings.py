@@ -121,106 +121,104 @@ class ServerSettings(Settings):
     """Prioritized experience replay as a gRPC service.
 
     Every flag can also be given as an environment variable (--max-tables as REPLAY_SERVER_MAX_TABLES) or in a TOML file
-    (max_tables = 10), which may also list tables to make at start.
+    (max_tables = 10), which may also list tables to create at startup.
     """
 
     host: Annotated[str, LISTENING] = "127.0.0.1"
-    """address to listen on; the default is reached from this machine only"""
+    """address to listen on; the default is reachable from this machine only"""
     port: Annotated[int, LISTENING] = Field(50051, ge=0, le=MAX_PORT)
     """port to listen on; 0 picks a free one"""
     data_dir: Annotated[Path | None, TABLES] = None
-    """directory that keeps the tables over restarts; without it they live in memory only"""
+    """directory that keeps tables across restarts; without it, tables live in memory"""
     durability: Annotated[Literal["process", "power"], TABLES] = "process"
-    """what tables in the data directory outlive: a killed server; or a loss of power too, by checksums and regular
-    syncing"""
+    """what tables in the data directory survive: a killed server, or also a power loss, through checksums and
+    regular syncing"""
     sync_every: Annotated[float, TABLES] = Field(DEFAULT_SYNC_EVERY_S, gt=0)
-    """with durability power, seconds of inserts that a loss of power may take"""
+    """with durability power: seconds of inserts that a power loss may lose"""
     memory_dir: Annotated[Path, TABLES] = Path("/dev/shm")
-    """directory in memory for tables, where there is no data directory"""
+    """directory for tables in memory, used without a data directory"""
     config: Annotated[Path | None, PROCESS] = None
-    """TOML file with these settings, and tables to make at start"""
+    """TOML file with these settings, and tables to create at startup"""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], PROCESS] = "info"
-    """least severe messages logged"""
+    """minimum severity of log messages"""
     max_request_mb: Annotated[int, LIMITS] = Field(DEFAULT_MAX_REQUEST_BYTES // BYTES_PER_MB, ge=1, le=MAX_MESSAGE_MB)
-    """largest request, in MiB: a row has to fit into it; nobody else is served while gRPC receives one"""
+    """largest request in MiB; a row must fit; the server handles no other call while gRPC receives a request"""
     max_reply_mb: Annotated[int, LIMITS] = Field(DEFAULT_MAX_REPLY_BYTES // BYTES_PER_MB, ge=1, le=MAX_MESSAGE_MB)
-    """largest reply, in MiB: a batch has to fit into it"""
+    """largest reply in MiB; a batch must fit"""
     max_rows_per_call: Annotated[int, LIMITS] = Field(DEFAULT_MAX_ROWS_PER_CALL, ge=1)
-    """most rows or keys of one request other than an insert, or of its answer: nobody else is served while they are
-    looked up"""
+    """maximum rows or keys in a request (except inserts) or its reply; the server handles no other call while it
+    looks them up"""
     max_waiting_calls: Annotated[int, LIMITS] = Field(DEFAULT_MAX_WAITING, ge=0)
-    """most calls that wait at once, over all tables"""
+    """maximum waiting calls, all tables together"""
     max_waiting_mb: Annotated[int, LIMITS] = Field(1024, ge=1)
-    """most MiB of rows that wait to be inserted, over all tables"""
+    """maximum MiB of rows waiting to be inserted, all tables together"""
     max_wait_s: Annotated[float, LIMITS] = Field(math.inf, gt=0, allow_inf_nan=True)
-    """most seconds that a call waits, whatever it asks for; default: as long as the call lasts"""
+    """maximum seconds that any call may wait; default: as long as the call lasts"""
     max_outgoing_mb: Annotated[int, LIMITS] = Field(DEFAULT_MAX_OUTGOING_BYTES // BYTES_PER_MB, ge=1)
-    """most MiB of answers with rows that are built or on their way; draws and reads beyond wait"""
+    """maximum MiB of replies with rows that are being built or sent; further draws and reads wait"""
     caller_share: Annotated[float, LIMITS] = Field(DEFAULT_CALLER_SHARE, gt=0, le=1)
-    """part of max_waiting_calls, max_waiting_mb, max_outgoing_mb and max_streams that one caller may hold: whoever has
-    the same token or, without tokens, calls from the same host"""
+    """fraction of max_waiting_calls, max_waiting_mb, max_outgoing_mb and max_streams that one caller may use;
+    callers with the same token or, without tokens, from the same host count as one"""
     max_connections: Annotated[int, LIMITS] = Field(DEFAULT_MAX_CONNECTIONS, ge=1)
     """most connections of gRPC at once from one host, or from all that share one of 16 lanes with it, and at most as
     many as three quarters of the process's limit of open files; further ones are closed at once"""
     max_streams: Annotated[int, LIMITS] = Field(DEFAULT_MAX_STREAMS, ge=1)
-    """most streams open at once"""
+    """maximum open streams"""
     max_streams_per_connection: Annotated[int, LIMITS] = Field(96, ge=1)
-    """most streams open at once on one connection of gRPC; it may have 32 other calls beside them"""
+    """maximum open streams per gRPC connection; it may have 32 other calls as well"""
     max_local_connections: Annotated[int, LIMITS] = Field(1024, ge=1)
-    """most connections at once to the socket for clients on this host"""
+    """maximum connections to the socket for clients on this host"""
     max_tables: Annotated[int, LIMITS] = Field(1024, ge=1)
-    """most tables at once"""
+    """maximum number of tables"""
     max_columns: Annotated[int, LIMITS] = Field(512, ge=1)
-    """most columns of one table"""
+    """maximum columns per table"""
     max_table_bytes: Annotated[ByteSize | None, LIMITS] = Field(None, ge=1)
-    """most bytes of one table once it is full, such as 20GiB; default: what the disk has"""
+    """maximum bytes of a table when full, such as 20GiB; default: disk space"""
     max_bytes: Annotated[ByteSize | None, LIMITS] = Field(None, ge=1)
-    """most bytes of all tables once they are full; default: what the disk has"""
+    """maximum bytes of all tables when full; default: disk space"""
     drain_s: Annotated[float, PROCESS] = Field(5.0, ge=0)
-    """seconds that calls at work have to end when the server stops"""
+    """grace period for running calls at shutdown, in seconds"""
     keepalive_s: Annotated[float, LISTENING] = Field(30.0, ge=MIN_KEEPALIVE_S, le=MAX_KEEPALIVE_S)
-    """seconds of silence after which a client is asked whether it is there; one that does not answer within 10 more is
-    let go of"""
+    """seconds of silence before the server pings a client; if it does not answer within 10 s, its calls end"""
     same_host: Annotated[bool, LISTENING] = True
-    """let clients on this host that can read the tables' files copy rows out of them"""
+    """let clients on this host copy rows directly from the tables' files, if they can read them"""
     reflection: Annotated[bool, LISTENING] = True
     """offer gRPC server reflection"""
     health: Annotated[bool, LISTENING] = True
     """offer gRPC's health service, which takes no token"""
     tls_cert: Annotated[Path | None, ACCESS] = None
-    """certificate for TLS, PEM; read again when it changes"""
+    """TLS certificate, PEM; read again when it changes"""
     tls_key: Annotated[Path | None, ACCESS] = None
-    """private key of the certificate, PEM, without a password"""
+    """private key of the certificate, PEM, unencrypted"""
     tls_client_ca: Annotated[Path | None, ACCESS] = None
-    """authority, PEM, that has to have signed clients' certificates; without it they need none"""
+    """CA that must have signed clients' certificates, PEM; without it, clients need none"""
     max_connection_s: Annotated[float, ACCESS] = Field(3600.0, ge=2, le=MAX_CONNECTION_S)
-    """with tls_client_ca, seconds after which a connection is closed, and its client has to show its certificate
-    again"""
+    """with tls_client_ca: seconds until a connection is closed and its client must show its certificate again"""
     tokens: Annotated[Path | None, ACCESS] = None
     """TOML file of bearer tokens and their rights; read again when it changes"""
     insecure: Annotated[bool, ACCESS] = False
-    """listen beyond this machine without tokens and client certificates, where everybody is trusted"""
+    """listen on other interfaces than loopback without tokens or client certificates; for trusted networks"""
     group: Annotated[str | None, TABLES] = None
-    """group whose members may read the tables' files; without it only the server's user may"""
+    """group whose members may read the tables' files; default: only the server's user"""
     trust_dirs: Annotated[bool, TABLES] = False
-    """use directories that other users of the machine own or may write to, where there are none, as in a container"""
+    """accept directories that other users own or may write to, for example in a container without other users"""
     checkpoint_dir: Annotated[Path | None, CHECKPOINTS] = None
-    """directory for checkpoints; without it there are none"""
+    """directory for checkpoints; without it, checkpoints are off"""
     checkpoint_every: Annotated[float | None, CHECKPOINTS] = Field(None, gt=0)
-    """seconds between checkpoints of all tables; without it they are written on request only"""
+    """seconds between checkpoints of all tables; default: only on request"""
     keep_checkpoints: Annotated[int, CHECKPOINTS] = Field(3, ge=1)
-    """checkpoints of a series that are kept, where the request does not say how many"""
+    """checkpoints kept per series, unless the request says otherwise"""
     max_checkpoint_bytes: Annotated[ByteSize | None, CHECKPOINTS] = Field(None, ge=1)
-    """most bytes of all checkpoints together, such as 100GiB, beyond which none is written on request; default: what
-    the disk has"""
+    """maximum bytes of all checkpoints together, such as 100GiB; requests beyond it are refused; default: disk
+    space"""
     max_checkpoint_series: Annotated[int, CHECKPOINTS] = Field(DEFAULT_MAX_CHECKPOINT_SERIES, ge=1)
-    """most series of checkpoints, likewise"""
+    """maximum series of checkpoints; requests beyond it are refused"""
     restore: Annotated[Path | None, CHECKPOINTS] = None
-    """checkpoint whose tables are made at start"""
+    """checkpoint to restore at startup"""
     exit_with_parent: Annotated[bool, PROCESS] = False
-    """stop when standard input ends, as it does when the process that holds it dies"""
+    """stop when standard input closes, as it does when the parent process dies"""
     tables: Annotated[tuple[TableSettings, ...], Parameter(show=False)] = ()
-    """tables to make at start; from the TOML file"""
+    """tables to create at startup; from the TOML file"""
 
     @model_validator(mode="after")
     def _has_a_place_for_durable_tables(self) -> Self:
