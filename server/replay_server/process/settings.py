@@ -160,8 +160,8 @@ class ServerSettings(Settings):
     """fraction of max_waiting_calls, max_waiting_mb, max_outgoing_mb and max_streams that one caller may use;
     callers with the same token or, without tokens, from the same host count as one"""
     max_connections: Annotated[int, LIMITS] = Field(DEFAULT_MAX_CONNECTIONS, ge=1)
-    """most connections of gRPC at once from one host, or from all that share one of 16 lanes with it, and at most as
-    many as three quarters of the process's limit of open files; further ones are closed at once"""
+    """maximum gRPC connections per lane, one of 16 that hosts are spread over; also limited to three quarters of the
+    process's limit of open files; further ones are closed"""
     max_streams: Annotated[int, LIMITS] = Field(DEFAULT_MAX_STREAMS, ge=1)
     """maximum open streams"""
     max_streams_per_connection: Annotated[int, LIMITS] = Field(96, ge=1)
