@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from replay_client import Batch, Column, InternalServerError, Rows, Schema, Table
+from replay_client._answers import AnswerReader
 from replay_client._rows.columns import Columns
-from replay_client.batch import sampled_batch
 from replay_client.torch import TensorBatch, to_torch
-from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 from torch.utils.data import DataLoader, default_collate, default_convert
 
@@ -238,6 +237,6 @@ def test_an_answer_with_other_rows_than_its_keys_is_a_fault_of_the_server(row_co
         probabilities=shares.tobytes(),
         weights=shares.astype(np.float32).tobytes(),
     )
-    answer = Framed(replay_pb2.SampleResponse(batch=batch), memoryview(np.arange(row_count).tobytes()))
+    answer = replay_pb2.SampleResponse(batch=batch, rows=np.arange(row_count).tobytes())
     with pytest.raises(InternalServerError, match=f"the server sent {8 * row_count} bytes of rows where 2 of 8"):
-        sampled_batch(schema, answer, None)
+        AnswerReader(schema, None).sampled(answer.SerializeToString())
