@@ -178,8 +178,8 @@ Backend = Literal["sum_tree", "rank", "uniform", "fifo"]
 
 def main(
     *,
-    rows: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")] = DEFAULT_ROWS,
-    backends: Annotated[tuple[Backend, ...], Parameter(consume_multiple=True, negative="")] = get_args(Backend),
+    rows: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = DEFAULT_ROWS,
+    backends: Annotated[tuple[Backend, ...], Parameter(consume_multiple=True)] = get_args(Backend),
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
 ) -> None:
     """Measure what the command line asks for.

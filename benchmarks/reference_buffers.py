@@ -126,7 +126,7 @@ def _section(times: Times, all_rows: Sequence[int], rounds: int, window_s: float
 
 def main(
     *,
-    rows: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")] = ROWS,
+    rows: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = ROWS,
     rounds: int = ROUNDS,
     window_s: float = WINDOW_S,
     picture: Path = Path("docs") / PICTURE,

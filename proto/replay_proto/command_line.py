@@ -56,7 +56,7 @@ S = TypeVar("S", bound=Settings)
 
 def group(name: str) -> Parameter:
     """Marks fields that the help page shows under this heading; headings keep the order of these calls."""
-    return Parameter(group=Group.create_ordered(name), negative_iterable="")
+    return Parameter(group=Group.create_ordered(name))
 
 
 def read_settings(
@@ -95,6 +95,8 @@ def new_app(program: str, description: str, default_command: Callable[..., Any] 
         help_format="markdown",
         version=f"{program} {version('replay-service')}",
         default_command=default_command,
+        # The last of repeated flags wins, so that scripts can override those of other scripts.
+        default_parameter=Parameter(allow_repeating=True, negative_iterable=""),
     )
 
 
@@ -131,7 +133,8 @@ def _read_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollectio
     try:
         values = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise CycloptsError(msg=f"--config: expected a TOML file, got {path!r}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CycloptsError(msg=f"--config: expected a TOML file, got {path!r}: {reason}") from error
     Dict(values, source=path)(app, commands, arguments)
 
 

@@ -54,6 +54,11 @@ def test_the_file_can_be_named_in_both_forms(file: Path, form: list[str]) -> Non
     assert load_settings([part.format(file) for part in form]).port == 7
 
 
+def test_the_last_of_repeated_flags_wins(file: Path) -> None:
+    assert load_settings(["--port", "1", "--port", "2", "--health", "--no-health"]).port == 2
+    assert not load_settings(["--health", "--no-health"]).health
+
+
 def test_a_flag_names_the_file_before_a_variable(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("port = 7")
     other = file.with_name("other.toml")
