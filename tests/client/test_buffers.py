@@ -40,12 +40,12 @@ def test_the_oldest_free_buffers_go_where_there_would_be_too_much(monkeypatch: p
     held = pool.lend(200_000)
     for size in range(300_000, 900_000, 100_000):
         pool.lend(size)
-    assert [len(buffer) // 100_000 for buffer in pool._free] == [8]
+    assert [memory.size // 100_000 for memory in pool._free] == [8]
     held[:] = 1
     last = pool.lend(800_000)
     assert not pool._free
     del held
-    assert [len(buffer) // 100_000 for buffer in pool._free] == [2]
+    assert [memory.size // 100_000 for memory in pool._free] == [2]
     last[:] = 2
 
 

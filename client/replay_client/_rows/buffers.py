@@ -9,7 +9,6 @@ Fresh memory costs as much as copying rows to it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +26,7 @@ class Buffers:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._free: list[NDArray[np.uint8]] = []
+        self._free: list[_Memory] = []
         self._lock = threading.Lock()
 
     def lend(self, size: int) -> NDArray[np.uint8]:
@@ -37,37 +36,48 @@ class Buffers:
             uint8[size, rounded up to whole pages].
         """
         size = -(-size // _PAGE_BYTES) * _PAGE_BYTES
-        buffer = self._take_free(size)
-        return np.asarray(_Lease(np.empty(size, np.uint8) if buffer is None else buffer, self._give_back))
+        return np.asarray(_Lease(self, self._take_free(size) or _Memory(size)))
 
-    def _take_free(self, size: int) -> NDArray[np.uint8] | None:
+    def _take_free(self, size: int) -> _Memory | None:
         with self._lock:
             for index in reversed(range(len(self._free))):
-                if len(self._free[index]) == size:
+                if self._free[index].size == size:
                     return self._free.pop(index)
         return None
 
-    def _give_back(self, buffer: NDArray[np.uint8]) -> None:
+    def give_back(self, memory: _Memory) -> None:
+        """Take in what was lent."""
         # Arrays may die anywhere, even in `_take_free` when Python collects garbage there: do not wait for the lock.
         if not self._lock.acquire(blocking=False):
             return
         try:
-            self._free.append(buffer)
-            while len(self._free) > _KEPT or sum(map(len, self._free)) > _KEPT_BYTES:
+            self._free.append(memory)
+            while len(self._free) > _KEPT or sum(each.size for each in self._free) > _KEPT_BYTES:
                 del self._free[0]
         finally:
             self._lock.release()
 
 
+class _Memory:
+    """A buffer, and what NumPy has to know to make an array on it."""
+
+    __slots__ = ("array", "interface", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.array = np.empty(size, np.uint8)
+        self.interface: dict[str, Any] = self.array.__array_interface__
+
+
 class _Lease:
-    """Owns a buffer while it is lent: arrays made of it, and their views, keep it alive."""
+    """Owns memory while it is lent: an array made of it, and its views, keep it alive."""
 
-    __slots__ = ("__array_interface__", "_buffer", "_give_back")
+    __slots__ = ("__array_interface__", "_memory", "_pool")
 
-    def __init__(self, buffer: NDArray[np.uint8], give_back: Callable[[NDArray[np.uint8]], None]) -> None:
-        self.__array_interface__: dict[str, Any] = buffer.__array_interface__
-        self._buffer = buffer
-        self._give_back = give_back
+    def __init__(self, pool: Buffers, memory: _Memory) -> None:
+        self.__array_interface__ = memory.interface
+        self._memory = memory
+        self._pool = pool
 
     def __del__(self) -> None:
-        self._give_back(self._buffer)
+        self._pool.give_back(self._memory)

@@ -1,0 +1,46 @@
+"""Learner steps of one checkout, for `benchmarks.paired`: imports whichever checkout comes first on the module path.
+
+Names its contestants as a line of JSON; then, for each line ``[name, seconds]``, measures and prints us per step.
+"""
+
+import dataclasses
+import inspect
+import json
+import sys
+from contextlib import ExitStack
+
+from replay_client import ReplayClient
+
+from benchmarks.learner_step import PREFETCHES, sampler_steps, single_call_steps
+from benchmarks.service import full_table, running_server
+from benchmarks.workloads import WORKLOADS
+
+WARM_UP_S = 0.2
+
+
+def main() -> None:
+    """Serve windows until the input ends."""
+    workload = dataclasses.replace(WORKLOADS[sys.argv[1]], capacity=int(sys.argv[2]))
+    # Versions up to 0.1 had a second way around gRPC.
+    only_grpc = {
+        name: False for name in ("same_host", "frame_port") if name in inspect.signature(ReplayClient).parameters
+    }
+    with ExitStack() as stack:
+        address, _ = stack.enter_context(running_server())
+        near = stack.enter_context(ReplayClient(address))
+        far = stack.enter_context(ReplayClient(address, **only_grpc))
+        full_table(near, workload)
+        table, over_grpc = near.table(workload.name), far.table(workload.name)
+        contestants = {f"sampler, prefetch {each}": sampler_steps(table, workload, each) for each in PREFETCHES}
+        contestants["single calls"] = single_call_steps(table, workload)
+        contestants["sampler, prefetch 3, over gRPC"] = sampler_steps(over_grpc, workload, 3)
+        for window in contestants.values():
+            window(WARM_UP_S)
+        print(json.dumps(list(contestants)), flush=True)
+        for line in sys.stdin:
+            name, window_s = json.loads(line)
+            print(contestants[name](window_s), flush=True)
+
+
+if __name__ == "__main__":
+    main()
