@@ -1,4 +1,4 @@
-"""The tables of a server by name: made, found, listed, dropped, and restored from disk."""
+"""The tables of a server by name: creates, finds, lists, drops and reopens them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ log = logging.getLogger(__name__)
 
 
 class NotWrittenError(Exception):
-    """The disk did not take tables when the server ended."""
+    """Tables could not be synced to disk at shutdown."""
 
 
 class Catalog:
-    """Tables by name. What takes long (allocating, removing) runs in a worker thread."""
+    """Tables by name. Long operations (allocating, removing) run in a worker thread."""
 
     def __init__(self, root: Root, bounds: Bounds | None = None, *, checked: bool = False) -> None:
-        """Begin without tables; `restore` finds those that are stored in ``root``.
+        """Start without tables; `restore` opens those stored in ``root``.
 
-        If ``checked``, all tables have checksums, so that what outlives a loss of power is known to be whole.
+        If ``checked``, all tables have checksums, which detect rows torn by a power loss.
         """
         self._root = root
         self._checked = checked
@@ -54,17 +54,17 @@ class Catalog:
         rows = Budget("bytes of waiting inserts", "max_waiting_mb of the server", bounds.max_waiting_bytes, share)
         self.waiters = Waiters(waiting, rows, bounds.max_wait_s)
         self.long_calls = LongCalls(waiting)
-        """Calls of many rows, which take turns."""
+        """Turns of calls with many rows."""
         self.outgoing = QueuedBudget(
             "bytes of replies", "max_outgoing_mb of the server", bounds.max_outgoing_bytes, share, waiting
         )
-        """Replies that are built or on their way."""
+        """Budget for replies that are being built or sent."""
 
     def restore(self) -> None:
-        """Open the tables that are stored in the root.
+        """Open the tables stored in the root.
 
         Raises:
-            DamagedTableError: if one cannot be read, or should be checked and cannot be.
+            DamagedTableError: one is corrupt, or cannot be verified as required.
         """
         for folder in finished_tables(self._root.tables):
             table = Table(self._open(folder))
@@ -100,11 +100,11 @@ class Catalog:
         return directory
 
     def __iter__(self) -> Iterator[Table]:
-        """All tables, in the order of their names."""
+        """Iterate over all tables, sorted by name."""
         return iter([self._tables[name] for name in sorted(self._tables)])
 
     async def in_turns(self) -> AsyncIterator[Table]:
-        """All tables, in the order of their names. Others are served between two of them, and may drop some."""
+        """Iterate over tables, sorted by name, yielding to other calls in between, which may drop tables."""
         for name in sorted(self._tables):
             table = self._tables.get(name)
             if table is not None:
@@ -112,15 +112,15 @@ class Catalog:
                 await asyncio.sleep(0)
 
     def get(self, name: str) -> Table | None:
-        """The table of this name, if there is one."""
+        """The table with this name, or None."""
         return self._tables.get(name)
 
     def hold(self, table: Table) -> asyncio.Lock:
-        """To be held by whoever works with the files of a table beside the loop: it is not removed meanwhile."""
+        """Lock that worker threads hold while they use a table's files, to delay their removal."""
         return self._holds.setdefault(table.uid, asyncio.Lock())
 
     def find(self, name: str, uid: bytes = b"") -> Table:
-        """The table of this name, and of this uid unless that is empty.
+        """Find a table by name, and by uid unless that is empty.
 
         Raises:
             RequestError: TABLE_NOT_FOUND or TABLE_REPLACED.
@@ -133,10 +133,10 @@ class Catalog:
         return table
 
     async def create(self, config: TableConfig, quota: Quota | None = None) -> tuple[Table, bool]:
-        """Make a table that its creator's quota allows, or find the one of this name and config.
+        """Create a table within its creator's quota, or find the existing one with this name and config.
 
         Returns:
-            The table, and whether it was made by this call.
+            The table, and whether this call created it.
 
         Raises:
             RequestError: TABLE_EXISTS (with another config), TOO_LARGE or NO_SPACE.
@@ -170,7 +170,7 @@ class Catalog:
         return table, True
 
     async def drop(self, name: str, uid: bytes) -> None:
-        """Remove a table and its rows; whoever waits on it is told.
+        """Drop a table, and refuse calls that wait for it.
 
         Raises:
             RequestError: TABLE_NOT_FOUND or TABLE_REPLACED.
@@ -188,7 +188,7 @@ class Catalog:
                 try:
                     hidden = table.directory.hide()
                 except OSError:
-                    self._tables[name] = table  # it stays: its name could be had by no other
+                    self._tables[name] = table  # keep it, so that its name stays taken
                     raise
                 await self._remove(table, hidden)
         log.info("table %s dropped", name)
@@ -202,15 +202,15 @@ class Catalog:
             del self._holds[table.uid]
 
     async def inserts_ended(self) -> None:
-        """Return once no insert is under way. Their callers may have hung up."""
+        """Wait for running inserts, including those whose callers hung up."""
         for table in list(self._tables.values()):
             await table.turns.ended()
 
     def close(self) -> None:
-        """Write durable tables to the disk and let go of all.
+        """Sync durable tables to disk and close all tables.
 
         Raises:
-            NotWrittenError: if the disk did not take some; the others were written.
+            NotWrittenError: some could not be synced; the others were.
         """
         refused: dict[str, OSError] = {}
         for table in self._tables.values():
@@ -231,11 +231,11 @@ class Catalog:
         directory = TableDirectory.create(self._root.tables, config, checked=self._checked)
         try:
             return Table(directory)
-        except BaseException:  # no memory for its index, say
+        except BaseException:  # for example, no memory for its index
             shutil.rmtree(directory.hide(), ignore_errors=True)
             raise
 
 
 async def _to_its_end(change: Coroutine[Any, Any, T]) -> T:
-    """Do all of it, even if the caller hangs up: tables that are half made, or half gone, would stay so."""
+    """Complete a change even if the caller hangs up, to avoid half-created or half-removed tables."""
     return await asyncio.shield(asyncio.create_task(change))

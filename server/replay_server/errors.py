@@ -1,4 +1,4 @@
-"""Refusals: each names a reason of the contract, and what the caller needs to mend it."""
+"""Refusals, each with a reason from the protocol and the information needed to fix the request."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
 
 _LONGEST_TEXT = 512
-"""Characters of a message or a metadata value: gRPC drops a status whose trailers pass a few kilobytes."""
+"""Maximum characters of a message or metadata value: gRPC drops statuses with more than a few kilobytes."""
 
 
 class RequestError(Exception):
-    """A request that is refused; it has changed nothing."""
+    """A refused request, which has changed nothing."""
 
     def __init__(self, reason: replay_pb2.ErrorReason.ValueType, message: str, **metadata: object) -> None:
-        """Say what is wrong, for people (``message``) and for programs (the rest).
+        """Create a refusal.
 
         Args:
-            reason: why, from the contract.
-            message: what was expected, what came, what to do.
-            **metadata: the reason's metadata, as the contract lists it.
+            reason: from the protocol.
+            message: for people: what was expected, what came, what to do.
+            **metadata: for programs; the protocol lists it for each reason.
         """
         super().__init__(_shortened(message))
         self.reason = reason
@@ -31,13 +31,13 @@ class RequestError(Exception):
 
 
 def _shortened(text: str) -> str:
-    """The text, its middle left out if a caller made it too long."""
+    """Shorten the middle of a text that is too long."""
     half = _LONGEST_TEXT // 2
     return text if len(text) <= _LONGEST_TEXT else f"{text[:half]}...{text[-half:]}"
 
 
 def invalid_field(error: FieldError) -> RequestError:
-    """A field is not as the contract says."""
+    """A field is invalid."""
     return RequestError(
         replay_pb2.ERROR_REASON_INVALID_FIELD,
         str(error),
@@ -48,7 +48,7 @@ def invalid_field(error: FieldError) -> RequestError:
 
 
 def table_not_found(name: str) -> RequestError:
-    """There is no table of this name."""
+    """The table does not exist."""
     return RequestError(
         replay_pb2.ERROR_REASON_TABLE_NOT_FOUND,
         f"there is no table {name!r}; create it first",
@@ -57,7 +57,7 @@ def table_not_found(name: str) -> RequestError:
 
 
 def table_exists(name: str, difference: FieldError) -> RequestError:
-    """There is a table of this name with another config."""
+    """The table exists with another config."""
     return RequestError(
         replay_pb2.ERROR_REASON_TABLE_EXISTS,
         f"table {name!r} exists with another config: {difference.field} is {difference.expected}, asked for "
@@ -70,7 +70,7 @@ def table_exists(name: str, difference: FieldError) -> RequestError:
 
 
 def table_replaced(name: str) -> RequestError:
-    """The caller knows an earlier table of this name."""
+    """The caller refers to an earlier table with this name."""
     return RequestError(
         replay_pb2.ERROR_REASON_TABLE_REPLACED,
         f"table {name!r} has another uid: it was dropped and created again; look it up again",
@@ -79,26 +79,26 @@ def table_replaced(name: str) -> RequestError:
 
 
 WaitedFor = Literal["rows", "samples", "inserts", "room"]
-"""What a call waits for, as the contract names it."""
+"""What a call waits for."""
 
 
 @dataclass(frozen=True)
 class Lack:
-    """What a call waits for, and how far it is."""
+    """What a waiting call lacks."""
 
     waited_for: WaitedFor
     have: int
-    """So much is there; below ``needed``."""
+    """Available amount, below ``needed``."""
     needed: int
-    """So much lets the call go on. In which unit: see `_PROGRESS`."""
+    """Amount that lets the call proceed; see `_PROGRESS` for units."""
 
     @property
     def metadata(self) -> dict[str, object]:
-        """As the contract has it."""
+        """Metadata of the refusal."""
         return {"waited_for": self.waited_for, "have": self.have, "needed": self.needed}
 
     def __str__(self) -> str:
-        """For people: "3,120 of 10,000 rows"."""
+        """For messages: "3,120 of 10,000 rows"."""
         return _PROGRESS[self.waited_for].format(have=self.have, needed=self.needed)
 
 
@@ -117,7 +117,7 @@ _LACKING: Mapping[WaitedFor, str] = {
 
 
 def table_empty(name: str, needed: int = 1) -> RequestError:
-    """There is nothing to draw; so many rows are needed."""
+    """There are no rows to draw; ``needed`` are required."""
     return RequestError(
         replay_pb2.ERROR_REASON_TABLE_EMPTY,
         f"table {name!r} has no rows to draw: 0 of {needed:,}; insert some, or sample with a timeout",
@@ -128,7 +128,7 @@ def table_empty(name: str, needed: int = 1) -> RequestError:
 
 
 def waited_too_long(name: str, wait_s: float, lack: Lack) -> RequestError:
-    """What a call waited for did not come in time."""
+    """A wait exceeded its time limit."""
     return RequestError(
         replay_pb2.ERROR_REASON_WAITED_TOO_LONG,
         f"table {name!r}: waited {wait_s:g} s for {lack.waited_for}: {lack}; {_LACKING[lack.waited_for]}",
@@ -138,7 +138,7 @@ def waited_too_long(name: str, wait_s: float, lack: Lack) -> RequestError:
 
 
 def limited(name: str, lack: Lack) -> RequestError:
-    """The table's limiter or queue does not allow something now, and the caller does not wait for it."""
+    """The rate limiter or queue does not allow the call now, and the caller does not wait."""
     return RequestError(
         replay_pb2.ERROR_REASON_LIMITED,
         f"table {name!r}: {_LACKING[lack.waited_for]}: {lack}; retry later, or set a timeout to wait",
@@ -157,7 +157,7 @@ def table_reset(name: str) -> RequestError:
 
 
 def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
-    """A bound of the server was passed."""
+    """A limit was exceeded."""
     return RequestError(
         replay_pb2.ERROR_REASON_TOO_LARGE,
         f"{bound}: at most {limit} allowed ({setting}), got {got}",
@@ -169,7 +169,7 @@ def too_large(bound: str, limit: int, got: int, setting: str) -> RequestError:
 
 
 def no_space(name: str, folder: Path, what: str = "table") -> RequestError:
-    """The disk or memory that holds the tables, or the checkpoints, in a folder is full."""
+    """The file system of the tables or checkpoints is full."""
     return RequestError(
         replay_pb2.ERROR_REASON_NO_SPACE,
         f"no space left for {what} {name!r} in {folder}; free some, then retry",
@@ -178,7 +178,7 @@ def no_space(name: str, folder: Path, what: str = "table") -> RequestError:
 
 
 def sequence_gap(expected: int, got: int) -> RequestError:
-    """A writer left out a sequence number."""
+    """A writer skipped a sequence number."""
     return RequestError(
         replay_pb2.ERROR_REASON_SEQUENCE_GAP,
         f"sequence: expected {expected}, got {got}; resend the unacknowledged inserts in order",
@@ -188,7 +188,7 @@ def sequence_gap(expected: int, got: int) -> RequestError:
 
 
 def sequence_too_old(oldest_known: int, got: int) -> RequestError:
-    """A repeat came so late that its keys are forgotten."""
+    """A retry came so late that its keys are forgotten."""
     return RequestError(
         replay_pb2.ERROR_REASON_SEQUENCE_TOO_OLD,
         f"sequence {got} was applied, but its keys are no longer known (oldest known: {oldest_known})",
@@ -198,7 +198,7 @@ def sequence_too_old(oldest_known: int, got: int) -> RequestError:
 
 
 def writer_unknown(got: int) -> RequestError:
-    """A writer that is not known does not begin at 1."""
+    """An unknown writer does not start at sequence 1."""
     return RequestError(
         replay_pb2.ERROR_REASON_WRITER_UNKNOWN,
         f"unknown writer: expected sequence 1, got {got}; it "
@@ -217,7 +217,7 @@ def writer_superseded() -> RequestError:
 
 
 def shutting_down() -> RequestError:
-    """The server is closing."""
+    """The server is shutting down."""
     return RequestError(
         replay_pb2.ERROR_REASON_SHUTTING_DOWN,
         "the server is shutting down; retry once it is back",
@@ -225,7 +225,7 @@ def shutting_down() -> RequestError:
 
 
 def checkpoints_off() -> RequestError:
-    """There is no place for checkpoints."""
+    """The server has no checkpoint directory."""
     return RequestError(
         replay_pb2.ERROR_REASON_CHECKPOINTS_OFF,
         "checkpoints are off: start the server with --checkpoint-dir",
@@ -234,7 +234,7 @@ def checkpoints_off() -> RequestError:
 
 
 def checkpoint_not_found(name: str) -> RequestError:
-    """There is no such checkpoint."""
+    """The checkpoint does not exist."""
     return RequestError(
         replay_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND,
         f"there is no checkpoint {name!r}; `replay checkpoint list` lists the existing ones",
@@ -243,7 +243,7 @@ def checkpoint_not_found(name: str) -> RequestError:
 
 
 def checkpoint_damaged(name: str, file: str, fault: str) -> RequestError:
-    """A checkpoint cannot be trusted."""
+    """A checkpoint is corrupt."""
     return RequestError(
         replay_pb2.ERROR_REASON_CHECKPOINT_DAMAGED,
         f"checkpoint {name!r} is corrupt: {fault}; use another one",
@@ -253,12 +253,12 @@ def checkpoint_damaged(name: str, file: str, fault: str) -> RequestError:
 
 
 def internal() -> RequestError:
-    """The server is at fault; its log says more."""
+    """An internal error, whose details are in the log."""
     return RequestError(replay_pb2.ERROR_REASON_INTERNAL, "internal error; the server's log has the traceback")
 
 
 def unauthenticated(problem: str) -> RequestError:
-    """Nobody knows who calls; the problem never says what the token was."""
+    """The token is missing or invalid; ``problem`` never contains the token."""
     return RequestError(
         replay_pb2.ERROR_REASON_UNAUTHENTICATED,
         f"{problem}; send a valid one as 'authorization: Bearer TOKEN'",
@@ -266,13 +266,13 @@ def unauthenticated(problem: str) -> RequestError:
 
 
 def permission_denied(caller: str, one_of: Sequence[str], on: str, table: str = "") -> RequestError:
-    """The caller may not do this; whether there is such a table is not said.
+    """The caller lacks a right; does not reveal whether the table exists.
 
     Args:
         caller: name of its token.
-        one_of: the rights of which it has none.
-        on: on what it has none, in words.
-        table: the table, if that is one which the caller has named.
+        one_of: rights, one of which is required.
+        on: description of the object.
+        table: the table, if the caller named it.
     """
     rights = " or ".join(one_of)
     return RequestError(

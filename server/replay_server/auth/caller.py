@@ -1,10 +1,10 @@
-"""The caller of a call or stream: found by its token, and asked before anything is done for it.
+"""Callers, identified by token, and their rights.
 
     caller = authenticator.caller(token)          # once per call, stream or connection
     caller.check(Right.WRITE, "cartpole")         # before each thing that is done
 
-Without a file of tokens everybody may do everything. With one, a token that is taken out of the file, or expires, is
-refused from then on: calls that wait and open streams are ended.
+Without a tokens file, everyone may do everything. With one, removed and expired tokens are refused from then on, and
+their waiting calls and open streams end.
 """
 
 from __future__ import annotations
@@ -29,55 +29,55 @@ class Caller(Protocol):
 
     @property
     def identity(self) -> str:
-        """By which it is told from others where all share what there is; see `replay_server.auth.identity`."""
+        """Identifies the caller in shared budgets; see `replay_server.auth.identity`."""
         ...
 
     def may(self, one_of: Right, table: str | None = None) -> bool:
-        """Whether it has one of these rights on a table; None: on any table at all.
+        """Whether it has one of these rights on a table; None: on any table.
 
         Raises:
-            RequestError: UNAUTHENTICATED, if its token is not valid any more.
+            RequestError: UNAUTHENTICATED if its token is no longer valid.
         """
         ...
 
     def check(self, one_of: Right, table: str | None = None) -> None:
-        """Refuse it unless it has one of these rights on a table; None: on any table at all.
+        """Require one of these rights on a table; None: on any table.
 
         Raises:
-            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is not valid any more.
+            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is no longer valid.
         """
         ...
 
     def may_on_all(self, one_of: Right) -> bool:
-        """Whether it has one of these rights on all tables, whether or not there are any.
+        """Whether it has one of these rights on all tables, including future ones.
 
         Raises:
-            RequestError: UNAUTHENTICATED, if its token is not valid any more.
+            RequestError: UNAUTHENTICATED if its token is no longer valid.
         """
         ...
 
     def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
-        """Refuse it unless it has one of these rights on all tables, whether or not there are any.
+        """Require one of these rights on all tables, including future ones.
 
         Args:
             one_of: the rights.
-            what: what the refusal says that it has them not on.
+            what: the object named in the refusal.
 
         Raises:
-            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is not valid any more.
+            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is no longer valid.
         """
         ...
 
     def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
-        """Refuse it unless it has one of these rights on each of these tables; the refusal names ``what`` instead.
+        """Require one of these rights on each of these tables; refusals name ``what`` instead.
 
         Raises:
-            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is not valid any more.
+            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is no longer valid.
         """
         ...
 
     def check_valid(self) -> None:
-        """Refuse it if its token is not valid any more.
+        """Require a valid token.
 
         Raises:
             RequestError: UNAUTHENTICATED.
@@ -85,62 +85,62 @@ class Caller(Protocol):
         ...
 
     def quota(self) -> Quota:
-        """What the tables that it makes may take.
+        """Quota of the tables it creates.
 
         Raises:
-            RequestError: UNAUTHENTICATED, if its token is not valid any more.
+            RequestError: UNAUTHENTICATED if its token is no longer valid.
         """
         ...
 
     def while_valid(self, end: End) -> AbstractContextManager[None]:
-        """Have something ended, while it waits, if the caller's token is not valid any more."""
+        """Inside the block, call ``end`` if the caller's token becomes invalid."""
         ...
 
 
 class Anyone:
-    """Whoever calls a server without tokens: may do everything."""
+    """A caller of a server without tokens, who may do everything."""
 
     def __init__(self, identity: str = "") -> None:
-        """Remember from where it calls."""
+        """Remember its address."""
         self.identity = identity
 
     def may(self, one_of: Right, table: str | None = None) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def check(self, one_of: Right, table: str | None = None) -> None:
-        """Nothing is refused."""
+        """Do nothing."""
 
     def may_on_all(self, one_of: Right) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
-        """Nothing is refused."""
+        """Do nothing."""
 
     def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
-        """Nothing is refused."""
+        """Do nothing."""
 
     def check_valid(self) -> None:
-        """Nothing is refused."""
+        """Do nothing."""
 
     def quota(self) -> Quota:
-        """As much as the server has."""
+        """Unlimited."""
         return Quota()
 
     def while_valid(self, _end: End) -> AbstractContextManager[None]:
-        """Nothing is ended."""
+        """Do nothing."""
         return nullcontext()
 
 
 class TokenHolder:
-    """Somebody who came with a token that is known."""
+    """A caller with a known token."""
 
     def __init__(self, tokens: Tokens, digest: bytes, revocations: Revocations) -> None:
-        """Remember by which token; the token itself is not kept.
+        """Remember the token's digest, but not the token.
 
         Raises:
-            RequestError: UNAUTHENTICATED, if its time is over, or it was taken away.
+            RequestError: UNAUTHENTICATED if the token expired or was removed.
         """
         self._tokens = tokens
         self._digest = digest
@@ -192,10 +192,10 @@ class TokenHolder:
 
 
 def _valid_grant(tokens: Tokens, digest: bytes) -> Grant:
-    """What a token allows.
+    """The token's grant.
 
     Raises:
-        RequestError: UNAUTHENTICATED, if its time is over or it was taken away.
+        RequestError: UNAUTHENTICATED if the token expired or was removed.
     """
     grant = tokens.grant(digest)
     if grant is None:
@@ -206,25 +206,25 @@ def _valid_grant(tokens: Tokens, digest: bytes) -> Grant:
 
 
 class Authenticator:
-    """Finds out who calls."""
+    """Identifies callers."""
 
     def __init__(self, tokens: Path | None = None) -> None:
         """Read the tokens.
 
         Args:
-            tokens: their file, see `replay_proto.access.tokens`; None: whoever calls may do everything.
+            tokens: the tokens file, see `replay_proto.access.tokens`; None: everyone may do everything.
 
         Raises:
-            UnusableFileError: if the file cannot be used.
+            UnusableFileError: the file is invalid.
         """
         self._tokens = None if tokens is None else Tokens(tokens)
         self._revocations = Revocations(self._check)
 
     def caller(self, token: str | None, peer: str = "") -> Caller:
-        """The caller who sent this token, from this peer, as gRPC writes it.
+        """Identify a caller by its token and its peer, in gRPC's format.
 
         Raises:
-            RequestError: UNAUTHENTICATED, if a token is wanted and this one is missing, wrong or expired.
+            RequestError: UNAUTHENTICATED if a token is required and this one is missing, wrong or expired.
         """
         if self._tokens is None:
             return Anyone(of_peer(peer))
@@ -236,7 +236,7 @@ class Authenticator:
         return TokenHolder(self._tokens, digest, self._revocations)
 
     def caller_of(self, metadata: Iterable[tuple[str, str | bytes]], peer: str = "") -> Caller:
-        """The caller who sent this metadata with its call, from this peer, as gRPC writes it.
+        """Identify a caller by the metadata of its call and its peer, in gRPC's format.
 
         Raises:
             RequestError: UNAUTHENTICATED, see `caller`.

@@ -1,8 +1,8 @@
-"""Which callers are one and the same where they share what there is: those of one token, or of one host.
+"""Groups callers that share budgets: those with the same token, or on the same host.
 
-Whoever has a token is known by its name, from wherever it calls. Without tokens a caller is a host: an IPv4 address, a
-network of 64 bits of IPv6 (which is what one customer gets), or this machine, by whatever way (loopback or the socket
-beside the tables). Nothing tells the processes of one machine apart that they could not make up.
+With tokens, a caller is identified by the token's name, regardless of its address. Without tokens, a caller is a host:
+an IPv4 address, an IPv6 /64 network (the usual size for one customer), or this machine, via loopback or the local
+socket. Processes on one machine cannot be distinguished reliably.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _NETWORK_BITS: Final = 64
 
 
 def of_token(name: str) -> str:
-    """Whoever has the token of this name."""
+    """Identity of the holders of a token."""
     return f"token {name}"
 
 
 def of_peer(peer: str) -> str:
-    """The host of a peer, as gRPC writes it: ``ipv4:10.0.0.7:52100``, ``ipv6:%5B2001:db8::1%5D:52100``, ``unix:``."""
+    """Identity of a peer, in gRPC's format: ``ipv4:10.0.0.7:52100``, ``ipv6:%5B2001:db8::1%5D:52100``, ``unix:``."""
     kind, _, address = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return THIS_HOST
@@ -31,7 +31,7 @@ def of_peer(peer: str) -> str:
 
 @lru_cache(maxsize=1024)
 def of_host(address: str) -> str:
-    """The host of an address without a port; empty: this one."""
+    """Identity of an address without a port; empty: this machine."""
     try:
         found = ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the tables of one owner may take, as the tokens file says."""
+"""Quota of the tables of one owner, from the tokens file."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from replay_server import errors
 
 @dataclass(frozen=True)
 class Quota:
-    """What the tables of one owner may take."""
+    """Quota of the tables of one owner."""
 
     owner: str = ""
-    """Name of the token by which they were made; empty: there is none."""
+    """Name of the token that created them; empty: none."""
     max_tables: int | None = None
-    """Tables at once; None: as many as the server takes."""
+    """Maximum number of tables; None: the server's limit."""
     max_bytes: int | None = None
-    """Tables once they are full; None: as many as the server takes."""
+    """Maximum bytes of all tables when full; None: the server's limit."""
 
     def check(self, size: int, others: Sequence[int]) -> None:
-        """Refuse a table that is too large, or one too many.
+        """Refuse a table beyond the quota.
 
         Args:
-            size: bytes of the table once it is full, its index included.
-            others: the same of each table of this owner.
+            size: bytes of the table when full, including its index.
+            others: the same for each existing table of this owner.
 
         Raises:
             RequestError: TOO_LARGE.

@@ -1,6 +1,6 @@
-"""Tokens that are taken away, or expire, while calls of theirs wait or streams are open: those are ended.
+"""Ends waiting calls and open streams whose token is removed or expires.
 
-with caller.while_valid(end):         # end(refusal) is called if its token is valid no more
+with caller.while_valid(end):         # end(refusal) is called if its token becomes invalid
 await what_the_call_waits_for
 """
 
@@ -17,17 +17,17 @@ from replay_server.errors import RequestError
 
 _LOOK_S: Final = REFRESH_S / 2
 End = Callable[[RequestError], None]
-"""Ends a call with a refusal; it may be told so again before the call is over."""
+"""Ends a call with a refusal; may be called several times."""
 
 
 class Revocations:
-    """Looks now and then whether the tokens of those who wait are valid, once for all calls of a token."""
+    """Periodically checks the tokens of waiting calls, once per token."""
 
     def __init__(self, check: Callable[[bytes], object]) -> None:
-        """Begin with nobody.
+        """Start without calls.
 
         Args:
-            check: raises a RequestError if the token of a digest is valid no more.
+            check: raises a RequestError if the token with this digest is invalid.
         """
         self._check = check
         self._ends: dict[bytes, dict[object, End]] = {}
@@ -35,7 +35,7 @@ class Revocations:
 
     @contextmanager
     def ending(self, digest: bytes, end: End) -> Iterator[None]:
-        """End something within `REFRESH_S` and a second after its token is valid no more."""
+        """Call ``end`` within `REFRESH_S` plus a second after the token becomes invalid."""
         call = object()
         self._ends.setdefault(digest, {})[call] = end
         if self._next_look is None:

@@ -1,6 +1,6 @@
-"""Priority backends: how rows are chosen by their priorities.
+"""Priority backends, which draw rows by priority.
 
-A backend is one file with a class that is a `PriorityIndex`, and its place in `BACKENDS` here::
+A backend is one file with a subclass of `PriorityIndex`, listed in `BACKENDS`::
 
     index = make_index("sum_tree", {"alpha": 0.7}, priorities)
     index.rebuild(LiveRows(oldest=0, size=0, slots=len(priorities)))     # before anything else
@@ -37,30 +37,30 @@ __all__ = [
 ]
 
 SMALL_INDEX_BYTES = 1 << 16
-"""What an index takes however few rows there are, at most."""
+"""Upper bound on the fixed memory of an index."""
 BACKENDS: Mapping[str, type[PriorityIndex]] = {backend.name: backend for backend in (SumTree, RankIndex, UniformIndex)}
 """Every backend by its name."""
 
 
 def index_bytes(name: str, slots: int) -> int:
-    """Return how much memory an index of ``slots`` priorities takes at most, beside the priority array."""
+    """Upper bound on the memory of an index with ``slots`` priorities, excluding the priority array."""
     return math.ceil(BACKENDS[name].most_bytes_per_slot * slots) + SMALL_INDEX_BYTES
 
 
 def make_index(name: str, given: Mapping[str, float], priorities: NDArray[np.float64]) -> PriorityIndex:
-    """Return an index without rows; call its `PriorityIndex.rebuild` before anything else.
+    """Create an empty index; call its `PriorityIndex.rebuild` first.
 
     Args:
         name: a key of `BACKENDS`.
-        given: parameters by name; those left out have their defaults.
-        priorities: float64[slots], the table's priority array. It is left as it is until ``rebuild``.
+        given: parameters by name; missing ones have defaults.
+        priorities: float64[slots], the table's priority array. It is not read before ``rebuild``.
     """
     backend = BACKENDS[name]
     return backend(backend.Parameters(**given), priorities)
 
 
 def warm_up_backend(name: str) -> None:
-    """Compile every kernel of a backend, or load it from the cache, by using each method once."""
+    """Compile or load every kernel of a backend by calling each method once."""
     slots = 4
     live = LiveRows(oldest=0, size=2, slots=slots)
     keys = np.arange(3, dtype=np.int64)

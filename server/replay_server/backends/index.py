@@ -1,7 +1,7 @@
-"""The seam between a table and its priority backend: what every backend offers.
+"""The interface of priority backends.
 
-A backend keeps one priority per live row and draws rows by it. It knows keys, priorities and
-the ring they lie in (key ``k`` in slot ``k % slots``); it knows nothing of columns or of gRPC.
+A backend stores one priority per live row and draws rows by priority. It works with keys, priorities and the ring of
+slots (key ``k`` is in slot ``k % slots``), independently of columns and gRPC.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEAD_PRIORITY = -1.0
-"""What the priority array holds in a slot without a live row (a real priority is never negative)."""
+"""Marks slots without a live row in the priority array (real priorities are never negative)."""
 
 MOST_ROWS = 1 << 40
-"""Largest capacity of a table, whatever its backend: far above any memory, and far below the 48 bits that a key has."""
+"""Largest capacity of any table: far above any memory, and far below the 48 bits of a key."""
 
 LEAST_PROBABILITY = float(np.finfo(np.float64).tiny)
-"""Reported instead of a smaller one, whose inverse, an importance-sampling weight, would overflow."""
+"""Reported instead of smaller probabilities, whose importance-sampling weights would overflow."""
 
 
 class LiveRows(NamedTuple):
-    """The live rows of a table: ``size`` consecutive keys, from ``oldest`` on."""
+    """The live rows of a table: ``size`` consecutive keys starting at ``oldest``."""
 
     oldest: int
     """Key of the oldest live row."""
     size: int
     """Number of live rows."""
     slots: int
-    """Length of the ring: key ``k`` lies in slot ``k % slots``."""
+    """Size of the ring: key ``k`` is in slot ``k % slots``."""
 
 
 def live_slots(live: LiveRows) -> NDArray[np.int64]:
@@ -40,40 +40,39 @@ def live_slots(live: LiveRows) -> NDArray[np.int64]:
 
 
 class Drawn(NamedTuple):
-    """Rows drawn by a backend, in the order of the fractions they were drawn for."""
+    """Rows drawn by a backend, in the order of the fractions."""
 
     keys: NDArray[np.int64]
-    """int64[batch]: keys of live rows, repeats possible (draws are with replacement)."""
+    """int64[batch]: keys of live rows, possibly repeated (draws are with replacement)."""
     probabilities: NDArray[np.float64]
-    """float64[batch]: mass over total mass of each row, at the moment of drawing."""
+    """float64[batch]: mass over total mass of each row, at the time of the draw."""
 
 
 class PriorityIndex(ABC):
-    """Priorities of the live rows, and draws in proportion to the mass they are turned into.
+    """Priorities of the live rows, and draws in proportion to their mass.
 
-    An index is given the table's priority array (a mapped file) when it is made. It is the only one that writes to
-    it; everything else it keeps on the heap and can rebuild from that array. Callers have validated what they pass:
-    keys are live or about to be, distinct within a call, and priorities are finite, not negative and at most
-    `priority_limit`.
+    An index owns the table's priority array (a mapped file): only the index writes to it. All other state is on the
+    heap and can be rebuilt from that array. Arguments are already validated: keys are live or about to be, and distinct
+    within a call; priorities are finite, non-negative and at most `priority_limit`.
     """
 
     name: ClassVar[str]
-    """What tables call it."""
+    """Name of the backend in table configs."""
     most_rows: ClassVar[int] = MOST_ROWS
-    """Largest capacity of a table with it."""
+    """Largest capacity of a table with this backend."""
     most_bytes_per_slot: ClassVar[float]
-    """Memory that an index takes at most per slot, in bytes, beside the priority array."""
+    """Upper bound on memory per slot in bytes, excluding the priority array."""
     Parameters: ClassVar[type[Any]]
     """A frozen dataclass of numbers that checks its fields."""
     priority_limit: float = math.inf
-    """The largest priority whose mass this index can add up exactly; ``inf`` if any finite one will do."""
+    """Largest priority that this index supports; ``inf``: any finite one."""
 
     def __init__(self, parameters: Any, priorities: NDArray[np.float64]) -> None:
-        """Make an index without rows; call `rebuild` before anything else.
+        """Create an empty index; call `rebuild` first.
 
         Args:
-            parameters: how priorities are turned into masses, a `Parameters`.
-            priorities: float64[slots], the table's priority array. It is left as it is until ``rebuild``.
+            parameters: a `Parameters`.
+            priorities: float64[slots], the table's priority array. It is not read before ``rebuild``.
         """
         self.parameters = parameters
         self._priorities = np.asarray(priorities)
@@ -95,19 +94,19 @@ class PriorityIndex(ABC):
 
     @abstractmethod
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
-        """Set the priorities of rows, whether they are new or already there.
+        """Set the priorities of new or existing rows.
 
         Args:
             keys: int64[n], distinct.
-            priorities: float64[n]; `DEAD_PRIORITY` forgets a row.
+            priorities: float64[n]; `DEAD_PRIORITY` removes a row.
         """
 
     def clear(self, keys: NDArray[np.int64]) -> None:
-        """Forget rows that are no longer live. keys: int64[n], distinct, each written and not yet cleared."""
+        """Remove rows that are no longer live. keys: int64[n], distinct, written and not yet cleared."""
         self.write(keys, np.full(len(keys), DEAD_PRIORITY))
 
     def rebuild(self, live: LiveRows) -> None:
-        """Start anew from the priority array: only the rows of ``live`` count, other slots become dead."""
+        """Rebuild from the priority array: keep the rows in ``live``, and mark other slots as dead."""
         first = live.oldest % live.slots
         end = first + live.size
         if end <= live.slots:
@@ -123,26 +122,26 @@ class PriorityIndex(ABC):
 
     @abstractmethod
     def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
-        """Turn points of the total mass, given as fractions of it, into the rows that lie there.
+        """Map points of the total mass, given as fractions, to rows.
 
         Args:
             fractions: float64[batch] in [0, 1), in any order.
-            live: the live rows; at least one.
+            live: the live rows, at least one.
 
         Returns:
-            One row per fraction. A row of zero mass is never returned, unless all are of zero
-            mass: then the draw is uniform over the live rows.
+            One row per fraction. Rows with zero mass are never returned, unless all have zero mass; then the draw is
+            uniform over the live rows.
         """
 
     @abstractmethod
     def masses(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return float64[n]: the masses that rows of these priorities and ranks have, whether there are such or not.
+        """Return the masses, float64[n], of hypothetical rows with these priorities and ranks.
 
         Args:
             priorities: float64[n].
-            ranks: int64[n], from 1, the largest priority; of equal ones the newest comes first.
+            ranks: int64[n], from 1 (the largest priority, the newest row if equal).
         """
 
     @abstractmethod
     def smallest_probability(self, live: LiveRows) -> float:
-        """Probability of the least probable live row of non-zero mass (1 / size when total mass is zero)."""
+        """Smallest probability of a live row with non-zero mass (1 / size if the total mass is zero)."""

@@ -1,4 +1,4 @@
-"""What the parameters of all backends have in common: how they are checked, and how a wrong one is reported."""
+"""Validation of backend parameters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def read_parameters(kind: type[T], name: str, given: Mapping[str, Any]) -> T:
-    """Make the parameters of the backend ``name``: those given, and defaults for the rest.
+    """Create the parameters of backend ``name``, with defaults for missing ones.
 
     Raises:
-        FieldError: if it has no such parameter, or one is out of range.
+        FieldError: a parameter is unknown or out of range.
     """
     accepted = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for field in given:

@@ -1,8 +1,8 @@
 """The backend ``rank``: rank-based prioritization (Schaul et al. 2016, arXiv:1511.05952, section 3.3).
 
-P(i) = rank_i ** -alpha / sum of j ** -alpha over all ranks j (equation 1, with a priority of 1 / rank). Rank 1 is the
-largest priority, of equal ones the newest. Ranks are exact after every write, where the paper keeps a heap that is
-sorted only now and then.
+P(i) = rank_i ** -alpha / sum of j ** -alpha over all ranks j (equation 1, with a priority of 1 / rank). Rank 1 has the
+largest priority; if equal, the newest row. Ranks are exact after every write; the paper uses a heap that is sorted only
+occasionally.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from replay_server.kernels.compile import as_kernel_input, kernel
 from replay_server.kernels.prefetch import touch
 
 MOST_RANKED = 2_000_000_000
-"""Most rows of a table with ranks: with its slack, a ring of them has no more slots than `rank_tree.MOST_ROWS`."""
+"""Largest capacity of a ranked table: including slack, its ring fits into `rank_tree.MOST_ROWS`."""
 
 
 @dataclass(frozen=True)
 class RankParameters:
-    """How ranks are turned into masses.
+    """Parameters of rank-based prioritization.
 
     Raises:
-        FieldError: if one is out of range.
+        FieldError: a parameter is out of range.
     """
 
     alpha: float = 0.6
-    """Exponent of 1 / rank: 0 draws all rows alike, 1 in proportion to 1 / rank. Finite, at least 0."""
+    """Exponent of 1 / rank: 0 for uniform draws, 1 for draws in proportion to 1 / rank. Finite, at least 0."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -52,9 +52,9 @@ def _write_piece(
     priorities: NDArray[np.float64],
     order: rank_tree.RankTree,
 ) -> int:
-    """Store at most `rank_tree.MOST_MOVED` priorities, move rows to their new ranks, and return how many rows came.
+    """Store up to `rank_tree.MOST_MOVED` priorities, move rows to their new ranks, return the growth in rows.
 
-    Pieces are counted in Python: a kernel around this one would be as much again to compile.
+    The loop over pieces is in Python: a kernel around this one would double the compile time.
     """
     old_keys = np.empty(len(keys), dtype=np.int64)
     old_priorities = np.empty(len(keys), dtype=np.float64)
@@ -94,7 +94,7 @@ def _draw(
     size: int,
     alpha: float,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return keys and probabilities of the rows at these fractions of the total mass."""
+    """Return keys and probabilities of the rows at fractions of the total mass."""
     batch = len(fractions)
     ranks = np.empty(batch, dtype=np.int64)
     find_ranks(sums, size, fractions, ranks)
@@ -106,23 +106,23 @@ def _draw(
 
 
 def warm_up_writing() -> None:
-    """Compile or load what writes. It takes as long to compile as all other kernels together."""
+    """Compile or load the write kernels, which take as long to compile as all others together."""
     _write_piece(np.zeros(1, dtype=np.int64), np.ones(1), np.full(1, DEAD_PRIORITY), rank_tree.make_tree(1))
 
 
 def warm_up_drawing() -> None:
-    """Compile or load what draws. No kernel is shared with `warm_up_writing`."""
+    """Compile or load the draw kernels. None is shared with `warm_up_writing`."""
     _draw(np.empty(0), power_sums(1, 1.0), rank_tree.allocate(1), 1, 1.0)
 
 
 class RankIndex(PriorityIndex):
-    """Draws rows by their rank, by a counted B+ tree."""
+    """Draws rows by rank, using a counted B+ tree."""
 
     name = "rank"
     most_rows = MOST_RANKED
     most_bytes_per_slot = 57.4
-    """A prefix sum and its guide: 8 + 8 / 64. A leaf of 520 bytes for every 12 rows: 43.3. An inner node of 776 bytes
-    for every 12 leaves, and so on upwards: 5.9. Only what has been written to takes memory."""
+    """A prefix sum and its guide: 8 + 8 / 64. A leaf of 520 bytes per 12 rows: 43.3. An inner node of 776 bytes per 12
+    leaves, and so on upwards: 5.9. Only pages that were written to use memory."""
     Parameters = RankParameters
 
     def __init__(self, parameters: RankParameters, priorities: NDArray[np.float64]) -> None:
@@ -149,14 +149,14 @@ class RankIndex(PriorityIndex):
         return rank_tree.smallest_priority(self._order) if self._size else 0.0
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
-        """Set the priorities of rows, whether they are new or already there."""
+        """Set the priorities of new or existing rows."""
         keys, priorities = as_kernel_input(keys), as_kernel_input(priorities)
         for first in range(0, len(keys), rank_tree.MOST_MOVED):
             piece = slice(first, first + rank_tree.MOST_MOVED)
             self._size += _write_piece(keys[piece], priorities[piece], self._priorities, self._order)
 
     def _recompute(self, live: LiveRows) -> None:
-        # Newest first, so that a stable sort leaves equal priorities in order of rank.
+        # Newest first: a stable sort then ranks equal priorities correctly.
         newest_first = self._priorities[live_slots(live)[::-1]]
         order = np.argsort(-newest_first, kind="stable")
         keys = live.oldest + live.size - 1 - order
@@ -172,6 +172,6 @@ class RankIndex(PriorityIndex):
         return np.asarray(ranks.astype(np.float64) ** -self._alpha)
 
     def smallest_probability(self, live: LiveRows) -> float:
-        """Probability of the last rank, or of the last whose mass a float64 can tell from zero."""
+        """Probability of the last rank whose mass is above zero in float64."""
         mass = rank_mass(last_rank_with_mass(live.size, self._alpha), self._alpha)
         return max(float(mass) / float(self._sums.prefix[live.size]), LEAST_PROBABILITY)

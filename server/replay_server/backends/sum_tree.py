@@ -21,21 +21,21 @@ from replay_server.kernels.compile import aligned_full, as_kernel_input, kernel
 from replay_server.kernels.prefetch import prefetch
 
 MASS_LIMIT = 2.0**900
-"""The largest mass of one row. 2^100 such rows would still add up to a finite total."""
+"""Largest mass of a row; 2^100 such rows still have a finite sum."""
 
 
 @dataclass(frozen=True)
 class SumTreeParameters:
-    """How priorities are turned into masses.
+    """Parameters of proportional prioritization.
 
     Raises:
-        FieldError: if one is out of range, or the mass of priority 0 would pass `MASS_LIMIT`.
+        FieldError: a parameter is out of range, or the mass of priority 0 exceeds `MASS_LIMIT`.
     """
 
     alpha: float = 0.6
-    """Exponent of the priority: 0 draws all rows alike, 1 in proportion to their priorities. Finite, at least 0."""
+    """Exponent of the priority: 0 for uniform draws, 1 for proportional draws. Finite, at least 0."""
     epsilon: float = 1e-6
-    """Added to each priority, so that rows of priority 0 are drawn too. Finite, at least 0."""
+    """Added to each priority, so that rows with priority 0 can be drawn. Finite, at least 0."""
     max_priority: float | None = None
     """Cap on priority + epsilon, before the exponent; finite, above 0. None: no cap."""
 
@@ -54,18 +54,18 @@ class SumTreeParameters:
         return math.inf if self.max_priority is None else self.max_priority
 
     def mass(self, priority: float) -> float:
-        """Return the mass of one row of this priority; ``inf`` if no float64 can hold it."""
+        """Return the mass of a row with this priority; ``inf`` on overflow."""
         try:
             return float(min(priority + self.epsilon, self.cap) ** self.alpha)
         except OverflowError:
             return math.inf
 
     def priority_limit(self) -> float:
-        """Return the largest priority of a mass of at most `MASS_LIMIT`; ``inf`` if every finite one has."""
+        """Return the largest priority whose mass is at most `MASS_LIMIT`; ``inf``: any finite one."""
         largest = float(np.finfo(np.float64).max)
         if self.mass(largest) <= MASS_LIMIT:
             return math.inf
-        # Positive floats are ordered as the integers of the same bits: halve the interval between two of those.
+        # Bisect over the bit patterns: positive floats have the same order as integers with the same bits.
         allowed, refused = _bits_of(0.0), _bits_of(largest)
         while refused - allowed > 1:
             middle = (allowed + refused) // 2
@@ -122,7 +122,7 @@ def _write(
     for i in range(count):
         old_priorities[i] = priorities[slots[i]]
         old_masses[i] = tree[slots[i]]
-        if new_priorities[i] != priority:  # New rows share one priority: raise it to a power once.
+        if new_priorities[i] != priority:  # New rows share one priority: compute the power once.
             priority = new_priorities[i]
             mass = _mass(priority, alpha, epsilon, cap)
         priorities[slots[i]] = priority
@@ -182,11 +182,11 @@ def _draw(
 
 
 class SumTree(PriorityIndex):
-    """Draws rows in proportion to their mass, by a tree of sums."""
+    """Draws rows in proportion to their mass, using a sum tree."""
 
     name = "sum_tree"
     most_bytes_per_slot = 8 * 8 / 7 + 3 * 8 / 63
-    """A tree of fan-out 8 over masses, its leaves included, and three of fan-out 64 over extremes."""
+    """A tree with fan-out 8 over masses, including its leaves, and three with fan-out 64 over extremes."""
     Parameters = SumTreeParameters
 
     def __init__(self, parameters: SumTreeParameters, priorities: NDArray[np.float64]) -> None:
@@ -202,7 +202,7 @@ class SumTree(PriorityIndex):
             *(self._largest, self._smallest, self._least_mass, self._block_starts),
             *(float(parameters.alpha), float(parameters.epsilon), float(parameters.cap)),
         )
-        """What `_write` and `_rebuild` work on, in their order."""
+        """Common arguments of `_write` and `_rebuild`, in order."""
 
     @property
     def total_mass(self) -> float:
@@ -220,14 +220,14 @@ class SumTree(PriorityIndex):
         return extremes.top(self._smallest, self._block_starts, extremes.SMALLEST)
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
-        """Set the priorities of rows, whether they are new or already there."""
+        """Set the priorities of new or existing rows."""
         _write(as_kernel_input(keys), as_kernel_input(priorities), *self._arguments)
 
     def _recompute(self, live: LiveRows) -> None:
         _rebuild(*self._arguments)
 
     def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
-        """Return the rows that lie at these fractions of the total mass; uniform if that is zero."""
+        """Return the rows at fractions of the total mass; uniform if that is zero."""
         if self.total_mass <= 0.0:
             return draw_evenly(fractions, live)
         keys, probabilities = _draw(as_kernel_input(fractions), self._tree, self._tree_starts, live.oldest, live.slots)
@@ -240,7 +240,7 @@ class SumTree(PriorityIndex):
         )
 
     def smallest_probability(self, live: LiveRows) -> float:
-        """Probability of the least probable live row of non-zero mass; 1 / size when total mass is zero."""
+        """Smallest probability of a live row with non-zero mass; 1 / size if the total mass is zero."""
         total = self.total_mass
         if total <= 0.0:
             return 1.0 / live.size

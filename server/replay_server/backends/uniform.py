@@ -1,7 +1,6 @@
 """The backend ``uniform``: every live row is drawn with probability 1 / size, whatever its priority.
 
-Priorities are kept and counted all the same: a learner that reports them can be compared with a prioritized one
-without being changed.
+Priorities are stored and counted anyway, so that a learner that updates them works unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from replay_server.kernels.prefetch import prefetch
 
 @dataclass(frozen=True)
 class UniformParameters:
-    """Nothing to choose."""
+    """No parameters."""
 
 
 @kernel
@@ -56,7 +55,7 @@ def _write(
 
 
 class UniformIndex(PriorityIndex):
-    """Draws all rows alike, and keeps their priorities."""
+    """Draws rows uniformly, and stores their priorities."""
 
     name = "uniform"
     most_bytes_per_slot = 2 * 8 / 63
@@ -87,7 +86,7 @@ class UniformIndex(PriorityIndex):
         return extremes.top(self._smallest, self._block_starts, extremes.SMALLEST)
 
     def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
-        """Set the priorities of rows, whether they are new or already there."""
+        """Set the priorities of new or existing rows."""
         keys, priorities = as_kernel_input(keys), as_kernel_input(priorities)
         self._size += _write(keys, priorities, self._priorities, self._largest, self._smallest, self._block_starts)
 

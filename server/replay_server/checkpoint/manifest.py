@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself: its tables and the checksum of every file, in one JSON file with its own."""
+"""The manifest of a checkpoint: a JSON file with its tables and the checksum of every file, and its own checksum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UID_BYTES = 16
 
 
 class DamagedCheckpointError(Exception):
-    """A file of a checkpoint is not what it was written as."""
+    """A checkpoint file is corrupt."""
 
     def __init__(self, path: Path, fault: str) -> None:
         """Name the file and what is wrong with it."""
@@ -37,10 +37,10 @@ class CheckpointRemovedError(Exception):
 
 @contextmanager
 def unless_removed(folder: Path) -> Iterator[None]:
-    """Read a checkpoint that others may remove meanwhile, for instance because there are newer ones.
+    """Guard reading a checkpoint that retention may remove concurrently.
 
     Raises:
-        CheckpointRemovedError: in place of an error that comes of it.
+        CheckpointRemovedError: replaces errors caused by the removal.
     """
     try:
         yield
@@ -55,11 +55,11 @@ class FileManifest:
     """A file of a table in a checkpoint."""
 
     name: str
-    """Within the table's directory."""
+    """Name within the table's directory."""
     size: int
     """In bytes."""
     crc32: int
-    """Of its whole content, as zlib computes it."""
+    """zlib's CRC-32 of the whole content."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class TableManifest:
     """A table in a checkpoint."""
 
     config: TableConfig
-    """All that defines it."""
+    """The table's config."""
     uid: bytes
-    """Which table of its name it is."""
+    """The table's uid."""
     state: TableState
-    """What it is besides its rows, which have the keys from ``state.floor`` up to ``state.inserted``."""
+    """The table's counters. Its rows have the keys from ``state.floor`` up to ``state.inserted``."""
     left_out: int
     """Oldest rows that were overwritten before they could be copied."""
     files: Sequence[FileManifest]
@@ -79,11 +79,11 @@ class TableManifest:
 
     @property
     def size(self) -> int:
-        """Its rows."""
+        """Number of rows."""
         return self.state.inserted - self.state.floor
 
     def to_json(self) -> dict[str, Any]:
-        """As it is stored."""
+        """Convert to JSON values."""
         return {
             "config": self.config.to_json(),
             "uid": self.uid.hex(),
@@ -128,7 +128,7 @@ class CheckpointManifest:
         return sum(file.size for table in self.tables for file in table.files)
 
     def to_bytes(self) -> bytes:
-        """As it is stored: the content, and the checksum of the content's canonical form."""
+        """Serialize the content with the checksum of its canonical form."""
         content = {"taken_s": self.taken_s, "tables": [table.to_json() for table in self.tables]}
         document = {"format_version": FORMAT_VERSION, "crc32": _checksum(content), "content": content}
         return json.dumps(document, indent=2).encode()
@@ -138,7 +138,7 @@ class CheckpointManifest:
         """Read the manifest of the checkpoint in ``folder``.
 
         Raises:
-            DamagedCheckpointError: if there is none that can be read.
+            DamagedCheckpointError: the manifest is missing or corrupt.
         """
         path = folder / MANIFEST_FILE
         try:

@@ -1,4 +1,4 @@
-"""Checkpoints back into tables: every file is compared with its checksum before anything is made of it."""
+"""Restores tables from checkpoints, after verifying the checksum of every file."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class RestoreError(Exception):
 
 
 def verify(folder: Path) -> CheckpointManifest:
-    """Read a checkpoint through.
+    """Verify the checksums of a checkpoint.
 
     Raises:
-        DamagedCheckpointError: names the first file that is not what it was written as.
-        CheckpointRemovedError: if it is removed meanwhile.
+        DamagedCheckpointError: names the first corrupt file.
+        CheckpointRemovedError: it was removed meanwhile.
     """
     with unless_removed(folder):
         return _verify(folder)
@@ -58,13 +58,13 @@ def _verify(folder: Path) -> CheckpointManifest:
 
 
 def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointManifest:
-    """Make the tables of a checkpoint anew in ``tables``. They go on as if nothing had happened since it was taken.
+    """Restore the tables of a checkpoint into ``tables``, all or none.
 
     Raises:
-        DamagedCheckpointError: if a file is damaged; nothing was made.
-        RestoreError: if it is no checkpoint, or a table is there already; nothing was made.
-        CheckpointRemovedError: if it is removed meanwhile; nothing is left of what was made.
-        NoSpaceError: if there is no room; nothing is left of what was made.
+        DamagedCheckpointError: a file is corrupt.
+        RestoreError: it is not a checkpoint, or a table already exists.
+        CheckpointRemovedError: it was removed meanwhile.
+        NoSpaceError: there is not enough space.
     """
     if not (folder / MANIFEST_FILE).is_file():
         fault = _no_checkpoint(folder)
@@ -85,7 +85,7 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
             made.append(directory.folder)
             directory.close()
     except BaseException:
-        # All or none: with some of them there, the next attempt would be refused.
+        # All or none: leftover tables would block the next attempt.
         for path in made:
             shutil.rmtree(path, ignore_errors=True)
         raise
@@ -109,7 +109,7 @@ def _measured(path: Path) -> tuple[int, int]:
 
 
 def _fill(folder: Path, table: TableManifest, directory: TableDirectory) -> None:
-    """Store the rows of a table into its new directory, each in the slot of its key."""
+    """Write the rows of a table to its new directory, each into the slot of its key."""
     directory.rows.reserve(table.state.floor, table.size)
     for index, ring in enumerate(directory.rows.values()):
         _fill_ring(folder / column_file(index), table, ring)

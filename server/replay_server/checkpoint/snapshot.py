@@ -1,7 +1,7 @@
-"""What has to be taken of a table at one moment: its state, the priorities of its rows, and its writers' records.
+"""Snapshots of tables at one moment: state, priorities and writers' records.
 
-The rows themselves are copied afterwards, beside the loop: a row never changes while it is live, and its slot is
-overwritten only by one that comes ``slots`` keys later.
+The rows are copied later in a worker thread: a live row never changes, and its slot is overwritten only by the row
+``slots`` keys later.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from replay_server.storage.table_state import TableState
 from replay_server.table.table import Table
 
 TURN_BYTES = 32 << 20
-"""So much is copied in one turn of the event loop, in about 10 ms. What is more follows in later turns."""
+"""Bytes copied in one turn of the event loop, which takes about 10 ms; the rest follows in later turns."""
 INLINE_BYTES = 1 << 20
-"""Tables whose rows are no more than this are copied wholly in that turn."""
+"""Tables with at most this many bytes of rows are copied completely in that turn."""
 
 
 class SnapshotRows:

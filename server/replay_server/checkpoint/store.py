@@ -1,9 +1,9 @@
-"""The checkpoints of a server: a directory with one directory for each, made, listed, verified and kept within bounds.
+"""The directory of a server's checkpoints: creates, lists, verifies and removes them.
 
     <checkpoint-dir>/lock                   held by the server that writes here
     <checkpoint-dir>/<series>-000001/       see docs/checkpoints.md
 
-A checkpoint gets its name last, when all of it is on the disk, and loses it first when it is removed.
+A checkpoint is renamed to its final name once all of it is on disk, and renamed back before it is removed.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ _NUMBERED = re.compile(r"(.+)-(\d{6,})")
 
 
 class CheckpointsInUseError(Exception):
-    """Another server writes its checkpoints there."""
+    """Another server uses the checkpoint directory."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is there."""
+    """An existing checkpoint."""
 
     folder: Path
-    """Where it is; its last part is the checkpoint's name."""
+    """Its directory, named after the checkpoint."""
     manifest: CheckpointManifest
-    """What it says about itself."""
+    """Its manifest."""
 
 
 class Checkpoints:
-    """Writes checkpoints, one at a time, and looks after those that are there."""
+    """Writes checkpoints, one at a time, and manages existing ones."""
 
     def __init__(self, catalog: Catalog, folder: Path, keep: int) -> None:
-        """Lock the directory of all checkpoints, and sweep what was left half made; ``keep`` of each series stay.
+        """Lock the directory of checkpoints and remove partial ones; keep the newest ``keep`` of each series.
 
         Raises:
-            CheckpointsInUseError: if another server has the directory.
-            OSError: if it cannot be made.
+            CheckpointsInUseError: another server uses the directory.
+            OSError: it cannot be created.
         """
         self.folder = folder.absolute()
         self._catalog = catalog
@@ -110,23 +110,23 @@ class Checkpoints:
         """Write a checkpoint of some tables, or of all.
 
         Args:
-            tables: their names; empty: all.
-            series: what it is one of.
-            keep: how many of the series stay, this one included; 0: as the setting says.
+            tables: names of the tables; empty: all.
+            series: prefix of its name.
+            keep: checkpoints to keep in the series, including this one; 0: the setting.
             check: refuses the series to a caller who may not administer these tables, which its checkpoints have.
                 None: the server itself wants one, whose checkpoints are written however much callers had written.
 
         Raises:
             RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, TOO_LARGE, NO_SPACE or SHUTTING_DOWN.
-            FieldError: for a series that is no name, or a negative ``keep``.
-            OSError: if the disk refuses for another reason.
+            FieldError: for an invalid series name, or a negative ``keep``.
+            OSError: another error of the disk.
         """
         if not is_table_name(_name(series, 1)):
             raise FieldError("series", "letters, digits, '_', '-' or '.', a letter or digit first", repr(series))
         if keep < 0:
             raise FieldError("keep", "at least 0", str(keep))
         writing = asyncio.create_task(self._create(tables, series, keep or self._keep, check))
-        # A caller who hangs up does not leave a thread behind that nobody waits for.
+        # If the caller hangs up, still wait for the thread.
         return await asyncio.shield(writing)
 
     async def _create(
@@ -159,7 +159,7 @@ class Checkpoints:
         return made
 
     async def create_every(self, interval_s: float) -> None:
-        """Write a checkpoint of all tables now and then, without end; one that fails is logged."""
+        """Write checkpoints of all tables periodically, forever; log failures."""
         while True:
             await asyncio.sleep(interval_s)
             try:
@@ -168,7 +168,7 @@ class Checkpoints:
                 log.error("periodic checkpoint failed, keeping the last one: %s", error)
 
     async def all(self) -> list[Checkpoint]:
-        """All checkpoints, oldest first; one whose manifest is damaged is logged and left out."""
+        """List all checkpoints, oldest first; log and skip those with a corrupt manifest."""
         return await asyncio.to_thread(self._list)
 
     async def verify(self, name: str) -> Checkpoint:
@@ -188,13 +188,13 @@ class Checkpoints:
             raise errors.checkpoint_damaged(name, str(error.path.relative_to(folder)), str(error)) from error
 
     async def close(self) -> None:
-        """Give up the checkpoint that is being written, if any, and let go of the directory."""
+        """Cancel a running checkpoint, and unlock the directory."""
         self._cancelled.set()
         async with self._writing:
             os.close(self._lock)
 
     def _check_room(self, series: str, size: int) -> None:
-        """Refuse a checkpoint of so many bytes, if there are too many series or too large ones.
+        """Refuse a checkpoint beyond the limits on size and number of series.
 
         Raises:
             RequestError: TOO_LARGE.

@@ -1,4 +1,4 @@
-"""Snapshots to files, in a worker thread: oldest rows first, a checksum and a sync for every file."""
+"""Writes snapshots to files in a worker thread: oldest rows first, with a checksum and a sync per file."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PRIORITIES_FILE = "priorities.bin"
 WRITERS_FILE = "writers.bin"
 _CHUNK_BYTES = 4 << 20
 _SYNC_BYTES = 32 << 20
-"""So much is written before it is synced: a long tail of unwritten pages would slow down stores to mapped files."""
+"""Bytes written between syncs: too many dirty pages would slow down stores to mapped files."""
 
 
 class CancelledError(Exception):
-    """The server ends; the checkpoint is given up."""
+    """The server shuts down, and the checkpoint is canceled."""
 
 
 class _ChecksummedFile:
-    """A file that is written from its beginning to its end, and maybe once more from the beginning."""
+    """A sequentially written file that can be restarted from the beginning."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -58,12 +58,12 @@ class _ChecksummedFile:
             self._unsynced = 0
 
     def finish(self) -> FileManifest:
-        """Sync it; what it holds."""
+        """Sync the file and return its manifest."""
         os.fsync(self._file)
         return FileManifest(self._path.name, self._size, self._crc32)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self._file)
 
 
@@ -105,8 +105,7 @@ def _write_table(parent: Path, snapshot: TableSnapshot, cancelled: threading.Eve
 def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.Event) -> list[FileManifest]:
     """Write the rows, chunk by chunk over all columns.
 
-    A chunk that was overwritten amid its copying makes all rows up to there useless, since rows have to be
-    consecutive: they are left out.
+    If a chunk was overwritten during the copy, all rows up to its end are left out, because rows must be consecutive.
     """
     rows_at_once = max(1, _CHUNK_BYTES // snapshot.config.schema.row_bytes)
     files = [_ChecksummedFile(folder / column_file(index)) for index in range(len(snapshot.rows.copy(0, 0)))]
@@ -118,7 +117,7 @@ def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.E
             count = min(rows_at_once, snapshot.state.inserted - key)
             columns = snapshot.rows.copy(key, count)
             if key < snapshot.rows.oldest_whole:
-                # Let the writers go on for a while before they get here again.
+                # Let writers get ahead before they reach this chunk again.
                 key = min(snapshot.rows.oldest_whole + snapshot.config.slack, snapshot.state.inserted)
                 snapshot.first_key = key
                 for file in files:

@@ -1,12 +1,12 @@
-"""The largest and smallest of a million changing values, kept exactly, without passes over all of them.
+"""Exact minimum and maximum of millions of changing values, without scanning all of them.
 
-Values lie in an array of one entry per slot. Over them stands a tree of fan-out 64 that keeps the extreme of each
-block of 64 values, of each block of 64 such extremes, and so on to a single one at the top. A changed value matters
-to its block only if it is beyond the block's extreme, which it then replaces, or if it was the extreme, in which
-case the block is scanned. Most changes touch one number per tree.
+Values are in an array with one entry per slot. A tree with fan-out 64 above it stores the extreme of each block of 64
+values, of each block of 64 such extremes, and so on up to a single one. A changed value affects its block only if it
+exceeds the block's extreme, which it then replaces, or if it was the extreme; then the block is scanned. Most changes
+touch one number per tree.
 
-A tree keeps the smallest of ``sign * value``, so one algorithm serves both extremes. Values below a ``floor`` do not
-count: slots without a live row hold `DEAD_PRIORITY`, or no mass. All kernels here speak of these:
+A tree stores the minimum of ``sign * value``, so one algorithm handles both extremes. Values below ``floor`` are
+ignored: slots without a live row contain `DEAD_PRIORITY`, or no mass. All kernels here use these arguments:
 
 * ``values``: float64[slots], the values themselves.
 * ``upper``: float64[...], the tree: the extremes of all blocks, level by level.
@@ -25,16 +25,16 @@ from replay_server.kernels.compile import aligned_full, kernel, part_of_kernel
 from replay_server.kernels.prefetch import prefetch
 
 BLOCK = 64
-"""How many values share one extreme: 8 cache lines, a scan of about 50 ns, and 1/64 of the values' own memory."""
+"""Values per block: 8 cache lines, scanned in about 50 ns; the tree needs 1/64 of the values' memory."""
 
 NOT_BELOW_ZERO = 0.0
-"""Floor of a tree over priorities: everything that is not dead."""
+"""Floor for priorities: ignores dead slots."""
 
 ABOVE_ZERO = 5e-324
-"""Floor of a tree over masses: the smallest number above zero."""
+"""Floor for masses: the smallest number above zero."""
 
 NO_VALUE = np.inf
-"""What a tree keeps of a value that does not count, and of a block without one that does."""
+"""Stored for ignored values, and for blocks that contain only those."""
 
 
 SMALLEST, LARGEST = 1.0, -1.0
@@ -47,31 +47,31 @@ def block_starts(slots: int) -> NDArray[np.int64]:
 
 
 def empty_tree(starts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the tree over values of which none counts."""
+    """Return a tree over ignored values."""
     return aligned_full(int(starts[-1]), NO_VALUE)
 
 
 def top(upper: NDArray[np.float64], starts: NDArray[np.int64], sign: float) -> float:
-    """Return the extreme of all values; 0.0 if none counts."""
+    """Return the extreme of all values; 0.0 if all are ignored."""
     extreme = float(upper[starts[-2]])
     return 0.0 if extreme == NO_VALUE else sign * extreme
 
 
 @part_of_kernel
 def prefetch_block(upper: NDArray[np.float64], slot: int) -> None:
-    """Ask for the extreme of the block that a slot lies in."""
+    """Prefetch the extreme of a slot's block."""
     prefetch(upper, slot // BLOCK)
 
 
 @part_of_kernel
 def _counted(value: float, sign: float, floor: float) -> float:
-    """Return what a tree keeps of a value."""
+    """Return the tree's representation of a value."""
     return sign * value if value >= floor else NO_VALUE
 
 
 @kernel
 def _smallest_of(values: NDArray[np.float64], start: int, stop: int, sign: float, floor: float, enough: float) -> float:
-    """Return what a tree keeps of ``values[start:stop]``; the scan ends early at a value of at most ``enough``."""
+    """Return the minimum of ``values[start:stop]`` in the tree's representation; stop early at ``enough`` or less."""
     smallest = NO_VALUE
     for i in range(start, stop):
         counted = _counted(values[i], sign, floor)

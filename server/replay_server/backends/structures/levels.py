@@ -1,7 +1,7 @@
-"""Where the levels of a tree of fixed fan-out lie, when all of them share one flat array.
+"""Layout of the levels of a tree with fixed fan-out in one flat array.
 
-Level 0 has one entry per leaf. Each entry of a level above stands for ``fan_out`` neighbours of the level below, up
-to a top level with a single entry. The number of leaves may be any: levels are padded to whole groups.
+Level 0 has one entry per leaf. Each entry of a higher level represents ``fan_out`` neighbors of the level below, up to
+a top level with a single entry. Levels are padded to whole groups, so any number of leaves works.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Prefix sums of j ** -alpha: what turns a fraction of the total mass into a rank.
+"""Prefix sums of j ** -alpha, which map fractions of the total mass to ranks.
 
-One array of them serves every size n, since the mass of the first n ranks is its n-th entry (Schaul et al. 2016,
+One array serves every size n, since the mass of the first n ranks is its n-th entry (Schaul et al. 2016,
 arXiv:1511.05952, section 3.3, the rank-based variant: the priority of rank j is 1 / j, before the exponent alpha).
 """
 
@@ -22,8 +22,8 @@ def rank_mass(rank: int, alpha: float) -> float:
 
 
 def last_rank_with_mass(size: int, alpha: float) -> int:
-    """Return the last of the ranks from 1 to ``size`` whose mass a float64 can tell from zero."""
-    if rank_mass(size, alpha) > 0.0:  # for any exponent that somebody would use
+    """Return the last rank from 1 to ``size`` whose mass is above zero in float64."""
+    if rank_mass(size, alpha) > 0.0:  # true for all realistic exponents
         return size
     with_mass, beyond = 1, size
     while beyond - with_mass > 1:
@@ -36,29 +36,29 @@ def last_rank_with_mass(size: int, alpha: float) -> int:
 
 
 RANKS_PER_CELL = 64
-"""How many ranks share an entry of a guide on average: an eighth of a byte for each."""
+"""Ranks per guide entry on average, which costs an eighth of a byte per rank."""
 
 LEAST_CELLS = 1024
-"""Cells of the guide to few ranks: of these, more per rank are wanted, as their masses differ more."""
+"""Minimum cells of the guide: few ranks need more cells each, because their masses differ more."""
 
 
 class PowerSums(NamedTuple):
-    """Prefix sums, and a guide to them (after the method of Chen and Asau 1974).
+    """Prefix sums with a guide table (Chen and Asau 1974).
 
-    The guide cuts the mass of all ranks into cells of equal mass, and says at which rank, and how far into its mass,
-    each begins. Where in its cell a point lies tells about which rank it belongs to: a search starts there.
+    The guide divides the total mass into cells of equal mass, and stores the fractional rank at which each begins.
+    Interpolating within a cell gives the starting point of the search for a rank.
     """
 
     prefix: NDArray[np.float64]
     """float64[count + 1]: at n the sum of j ** -alpha for j from 1 to n."""
     guide: NDArray[np.float64]
-    """float64[cells + 1]: the rank, from 0 on, at which each cell begins; then that at which the last one ends."""
+    """float64[cells + 1]: the rank (from 0) at which each cell begins, and at which the last one ends."""
     cells_per_mass: float
-    """A point p of the mass lies in the cell floor(p * cells_per_mass)."""
+    """Point p of the mass is in cell floor(p * cells_per_mass)."""
 
 
 def power_sums(count: int, alpha: float) -> PowerSums:
-    """Return the sums of the masses of ``count`` ranks and fewer; ``count`` is at least 1."""
+    """Compute the prefix sums of ``count`` ranks, at least 1."""
     prefix = np.empty(count + 1, dtype=np.float64)
     _add_up(prefix, alpha)
     cells = LEAST_CELLS + count // RANKS_PER_CELL
@@ -70,10 +70,7 @@ def power_sums(count: int, alpha: float) -> PowerSums:
 
 @kernel
 def _add_up(prefix: NDArray[np.float64], alpha: float) -> None:
-    """Compute prefix sums.
-
-    What each addition rounds off is carried along (Kahan's summation), so the error does not grow with n.
-    """
+    """Compute prefix sums with Kahan summation, so that the error does not grow with n."""
     prefix[0] = 0.0
     total = 0.0
     lost = 0.0
@@ -100,9 +97,9 @@ def _make_guide(prefix: NDArray[np.float64], guide: NDArray[np.float64], cells_p
 
 @part_of_kernel
 def _last_within(prefix: NDArray[np.float64], size: int, point: float, guess: int) -> int:
-    """Return the last of the sums up to ``size`` that is not beyond a point; the last one of them is.
+    """Return the index of the last sum up to ``size`` that does not exceed a point; the sum at ``size`` does.
 
-    Goes from a guess in steps that double, and then by halving: a guess may be far off where masses are tiny.
+    Gallops from a guess, then bisects, because the guess may be far off where masses are tiny.
     """
     within, step = guess, 1
     while prefix[within] > point:
@@ -123,13 +120,13 @@ def _last_within(prefix: NDArray[np.float64], size: int, point: float, guess: in
 
 @kernel
 def find_ranks(sums: PowerSums, size: int, fractions: NDArray[np.float64], ranks: NDArray[np.int64]) -> None:
-    """Find the ranks, from 0 on, that lie at fractions of the mass of the first ``size`` ranks, at least 1.
+    """Find the ranks (from 0) at fractions of the mass of the first ``size`` ranks, at least 1.
 
-    That is the first rank whose prefix sum is beyond the point. The guide tells about where it is.
+    This is the first rank whose prefix sum exceeds the point. The guide provides a first guess.
     """
     prefix, guide = sums.prefix, sums.guide
     total = prefix[size]
-    # A fraction may round up to the total: the last point within it still belongs to a rank that has a mass.
+    # A fraction may round up to the total: use the last point below it, which belongs to a rank with mass.
     points = np.minimum(fractions * total, np.nextafter(total, 0.0))
     for i in range(len(points)):
         place = points[i] * sums.cells_per_mass

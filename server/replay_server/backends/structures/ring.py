@@ -1,4 +1,4 @@
-"""Keys, and the slots of the ring they lie in: key ``k`` lies in slot ``k % slots``."""
+"""Keys and slots of the ring: key ``k`` is in slot ``k % slots``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _draw_evenly(
     keys = np.empty(batch, dtype=np.int64)
     probabilities = np.empty(batch, dtype=np.float64)
     for i in range(batch):
-        # The product may round up to ``size`` itself.
+        # The product may round up to ``size``.
         keys[i] = oldest + min(int(fractions[i] * size), size - 1)
         probabilities[i] = 1.0 / size
     return keys, probabilities
 
 
 def draw_evenly(fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
-    """Draw each live row with probability 1 / size; there is at least one."""
+    """Draw uniformly from at least one live row."""
     return Drawn(*_draw_evenly(as_kernel_input(fractions), live.oldest, live.size))

@@ -1,14 +1,14 @@
-"""A binary tree of sums over an array of masses, of which only every third level is kept.
+"""A binary sum tree over an array of masses that stores only every third level.
 
-A node of the binary tree is always the sum of its two children, recomputed and never adjusted by differences, so
-sums do not drift: the root is exactly what adding the masses up in pairs gives, whatever came before. Eight
-neighbouring masses fill one cache line. The two binary levels between them and their sum cost a few additions to
-recompute, and a cache miss each to keep. So the tree as stored has fan-out 8, and takes 9.2 bytes per mass.
+A node of the binary tree is always recomputed as the sum of its two children, never adjusted by differences. So sums do
+not drift: the root is exactly the pairwise sum of the masses. Eight neighboring masses fill one cache line. The two
+binary levels between them and their sum would cost a cache miss each to store, but only a few additions to recompute.
+So the stored tree has fan-out 8 and takes 9.2 bytes per mass.
 
-Work on a batch goes level by level, each level over the whole batch: the cache misses of a level then overlap. What
-lies on a level that no cache near the core holds is asked for (`prefetch`) as soon as it is known to be needed.
+Batches are processed level by level, so that the cache misses of a level overlap. Entries on levels too large for the
+near caches are prefetched as soon as they are known.
 
-Kernels here speak of these arrays:
+Kernels here use these arrays:
 
 * ``sums``: float64[...], the masses and then the stored levels above them; unused places hold 0.
 * ``starts``: int64[levels + 1], where each level of ``sums`` begins, by `sum_starts`.
@@ -24,10 +24,10 @@ from replay_server.kernels.compile import kernel, part_of_kernel
 from replay_server.kernels.prefetch import prefetch
 
 FAN_OUT = 8
-"""Three binary levels, and as many float64 as fit a cache line."""
+"""Three binary levels; the number of float64 per cache line."""
 
 FAR_AWAY = 1 << 14
-"""A level with more entries than this is asked for first: it takes more than an eighth of a megabyte."""
+"""Levels with more entries than this (1/8 MB) are prefetched."""
 
 
 def sum_starts(slots: int) -> NDArray[np.int64]:
@@ -37,7 +37,7 @@ def sum_starts(slots: int) -> NDArray[np.int64]:
 
 @kernel
 def _add_up_node(sums: NDArray[np.float64], node: int, first: int) -> None:
-    """Add eight neighbours up in pairs, as a binary tree does."""
+    """Sum eight neighbors pairwise, like a binary tree."""
     left = (sums[first] + sums[first + 1]) + (sums[first + 2] + sums[first + 3])
     right = (sums[first + 4] + sums[first + 5]) + (sums[first + 6] + sums[first + 7])
     sums[node] = left + right
@@ -54,14 +54,14 @@ def add_up_all(sums: NDArray[np.float64], starts: NDArray[np.int64]) -> None:
 
 @kernel
 def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-    """Compute the levels above the masses in ``slots`` anew. slots: int64[n], overwritten."""
+    """Recompute the levels above the masses in ``slots``. slots: int64[n], overwritten."""
     pending = len(slots)
     for level in range(1, len(starts) - 1):
         below = starts[level - 1]
         start = starts[level]
         width = (start - below) // FAN_OUT
         if width <= pending:
-            # The batch reaches most nodes of this level, some of them repeatedly: take each once.
+            # The batch covers most nodes of this level, some repeatedly: process each once.
             for node in range(width):
                 _add_up_node(sums, start + node, below + node * FAN_OUT)
                 slots[node] = node
@@ -81,7 +81,7 @@ def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: ND
 
 @part_of_kernel
 def prefetch_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slot: int) -> None:
-    """Ask for all sums above a slot, and for its neighbours, that `add_up_above` will need."""
+    """Prefetch the sums above a slot and its neighbors, which `add_up_above` needs."""
     for level in range(len(starts) - 1):
         if starts[level + 1] - starts[level] > FAR_AWAY:
             prefetch(sums, starts[level] + slot)
@@ -95,11 +95,11 @@ def descend(
     points: NDArray[np.float64],
     nodes: NDArray[np.int64],
 ) -> None:
-    """Find the slots in which points of the total mass, which is positive, lie. Points are overwritten.
+    """Find the slots at points of the total mass, which must be positive. Overwrites the points.
 
-    The rule at every binary node: go right if the point is not left of the left sum, and the right sum is positive.
-    So a slot without mass is never reached, even by a point that was rounded up to the total: whatever is entered
-    has a positive sum, and what has one has a child with one.
+    At every binary node, go right if the point is at least the left sum and the right sum is positive. So a slot
+    without mass is never reached, even by a point that was rounded up to the total: every node entered has a positive
+    sum, and therefore a child with a positive sum.
     """
     nodes[:] = 0
     for level in range(len(starts) - 3, -1, -1):

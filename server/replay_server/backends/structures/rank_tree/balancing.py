@@ -1,4 +1,4 @@
-"""Splitting full nodes, and merging nodes with too few entries or evening them out."""
+"""Splits full nodes, and merges or rebalances nodes with too few entries."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from replay_server.kernels.compile import kernel
 
 @kernel
 def _divide(tree: RankTree, parent: int, at: int, kept: int) -> None:
-    """Divide the entries of a child and of the next one anew: the first ``kept`` to the child, the rest to the next."""
+    """Redistribute the entries of a child and the next one: the first ``kept`` to the child, the rest to the next."""
     left, right = int(tree.children[parent, at]), int(tree.children[parent, at + 1])
     before = int(tree.sizes[left])
     total = before + int(tree.sizes[right])
     for step in range(total):
-        # Entries that move right start with the last one, so that none is overwritten before it moves.
+        # Move entries right starting with the last one, so that none is overwritten.
         i = step if kept > before else total - 1 - step
         source, from_place = (left, i) if i < before else (right, i - before)
         target, to_place = (left, i) if i < kept else (right, i - kept)
@@ -42,7 +42,7 @@ def _divide(tree: RankTree, parent: int, at: int, kept: int) -> None:
 
 @kernel
 def _split(tree: RankTree, parent: int, at: int) -> None:
-    """Move the second half of a child to a new child beside it; the parent has room."""
+    """Move the second half of a child to a new sibling; the parent has room."""
     child = int(tree.children[parent, at])
     size = int(tree.sizes[parent])
     for i in range(size, at + 1, -1):
@@ -54,7 +54,7 @@ def _split(tree: RankTree, parent: int, at: int) -> None:
 
 @kernel
 def _refill(tree: RankTree, parent: int, at: int) -> None:
-    """Merge a child with a neighbour, or share their entries evenly; the parent has at least two children."""
+    """Merge a child with a neighbor, or redistribute their entries; the parent has at least two children."""
     size = int(tree.sizes[parent])
     at = min(at, size - 2)
     right = int(tree.children[parent, at + 1])
@@ -83,10 +83,10 @@ def _raise_root(tree: RankTree) -> None:
 
 @kernel
 def repair_way(tree: RankTree, priority: float, key: int, coming: int) -> int:
-    """Balance the nodes on the way to a row, and return the leaf that it belongs to.
+    """Rebalance the nodes on the path to a row, and return its leaf.
 
-    Nodes with too few entries are refilled. If the row is ``coming`` (1, else 0), there is room for it on its way
-    afterwards, and it is counted.
+    Nodes with too few entries are refilled. If the row will be inserted (``coming`` is 1, else 0), this makes room for
+    it and counts it.
     """
     if coming and tree.sizes[tree.state[ROOT]] == WIDTH:
         _raise_root(tree)

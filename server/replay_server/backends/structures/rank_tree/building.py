@@ -1,4 +1,4 @@
-"""Making a tree, empty or out of sorted rows."""
+"""Builds a tree, empty or from sorted rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from replay_server.backends.structures.rank_tree.nodes import (
 from replay_server.kernels.compile import kernel
 
 FILLED_ENTRIES = WIDTH * 3 // 4
-"""Most entries of a node after `fill`: there is room for insertions, and for removals."""
+"""Entries per node after `fill`, which leaves room for insertions and removals."""
 
 
 def make_tree(slots: int) -> RankTree:
-    """Return an empty tree for ``slots`` rows, whatever the order they come and go in."""
+    """Create an empty tree with room for ``slots`` rows."""
     tree = allocate(slots)
     fill(tree, np.empty(0, dtype=np.float64), np.empty(0, dtype=np.int64))
     return tree
@@ -31,7 +31,7 @@ def make_tree(slots: int) -> RankTree:
 
 @kernel
 def fill(tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
-    """Replace all rows by sorted ones: float64[n] in order of rank, and int64[n], their keys."""
+    """Replace all rows by sorted ones: priorities float64[n] in order of rank, and keys int64[n]."""
     free_all(tree)
     tree.state[HEIGHT] = 0
     children = np.empty(0, dtype=np.int64)
@@ -51,7 +51,7 @@ def fill(tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64
 def _fill_level(
     tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64], children: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Put sorted entries into nodes, evenly; return these. Without children the nodes are leaves."""
+    """Distribute sorted entries evenly over new nodes, and return these. Without children, they are leaves."""
     entries = len(keys)
     count = max(1, -(-entries // FILLED_ENTRIES))
     nodes = np.empty(count, dtype=np.int64)

@@ -16,19 +16,19 @@ LEAST_ENTRIES = WIDTH * 3 // 8
 """Fewest entries of a node other than the root."""
 
 MERGED_ENTRIES = WIDTH * 7 // 8
-"""Neighbours with at most this many entries in all are merged; others share them evenly."""
+"""Neighbors with at most this many entries together are merged; others are rebalanced."""
 
 MOST_ROWS = (1 << 31) - 1
 """Most rows of a tree: counts are int32."""
 
 UNUSED = -np.inf
-"""Priority in the unused entries of a node: it outranks nothing."""
+"""Priority of unused entries; outranks nothing."""
 
 BEFORE_ALL = np.inf
-"""Priority of the first boundary at each height: every row may follow it."""
+"""Priority of the first boundary at each level; outranks every row."""
 
 ROOT, HEIGHT, FREE_INNER, FREE_LEAF, STATE_WORDS = range(5)
-"""Places in `RankTree.state`, and how many there are."""
+"""Indices into `RankTree.state`, and their number."""
 
 
 class RankTree(NamedTuple):
@@ -41,9 +41,9 @@ class RankTree(NamedTuple):
     sizes: NDArray[np.int32]
     """int32[nodes]: number of entries."""
     children: NDArray[np.int32]
-    """int32[inner nodes, WIDTH]: the node that each entry stands for."""
+    """int32[inner nodes, WIDTH]: child node of each entry."""
     rows_up_to: NDArray[np.int32]
-    """int32[inner nodes, WIDTH]: rows under this child and those before it; in unused entries, under all children."""
+    """int32[inner nodes, WIDTH]: rows under this child and earlier ones; for unused entries, under all children."""
     next_free: NDArray[np.int32]
     """int32[nodes]: from each unused node to the next one."""
     state: NDArray[np.int64]
@@ -51,7 +51,7 @@ class RankTree(NamedTuple):
 
 
 def allocate(slots: int) -> RankTree:
-    """Return the arrays of a tree for ``slots`` rows, whatever the order they come and go in; `fill` comes next."""
+    """Allocate the arrays of a tree with room for ``slots`` rows; call `fill` next."""
     leaves = slots // LEAST_ENTRIES + 1
     inner = 1
     level = leaves
@@ -72,7 +72,7 @@ def allocate(slots: int) -> RankTree:
 
 @kernel
 def free_all(tree: RankTree) -> None:
-    """Return every node to its pool, lowest numbers first: memory of nodes that were never taken stays untouched."""
+    """Free all nodes, lowest numbers first, so that the memory of unused nodes stays untouched."""
     for node in range(len(tree.next_free)):
         tree.next_free[node] = node + 1
     tree.state[FREE_INNER] = 0
@@ -105,7 +105,7 @@ def free_node(tree: RankTree, node: int) -> None:
 
 @kernel
 def copy_entry(tree: RankTree, source: int, at: int, target: int, to: int) -> None:
-    """Copy an entry of a node over one of a node of the same height."""
+    """Copy an entry between nodes of the same height."""
     tree.priorities[target, to] = tree.priorities[source, at]
     tree.keys[target, to] = tree.keys[source, at]
     if is_inner(tree, source):
@@ -145,7 +145,7 @@ def place_of(tree: RankTree, node: int, priority: float, key: int) -> int:
     """Return how many entries of a node outrank a row."""
     priorities = tree.priorities[node]
     place = 0
-    for at in range(len(priorities)):  # not WIDTH: LLVM would unroll a loop of known length before it vectorizes it
+    for at in range(len(priorities)):  # not WIDTH: LLVM unrolls loops of known length before vectorizing them
         place += priorities[at] > priority
     while place < WIDTH and tree.priorities[node, place] == priority and tree.keys[node, place] > key:
         place += 1
@@ -154,5 +154,5 @@ def place_of(tree: RankTree, node: int, priority: float, key: int) -> int:
 
 @part_of_kernel
 def child_for(tree: RankTree, node: int, priority: float, key: int) -> int:
-    """Return which child of an inner node a row belongs to: the last whose boundary is the row or outranks it."""
+    """Return the child of an inner node for a row: the last whose boundary equals or outranks it."""
     return place_of(tree, node, priority, key - 1) - 1

@@ -1,4 +1,4 @@
-"""Moving rows from one rank to another, a batch at a time."""
+"""Moves rows between ranks, in batches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from replay_server.kernels.compile import CACHE_LINE_BYTES, kernel, part_of_kern
 from replay_server.kernels.prefetch import prefetch
 
 MOST_MOVED = 512
-"""Most rows moved at once: enough for their cache misses to overlap, and few enough for what is known of them to stay
-in the first-level cache."""
+"""Batch size: enough rows for cache misses to overlap, few enough for their state to stay in the L1 cache."""
 
 _AHEAD = 8
-"""How many rows before its turn the leaf of a row is asked for."""
+"""Prefetch distance for leaves, in rows."""
 
 _LINE = CACHE_LINE_BYTES // 8
 """Numbers of eight bytes in a cache line."""
@@ -33,7 +32,7 @@ _LINE = CACHE_LINE_BYTES // 8
 
 @part_of_kernel
 def _prefetch_leaf(tree: RankTree, leaf: int) -> None:
-    """Ask for all cache lines of a leaf's entries."""
+    """Prefetch all cache lines of a leaf's entries."""
     for at in range(leaf * WIDTH, (leaf + 1) * WIDTH, _LINE):
         prefetch(tree.priorities, at)
         prefetch(tree.keys, at)
@@ -43,7 +42,7 @@ def _prefetch_leaf(tree: RankTree, leaf: int) -> None:
 def _find_leaves(
     tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64], change: int
 ) -> NDArray[np.int64]:
-    """Return the leaf each row belongs to, and add ``change`` to the counts on the way to it."""
+    """Return the leaf of each row, and add ``change`` to the counts on the path to it."""
     nodes = np.full(len(keys), tree.state[ROOT])
     for _ in range(tree.state[HEIGHT]):
         for i in range(len(keys)):
@@ -61,7 +60,7 @@ def _take_out(
     keys: NDArray[np.int64],
     emptied: NDArray[np.int64],
 ) -> int:
-    """Remove rows from their leaves; say in ``emptied`` which left one with too few, and return how many did."""
+    """Remove rows from their leaves. Store in ``emptied`` the rows whose leaf is now too empty; return their number."""
     count = 0
     for i in range(len(keys)):
         leaf = leaves[i]
@@ -86,7 +85,7 @@ def _put_in(
     keys: NDArray[np.int64],
     left_over: NDArray[np.int64],
 ) -> int:
-    """Add rows to their leaves; say in ``left_over`` which found theirs full, and return how many did."""
+    """Add rows to their leaves. Store in ``left_over`` the rows whose leaf is full; return their number."""
     count = 0
     for i in range(len(keys)):
         leaf = leaves[i]
@@ -114,9 +113,9 @@ def move(
     new_priorities: NDArray[np.float64],
     new_keys: NDArray[np.int64],
 ) -> None:
-    """Remove rows that are there, then add rows that are not; at most `MOST_MOVED` each.
+    """Remove existing rows, then add new ones; at most `MOST_MOVED` each.
 
-    A row that changes its priority is in both.
+    A row whose priority changes is in both.
     """
     old_leaves = _find_leaves(tree, old_priorities, old_keys, -1)
     new_leaves = _find_leaves(tree, new_priorities, new_keys, 1)
