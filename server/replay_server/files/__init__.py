@@ -1,1 +1,1 @@
-"""Files and folders: made durable, mapped, swept, and safe from other users."""
+"""Files and directories: durable, memory-mapped, cleaned up, and safe from other users."""

@@ -1,4 +1,4 @@
-"""Names and small files that outlive a loss of power."""
+"""Directory entries and small files that survive a power loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync_path(path: Path) -> None:
-    """Make a file's content and size, or the names in a directory, outlive a loss of power."""
+    """Sync a file's content and size, or the entries of a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -16,9 +16,9 @@ def sync_path(path: Path) -> None:
 
 
 def overwrite_file(path: Path, content: bytes) -> None:
-    """Store to the beginning of a file, made if it is missing: one that has this size already needs no room for that.
+    """Overwrite the beginning of a file, creating it if missing. A file of this size needs no additional space.
 
-    A loss of power may tear it.
+    A power loss may tear it.
     """
     is_new = not path.exists()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -32,7 +32,7 @@ def overwrite_file(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: str) -> None:
-    """Give a file new content: after a loss of power it has the old or the new one, whole."""
+    """Replace a file atomically: after a power loss it has either the old or the new content."""
     new = path.with_name(f".new-{path.name}")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)

@@ -1,4 +1,4 @@
-"""Temporary folders that are locked while their process lives, and swept by others once it is gone."""
+"""Temporary folders that stay locked while their process lives, and are removed by others after that."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 LOCK = "lock"
-"""The file in a folder that its process holds a lock on."""
+"""Name of the lock file in a folder."""
 _OWN_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""A link is an error, and a pipe in the file's place holds nobody up."""
+"""Refuses symbolic links, and does not block on a pipe in place of the file."""
 _SWEEP_S = 5.0
-"""After so long a server goes on with its start: others may have filled a directory that they share with it."""
+"""Time limit for the sweep, because other users may have filled a shared directory."""
 
 
 def open_lock(folder: Path) -> int:
-    """Return a descriptor of the folder's lock file, made if it is missing, not yet locked.
+    """Open the folder's lock file without locking it, creating it if missing.
 
     Raises:
-        OSError: if it cannot be opened.
+        OSError: it cannot be opened.
     """
     return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _OWN_FILE, 0o600)
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take a lock; False if another process has it."""
+    """Try to take a lock; False if another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -39,11 +39,11 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock(folder: Path, in_use: Exception) -> int:
-    """Return a descriptor that holds the folder's lock until it is closed.
+    """Lock a folder until the returned descriptor is closed.
 
     Raises:
-        in_use: if another process has it.
-        OSError: if it cannot be opened.
+        in_use: another process holds the lock.
+        OSError: it cannot be opened.
     """
     descriptor = open_lock(folder)
     if not try_lock(descriptor):
@@ -53,28 +53,28 @@ def lock(folder: Path, in_use: Exception) -> int:
 
 
 def make(parent: Path, prefix: str) -> tuple[Path, int]:
-    """Make a folder below ``parent`` that nobody sweeps until the descriptor is closed.
+    """Create a locked folder below ``parent``.
 
     Returns:
         The folder, and the descriptor that holds its lock.
 
     Raises:
-        OSError: if it cannot be made.
+        OSError: it cannot be created.
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         lock = open_lock(folder)
-        # A sweep may have come between the making of the lock file and its locking: it is under way, or done.
+        # A sweep may have removed the folder before it was locked.
         if try_lock(lock) and os.fstat(lock).st_nlink:
             return folder, lock
         os.close(lock)
 
 
 def sweep(parent: Path, prefix: str) -> list[Path]:
-    """Remove what processes of this user that are gone left in ``parent``. Whatever lies there, this does not fail.
+    """Remove folders in ``parent`` left by dead processes of this user. Never raises.
 
     Returns:
-        The folders removed.
+        The removed folders.
     """
     swept: list[Path] = []
     ends = time.monotonic() + _SWEEP_S
@@ -94,7 +94,7 @@ def sweep(parent: Path, prefix: str) -> list[Path]:
 def _sweep(path: Path) -> bool:
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # no folder, not ours to read, or just removed
+    except OSError:  # not a folder, not readable, or just removed
         return False
     try:
         return os.fstat(folder).st_uid == os.geteuid() and _remove_unless_held(path, folder)
@@ -105,15 +105,15 @@ def _sweep(path: Path) -> bool:
 def _remove_unless_held(path: Path, folder: int) -> bool:
     try:
         lock = os.open(LOCK, os.O_RDWR | _OWN_FILE, dir_fd=folder)
-    except OSError:  # a process is just making it
+    except OSError:  # a process is just creating it
         return False
     try:
         if not try_lock(lock):
             return False
-        # Under the lock: a process that is just making this folder would otherwise lock it now, and lose it.
+        # Keep the lock: otherwise a process that is just creating this folder could lock it now, and lose it.
         shutil.rmtree(path, ignore_errors=True)
         return True
-    except (OSError, RecursionError) as error:  # a file system without locks; folders in folders, without end
+    except (OSError, RecursionError) as error:  # a file system without locks, or endlessly nested folders
         log.warning("cannot remove %s, a leftover of a dead server: %s", path, error)
         return False
     finally:

@@ -1,4 +1,4 @@
-"""A file of fixed size that is mapped into memory, its space reserved before it is stored to."""
+"""Memory-mapped files of fixed size whose space is reserved before it is written to."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESERVE_STEP_BYTES = 4 << 20
-"""Space is reserved this much at a time: on tmpfs that takes about a millisecond."""
+"""Reservation step; on tmpfs it takes about a millisecond."""
 
 _PAGE_BYTES = mmap.PAGESIZE
 FILE_MODE = 0o640
-"""Of files in tables, before the umask."""
+"""Mode of table files, before the umask."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 
 
 class NoSpaceError(OSError):
-    """The file system that holds the tables is full."""
+    """The file system of the tables is full."""
 
 
 def tells_full(error: BaseException) -> bool:
-    """Whether an error says that the file system, or the address space, has no room."""
+    """Whether an error means that the file system or address space is full."""
     return isinstance(error, OverflowError) or (isinstance(error, OSError) and error.errno in _FULL)
 
 
 class MappedFile:
-    """A file of fixed size, mapped; sparse at first, reserved from its beginning on as it is used.
+    """A memory-mapped file of fixed size, initially sparse, reserved from its beginning as it is used.
 
-    Storing to a page that the file system cannot provide would kill the process with SIGBUS, so
-    callers `reserve` before they store. The file is never truncated while it is mapped.
+    Storing to a page that the file system cannot provide would kill the process with SIGBUS, so callers must `reserve`
+    first. The file is never truncated while it is mapped.
     """
 
     def __init__(self, path: Path, size: int, *, create: bool) -> None:
-        """Make a file of so many bytes, which must not exist, or open one that has this very size.
+        """Create a new file of ``size`` bytes, or open an existing one of exactly this size.
 
         Raises:
-            ValueError: if an existing file has another size.
-            NoSpaceError: if no machine, or not this one, can map so much.
-            OSError: if it cannot be made or opened.
+            ValueError: the existing file has another size.
+            NoSpaceError: the size cannot be mapped.
+            OSError: it cannot be created or opened.
         """
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
         self._file = os.open(path, flags, FILE_MODE)
@@ -57,7 +57,7 @@ class MappedFile:
             if tells_full(error):
                 raise NoSpaceError(errno.ENOSPC, f"no room for {size} bytes", str(path)) from error
             raise
-        # A table that was dropped may still be read from; its files are closed when the last reader is gone.
+        # A dropped table may still have readers; its files are closed after the last one.
         self._closing = weakref.finalize(self, os.close, self._file)
         self.size = size
         self._reserved = 0
@@ -69,10 +69,10 @@ class MappedFile:
         return self.bytes.view(dtype).reshape(shape)
 
     def reserve(self, size: int) -> None:
-        """Make sure that the first ``size`` bytes can be stored to.
+        """Reserve space for the first ``size`` bytes.
 
         Raises:
-            NoSpaceError: if the file system is full; nothing that was reserved is lost.
+            NoSpaceError: the file system is full; earlier reservations are kept.
         """
         if size <= self._reserved:
             return
@@ -94,25 +94,25 @@ class MappedFile:
         self._map.flush()
 
     def sync(self) -> None:
-        """Write what was stored since the last time to the disk; other threads go on, and may store meanwhile.
+        """Sync changes to disk; other threads may store meanwhile.
 
         Raises:
-            OSError: if the disk refuses. The kernel may then take for written what is not, and the next call succeed:
-                `store_anew` comes first.
+            OSError: the sync failed. The kernel may have marked unwritten pages as clean, so call `store_anew` before
+                the next sync.
         """
         os.fdatasync(self._file)
 
     def store_anew(self, start: int, stop: int) -> None:
-        """Have the pages between these bytes, which are reserved, written with the next `sync`, changed or not.
+        """Mark the reserved pages between these bytes as dirty, so that the next `sync` writes them.
 
         Nobody may store there meanwhile.
         """
         pages = self.bytes[start:stop:_PAGE_BYTES]
-        # An assignment of an array to itself stores nothing.
+        # NumPy skips assigning an array to itself.
         np.bitwise_or(pages, 0, out=pages)
 
     def close(self) -> None:
-        """Close the file. The memory is unmapped once no array refers to it any more."""
+        """Close the file. The memory is unmapped when no array refers to it."""
         self.bytes = np.empty(0, np.uint8)
         self._closing()
 

@@ -1,9 +1,9 @@
-"""Whether other users of this machine can change what lies in a directory.
+"""Checks that other users of this machine cannot change what is in a directory.
 
-Whoever may write to a directory can put links and files of their own there, and whoever may write to one above it can
-put another in its place. So every directory on the way, every link that is followed, and the entries that the server
-opens have to belong to the server's user or to root, and nobody else may write there. In a sticky directory, such as
-`/tmp`, only the owner of an entry can remove or rename it.
+A user who can write to a directory can place links and files there, and one who can write to a parent directory can
+replace it. So every directory on the path, every link followed, and the entries that the server opens must belong to
+the server's user or root, and no one else may have write access. In a sticky directory, such as `/tmp`, only the owner
+of an entry can remove or rename it.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ _ALL_USERS = ["0", "0", "4294967295"]
 
 
 class UntrustedError(Exception):
-    """Another user can change what lies at a path, or may have made it; the message says how to mend that."""
+    """Another user can change a path, or may have created it; the message says how to fix that."""
 
 
 def make_folder(path: Path) -> None:
-    """Check a directory that is the server's alone, and those on the way to it; make those that are missing.
+    """Check a directory that only the server uses, and its parents; create missing ones.
 
     Raises:
-        UntrustedError: if another user can change one of them, or can write to the last, sticky or not.
-        OSError: if one cannot be made.
+        UntrustedError: another user can change one of them, or write to the last one, even if it is sticky.
+        OSError: one cannot be created.
     """
     _walk(path, make=True, shared=False)
 
 
 def check_folder(path: Path, *, make: bool = False) -> None:
-    """Check a directory that others may use as well, such as `/tmp`, and those on the way to it.
+    """Check a directory that others may use as well, such as `/tmp`, and its parents.
 
-    If ``make``, those that are missing are made for the server's user alone.
+    With ``make``, create missing ones with access only for the server's user.
 
     Raises:
-        UntrustedError: if another user can change what is the server's in it.
-        OSError: if it is not there, cannot be made, or is no directory.
+        UntrustedError: another user can change the server's entries in it.
+        OSError: it is missing, cannot be created, or is not a directory.
     """
     _walk(path, make=make, shared=True)
 
 
 def check_entries(entries: Iterable[Path], *, owners: Collection[int] = ()) -> None:
-    """Check files and directories in a directory that was checked. Those that are not there are passed over.
+    """Check entries of a checked directory; skip missing ones.
 
     Raises:
-        UntrustedError: if one is a link, neither file nor directory nor socket, or not the server's user's.
+        UntrustedError: one is a link or special file, or belongs to another user.
     """
     trusted = {os.geteuid(), *owners}
     for path in entries:
@@ -79,7 +79,7 @@ def check_entries(entries: Iterable[Path], *, owners: Collection[int] = ()) -> N
 
 
 def check_tree(folder: Path) -> None:
-    """Check all that is below a directory that was checked itself; see `check_entries`.
+    """Check everything below a checked directory; see `check_entries`.
 
     Raises:
         UntrustedError: as `check_entries`.
@@ -93,9 +93,9 @@ def check_tree(folder: Path) -> None:
 
 
 def _walk(path: Path, *, make: bool, shared: bool) -> None:
-    """Follow a path by hand, from the root of the file system on, so that each step is checked before the next.
+    """Resolve a path step by step from the root of the file system, checking each step before the next.
 
-    The last directory may be sticky if it is ``shared``; those on the way to it may be so in any case.
+    The last directory may be sticky if it is ``shared``; its parents may always be.
     """
     owners = {_ROOT, os.geteuid(), *_unmapped()}
     here = Path("/")
@@ -162,19 +162,19 @@ def _check_writers(path: Path, found: os.stat_result, *, may_be_sticky: bool) ->
 
 
 def _unmapped() -> Iterator[int]:
-    """In a user namespace, the id that stands for the machine's root (and all others that nobody in it can be)."""
+    """In a user namespace, the id of the machine's root and all other unmapped users."""
     try:
         if Path("/proc/self/uid_map").read_text("ascii").split() != _ALL_USERS:
             yield int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
-    except OSError:  # no Linux: there are no user namespaces
+    except OSError:  # no user namespaces outside Linux
         return
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether nobody but the server's user and root is in a group, as far as this machine knows.
+    """Whether only the server's user and root are known members of a group.
 
-    Many systems give each user a group of the same name and let it write; volumes of containers belong to a group that
-    has no name.
+    Many systems give each user a private group with write access; container volumes may belong to a group without a
+    name.
     """
     try:
         group = grp.getgrgid(number)

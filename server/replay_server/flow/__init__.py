@@ -1,1 +1,1 @@
-"""What stands between callers and tables: waits, turns, and bounds on what callers may ask for."""
+"""Admission of calls: waits, turns, budgets and limits."""

@@ -30,27 +30,27 @@ from replay_server.defaults import (
 from replay_server.storage.table_config import TableConfig
 
 PLAIN_BYTES: Final = 1 << 20
-"""What a request may have beside its rows, and its arrays of keys and priorities: the contract says so."""
+"""Maximum bytes of a request besides rows, keys and priorities, as documented in the protocol."""
 _BYTES_PER_ROW: Final = 16
 """A key and a priority."""
 
 _OTHER_FILES: Final = 6
-"""Links, header, priorities, writers' records, and where there are any checksums and sync points."""
+"""Links, header, priorities, writers' records, checksums and sync points."""
 _TABLES_SHARE: Final = 0.2
-"""Part of the descriptors that tables may take; connections may take three quarters."""
+"""Fraction of file descriptors for tables; connections may use three quarters."""
 _DESCRIPTORS_SETTING: Final = "open-file limit of the server's process, a fifth of which tables may use"
 
 HEAD_BYTES = 1 << 16
-"""What a message may carry beside its rows and what is said about each: some numbers, and a table's name."""
+"""Maximum bytes of a message besides data per row: a few numbers and a table's name."""
 ABOUT_A_ROW_BYTES = 32
-"""A row's key, priority, stream and episode; of one drawn, its key, probability and weight take less."""
+"""Bytes of a row's key, priority, stream and episode; drawn rows need less."""
 ABOUT_A_BATCH_BYTES = 128
-"""The numbers that come with a batch."""
+"""Bytes of the numbers per batch."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Settings of the same names in `ServerSettings`, which says what they bound; None: what the file system has."""
+    """Limits; see the settings with the same names in `ServerSettings`. None: limited by the file system."""
 
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
     max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES
@@ -104,11 +104,11 @@ class Bounds:
         _check("columns of a table", self.max_columns, columns, "max_columns of the server")
 
     def check_rows(self, rows: int) -> None:
-        """Refuse more rows, or keys, than one call may name or ask for."""
+        """Refuse too many rows or keys in a call."""
         _check("rows of one call", self.max_rows_per_call, rows, "max_rows_per_call of the server")
 
     def check_table(self, config: TableConfig, size: int, others: Sequence[int]) -> None:
-        """Refuse a table that is too large, or one too many; sizes are those of `full_bytes`."""
+        """Refuse a table beyond the limits; sizes are from `full_bytes`."""
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
         self.check_columns(len(config.schema))
         most, setting = min(  # or it could never be inserted, or drawn
@@ -122,13 +122,13 @@ class Bounds:
             _check("bytes of all tables when full", self.max_bytes, total, "max_bytes of the server")
 
     def check_checkpoint(self, series: Collection[str], size: int) -> None:
-        """Refuse a checkpoint of one series too many, or for which there is no room beside the others."""
+        """Refuse a checkpoint beyond the limits on series and bytes."""
         _check("series of checkpoints", self.max_checkpoint_series, len(series), "max_checkpoint_series of the server")
         _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
 
 
 def descriptors_of(config: TableConfig) -> int:
-    """File descriptors that a table takes: two for each column and for each of its other files."""
+    """File descriptors of a table: two per file."""
     return 2 * (len(config.schema) + _OTHER_FILES)
 
 
@@ -140,7 +140,7 @@ def check_descriptors(config: TableConfig, others: Sequence[TableConfig]) -> Non
 
 
 def no_descriptors(config: TableConfig) -> errors.RequestError:
-    """There are no descriptors left for the files of a table."""
+    """The refusal if no file descriptors are left for a table."""
     return errors.too_large("file descriptors left", 0, descriptors_of(config), _DESCRIPTORS_SETTING)
 
 

@@ -1,12 +1,12 @@
-"""What callers may hold at once of something that all of them share: so much in all, and a part of it each.
+"""Budgets of a shared resource, with a total limit and a limit per caller.
 
     calls = Budget("waiting calls", "max_waiting_calls of the server", most=16_384, share=0.5)
-    with calls.held(caller):                    # TOO_LARGE where there is no room
+    with calls.held(caller):                    # raises TOO_LARGE if exhausted
         ...
     replies = QueuedBudget(...)
-    await replies.take(caller, size)            # waits where there is no room, behind the caller's own only
+    await replies.take(caller, size)            # waits if exhausted, only behind the caller's own calls
 
-No caller can use up what others need: whoever holds nothing may always take something, once.
+No caller can starve the others: a caller that holds nothing may always take one unit.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Final
 from replay_server import errors
 
 SMALL_BYTES: Final = 1 << 18
-"""Up to here something is small where bytes are counted."""
+"""Largest size of a small item, in bytes."""
 _PART_FOR_SMALL: Final = 8
-"""One part in so many of what a caller may hold is for what is small."""
+"""1/8 of a caller's share is reserved for small items."""
 
 
 class Budget:
     """Counts what each caller holds."""
 
     def __init__(self, bound: str, setting: str, most: int, share: float) -> None:
-        """Begin with nothing held of the ``most`` there is, of which one caller may hold a ``share``, up to 1.
+        """Create a budget of ``most``, of which one caller may hold the fraction ``share``.
 
-        Refusals name the ``bound``, and the ``setting`` that sets it.
+        Refusals name the ``bound`` and its ``setting``.
         """
         self._bound = bound
         self._setting = setting
@@ -41,16 +41,16 @@ class Budget:
         self._total = 0
 
     def holds(self, caller: str) -> int:
-        """What a caller holds."""
+        """Amount held by a caller."""
         return self._held.get(caller, 0)
 
     @property
     def total(self) -> int:
-        """What all of them hold."""
+        """Amount held by all callers."""
         return self._total
 
     def check(self, caller: str, amount: int = 1) -> None:
-        """Refuse what there is no room for.
+        """Refuse an amount that exceeds the budget.
 
         Raises:
             RequestError: TOO_LARGE.
@@ -65,12 +65,12 @@ class Budget:
         raise errors.too_large(self._bound, self._most, self._total + amount, self._setting)
 
     def take(self, caller: str, amount: int = 1) -> None:
-        """Count what a caller takes; whether it may is asked by `check`."""
+        """Take an amount without checking; see `check`."""
         self._held[caller] = self.holds(caller) + amount
         self._total += amount
 
     def give_back(self, caller: str, amount: int = 1) -> None:
-        """It holds so much less."""
+        """Return an amount."""
         self._total -= amount
         left = self._held[caller] - amount
         if left:
@@ -80,7 +80,7 @@ class Budget:
 
     @contextmanager
     def held(self, caller: str, amount: int = 1) -> Iterator[None]:
-        """Hold something for the length of a block.
+        """Hold an amount inside the block.
 
         Raises:
             RequestError: TOO_LARGE.
@@ -100,14 +100,14 @@ class Budget:
 
 
 class QueuedBudget(Budget):
-    """A budget of bytes for which callers wait, each in lines of its own.
+    """A budget of bytes for which calls wait, in separate lines per caller.
 
-    What is small waits in one line and what is large in another, and the last eighth is left to what is small: those
-    who have a token in common, or a machine, are not held up by one among them who takes much and keeps it.
+    Small and large items wait in separate lines, and the last eighth is reserved for small ones. So a program that
+    holds large items does not block others with the same token or on the same machine.
     """
 
     def __init__(self, bound: str, setting: str, most: int, share: float, waiting: Budget) -> None:
-        """Begin with nothing held; ``waiting`` counts the calls that wait here."""
+        """Create a budget; ``waiting`` counts the waiting calls."""
         super().__init__(bound, setting, most, share)
         self._waiting = waiting
         self._for_large = self._each - self._each // _PART_FOR_SMALL
@@ -115,17 +115,17 @@ class QueuedBudget(Budget):
         self._lines: dict[tuple[str, bool], deque[tuple[int, asyncio.Future[None]]]] = {}
 
     def take_now(self, caller: str, amount: int) -> bool:
-        """Take something if there is room, and nobody of the same caller waits for it."""
+        """Take an amount if available, and if no call of the same caller is waiting."""
         if (caller, amount <= SMALL_BYTES) in self._lines or not self._fits(caller, amount):
             return False
         self.take(caller, amount)
         return True
 
     async def take_in_turn(self, caller: str, amount: int) -> None:
-        """Take something once there is room.
+        """Wait for an amount and take it.
 
         Raises:
-            RequestError: TOO_LARGE, if too many calls wait.
+            RequestError: TOO_LARGE if too many calls wait.
         """
         with self._waiting.held(caller):
             turn = (amount, asyncio.get_running_loop().create_future())
@@ -142,13 +142,13 @@ class QueuedBudget(Budget):
                 raise
 
     def take(self, caller: str, amount: int = 1) -> None:
-        """Count what a caller takes."""
+        """Take an amount without checking."""
         super().take(caller, amount)
         if amount > SMALL_BYTES:
             self._large[caller] += 1
 
     def give_back(self, caller: str, amount: int = 1) -> None:
-        """It holds so much less, and others may go on."""
+        """Return an amount, and serve waiting calls."""
         super().give_back(caller, amount)
         if amount > SMALL_BYTES:
             self._large[caller] -= 1
@@ -158,13 +158,13 @@ class QueuedBudget(Budget):
             self._serve()
 
     def _serve(self) -> None:
-        """Let those on for whom there is room, one of each line at a time."""
+        """Serve waiting calls as far as the budget allows, one from each line at a time."""
         moved = True
         while moved:
             moved = False
             for of, line in list(self._lines.items()):
                 amount, turn = line[0]
-                # Who was cancelled leaves as soon as its task runs.
+                # Canceled calls leave when their task runs.
                 if not turn.done() and self._fits(of[0], amount):
                     self.take(of[0], amount)
                     turn.set_result(None)
@@ -180,6 +180,6 @@ class QueuedBudget(Budget):
     def _fits(self, caller: str, amount: int) -> bool:
         if amount <= SMALL_BYTES:
             return super()._fits(caller, amount)
-        if not self._large[caller]:  # small ones that come and go do not keep it waiting
+        if not self._large[caller]:  # small items must not keep it waiting
             return True
         return self.holds(caller) + amount <= self._for_large and super()._fits(caller, amount)

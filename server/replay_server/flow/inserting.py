@@ -1,8 +1,8 @@
-"""Inserts of many bytes, beside the event loop: others are served meanwhile.
+"""Large inserts, which copy their rows in a worker thread.
 
-Rows are stored in a worker thread, into slots that the ring has to spare, and become live on the loop, all at once.
-Nobody else inserts into the table meanwhile (`replay_server.table.turns`), and what else happens to it only makes room,
-so an insert that was allowed stays allowed. The exception is a reset.
+The thread stores rows into spare slots of the ring; the event loop then makes them live all at once. No other insert
+into the table runs meanwhile (`replay_server.table.turns`), and all other operations only make room. So an insert that
+was allowed stays allowed, except after a reset.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from replay_server import errors
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 INLINE_BYTES = 1 << 20
-"""Up to this much is copied on the event loop; more, in a worker thread. Where the pages of the table's files are new,
-a MiB takes 1 ms in memory and 8 ms on a disk; a writer's block has no more."""
+"""Bytes copied on the event loop; larger inserts use a worker thread. If the file's pages are new, 1 MiB takes 1 ms in
+memory and 8 ms on disk. A writer's block is no larger."""
 
 
 def takes_long(table: Table, rows: NewRows) -> bool:
-    """Whether others should be served while these rows are inserted."""
+    """Whether to insert these rows in a worker thread."""
     return rows.count * table.config.schema.row_bytes > INLINE_BYTES
 
 
 def insert(table: Table, rows: NewRows, stamp: WriterStamp | None) -> Coroutine[Any, Any, range]:
-    """Insert rows as `Table.insert` does, while others are served. Nobody else may insert meanwhile.
+    """Insert rows like `Table.insert`, but in a worker thread. No other insert may run meanwhile.
 
     Raises:
         RequestError: as `Table.insert`; TABLE_RESET if the table was reset meanwhile and its gate no longer allows
             the insert.
     """
-    # Counted now, since the gate was asked now: a task begins to run only in a later turn of the loop.
+    # Read now, together with the gate's decision: the task starts in a later turn of the loop.
     return _insert(table, rows, stamp, table.resets)
 
 

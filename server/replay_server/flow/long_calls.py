@@ -1,11 +1,11 @@
-"""Calls of many rows take turns, so that nobody waits long for those of somebody else.
+"""Turns of calls with many rows, so that no caller waits long for the calls of others.
 
     if rows > LONG_ROWS:
         await long_calls.turn(caller)
     ...                                     # the work, on the event loop, without waiting
 
-One of them works at a time, of one caller after another. Between two, the loop is free for as long as the first one
-took: whoever sends a short request then is answered before the next long one begins.
+Long calls run one at a time, alternating between callers. After each one, the loop is free for as long as it took, so
+that short requests are answered before the next long call starts.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Final
 from replay_server.flow.budgets import Budget
 
 LONG_ROWS: Final = 1024
-"""A call of more rows is a long one: it takes the event loop for more than 0.3 ms."""
+"""Calls with more rows are long: they block the event loop for more than 0.3 ms."""
 
 
 class LongCalls:
-    """Whose long call works next."""
+    """Schedules long calls."""
 
     def __init__(self, waiting: Budget) -> None:
-        """Begin with none; ``waiting`` counts the calls that wait here."""
+        """Create the schedule; ``waiting`` counts the waiting calls."""
         self._waiting = waiting
         self._is_free = True
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by caller, the one whose turn is next first
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by caller, the next one first
 
     async def turn(self, caller: str) -> bool:
-        """Return once a long call of this caller may work: at once, and until it waits for something.
+        """Wait for this caller's turn. The turn lasts until the call awaits something.
 
         Returns:
             Whether it had to wait.
 
         Raises:
-            RequestError: TOO_LARGE, if too many calls wait.
+            RequestError: TOO_LARGE if too many calls wait.
         """
         if self._is_free:
             self._begin()
@@ -50,11 +50,11 @@ class LongCalls:
 
     def _begin(self) -> None:
         self._is_free = False
-        # What was scheduled before this runs first: the work, in the task whose turn it is.
+        # Callbacks scheduled earlier run first, including the call whose turn it is.
         asyncio.get_running_loop().call_soon(self._worked, time.perf_counter())
 
     def _worked(self, began: float) -> None:
-        """Leave the loop to others for as long as the work took."""
+        """Leave the loop to other calls for as long as the work took."""
         asyncio.get_running_loop().call_later(time.perf_counter() - began, self._next)
 
     def _next(self) -> None:
@@ -64,7 +64,7 @@ class LongCalls:
             turn = line.popleft()
             del self._lines[caller]
             if line:
-                self._lines[caller] = line  # behind all others
-            if not turn.done():  # else its call was cancelled
+                self._lines[caller] = line  # to the end of the queue
+            if not turn.done():  # unless the call was canceled
                 turn.set_result(None)
                 self._begin()

@@ -1,9 +1,8 @@
-"""Calls that wait for a table: draws for rows, or for what its gate allows, and inserts for what its gate allows.
+"""Calls waiting for a table: draws for rows or its gate, inserts for its gate.
 
-Draws wait in one line and inserts in another, first come first served: whoever comes while others wait goes behind
-them. What a call waits for is given to it by the call that brings it about, at once: nobody can come in between, and
-a call that is sent away instead has had no effect. `Waiters.changed` is called after everything that may let
-somebody on.
+Draws and inserts wait in separate lines, first come, first served. Whichever call makes progress possible serves the
+waiters immediately: no other call can get in between, and a refused call has had no effect. `Waiters.changed` must be
+called after every change that may let a waiting call proceed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Draw:
-    """A draw that waits."""
+    """A waiting draw."""
 
     rows: int
     admitted: asyncio.Future[None]
@@ -38,7 +37,7 @@ class _Draw:
 
 @dataclass(eq=False)
 class _Insert:
-    """An insert that waits; it is applied when its turn comes."""
+    """A waiting insert."""
 
     rows: NewRows
     stamp: WriterStamp | None
@@ -47,13 +46,13 @@ class _Insert:
 
 @dataclass
 class _Lines:
-    """Who waits for one table."""
+    """Calls waiting for one table."""
 
     draws: deque[_Draw] = field(default_factory=deque)
     inserts: deque[_Insert] = field(default_factory=deque)
 
     def refuse_all(self, refusal: Callable[[], RequestError]) -> None:
-        """Send everybody away."""
+        """Refuse all waiting calls."""
         futures: list[asyncio.Future[Any]] = [
             *(draw.admitted for draw in self.draws),
             *(insert.admitted for insert in self.inserts),
@@ -66,15 +65,15 @@ class _Lines:
 
 
 class Waiters:
-    """Lets calls wait until they may go on, the table is reset or dropped, or the server closes."""
+    """Lets calls wait until they may proceed, the table is reset or dropped, or the server shuts down."""
 
     def __init__(self, calls: Budget, rows: Budget, longest_s: float = math.inf) -> None:
-        """Begin with nobody waiting.
+        """Start without waiting calls.
 
         Args:
-            calls: counts calls that wait.
-            rows: counts bytes of rows that wait to be inserted.
-            longest_s: nobody waits longer, whatever they ask for, in seconds.
+            calls: budget of waiting calls.
+            rows: budget of bytes in waiting inserts.
+            longest_s: maximum wait in seconds.
         """
         self._longest_s = longest_s
         self._calls = calls
@@ -83,7 +82,7 @@ class Waiters:
         self._closing = False
 
     def check_draw(self, table: Table, rows: int, wait_s: float) -> None:
-        """Refuse a draw that would be refused at once.
+        """Refuse a draw that cannot run now and cannot wait.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED or TOO_LARGE.
@@ -101,19 +100,19 @@ class Waiters:
                 raise errors.limited(table.name, table.gate.draw_lacks(rows, granted))
 
     async def draw(self, caller: Caller, table: Table, rows: int, wait_s: float) -> None:
-        """Return once so many rows may be drawn; they count as drawn by then, and are to be drawn without waiting.
+        """Wait until ``rows`` rows may be drawn. They then count as drawn, and must be drawn before the next await.
 
-        Look the table up again afterwards. ``wait_s`` seconds at most; infinity: as long as the call lasts.
+        Look up the table again afterwards. Waits up to ``wait_s`` seconds; infinity: as long as the call lasts.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
-                TOO_LARGE, or UNAUTHENTICATED if the caller's token is valid no more.
+                TOO_LARGE, or UNAUTHENTICATED if the caller's token becomes invalid.
         """
         self.check_draw(table, rows, wait_s)
         draw = _Draw(rows, asyncio.get_running_loop().create_future())
         if not self._has_line(table, "draws") and _grant(table, draw):
             _count_drawn(table, rows)
-            # The samples taken may be what an insert waits for.
+            # An insert may be waiting for these samples.
             self.changed(table)
             return
         resets = table.resets
@@ -131,20 +130,20 @@ class Waiters:
                 line.remove(draw)
             if draw.granted and table.gate is not None and table.resets == resets:
                 table.gate.give_back(draw.granted)
-            # Those behind may be let on in its place.
+            # Calls behind it may now proceed.
             self.changed(table)
             raise
 
     async def insert(
         self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
     ) -> range:
-        """Insert rows once they are allowed, as `Table.insert` does; a repeat is answered at once.
+        """Insert rows like `Table.insert` once they are allowed; answer a retry immediately.
 
-        ``wait_s`` seconds at most; None or infinity: as long as the call lasts.
+        Waits up to ``wait_s`` seconds; None or infinity: as long as the call lasts.
 
         Raises:
             RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
-                TOO_LARGE, or UNAUTHENTICATED if the caller's token is valid no more.
+                TOO_LARGE, or UNAUTHENTICATED if the caller's token becomes invalid.
         """
         table.check_rows_at_once(rows.count)
         if table.turns.are_free:
@@ -194,7 +193,7 @@ class Waiters:
         return inserted if isinstance(inserted, range) else await inserted
 
     def _apply(self, table: Table, rows: NewRows, stamp: WriterStamp | None) -> range | Awaitable[range]:
-        """Insert rows that are allowed, or begin to where that takes long, and let others on."""
+        """Apply or start an allowed insert, then serve waiting calls."""
         inserted = self._insert_or_begin(table, rows, stamp)
         self.changed(table)
         return inserted
@@ -204,11 +203,11 @@ class Waiters:
             return table.insert(rows, stamp)
 
         begun = table.turns.begin(inserting.insert(table, rows, stamp), lambda: self.changed(table))
-        # It goes on to its end if the caller hangs up.
+        # It completes even if the caller hangs up.
         return asyncio.shield(begun)
 
     def changed(self, table: Table) -> None:
-        """Let those on who may go on now; call it when rows came or went, or were granted or given back."""
+        """Serve waiting calls; call this after rows were inserted, removed, granted or returned."""
         lines = self._lines.get(table.uid)
         if lines is None:
             return
@@ -220,22 +219,22 @@ class Waiters:
             del self._lines[table.uid]
 
     def leave(self, table: Table, rows: int, resets: int) -> None:
-        """Give back what a draw was let on for and has not drawn, unless a reset since then has.
+        """Return the rows granted to a draw that did not happen, unless a reset already did.
 
-        Samples that a rate limiter has counted stay counted.
+        Samples counted by a rate limiter stay counted.
         """
         if table.gate is not None and table.resets == resets:
             table.gate.count_failed(rows)
             self.changed(table)
 
     def send_away(self, table: Table, refusal: Callable[[str], RequestError]) -> None:
-        """Refuse all who wait for a table; ``refusal`` is made with its name."""
+        """Refuse all calls waiting for a table; ``refusal`` receives its name."""
         lines = self._lines.pop(table.uid, None)
         if lines is not None:
             lines.refuse_all(lambda: refusal(table.name))
 
     def close(self) -> None:
-        """Send everybody away; nobody waits from now on."""
+        """Refuse all waiting calls; later calls cannot wait."""
         self._closing = True
         for lines in self._lines.values():
             lines.refuse_all(errors.shutting_down)
@@ -249,7 +248,7 @@ class Waiters:
         wait_s: float | None,
         lacks: Callable[[], Lack],
     ) -> T:
-        """Wait for a call's turn, and count it as long as it does."""
+        """Wait for a call's turn, and count it meanwhile."""
         if not admitted.done():
             if self._closing:
                 raise errors.shutting_down()
@@ -257,7 +256,7 @@ class Waiters:
             table.figures.has_to_wait()
 
         def expire(allowed_s: float) -> None:
-            # Whoever was let on at the last moment stays so: refused is only what has had no effect.
+            # A call served at the last moment stays served: a refused call must have had no effect.
             if not admitted.done():
                 admitted.set_exception(errors.waited_too_long(table.name, allowed_s, lacks()))
 
@@ -280,7 +279,7 @@ class Waiters:
                 timer.cancel()
 
     def _has_line(self, table: Table, line: Literal["draws", "inserts"]) -> bool:
-        """Whether somebody waits already."""
+        """Whether calls are already waiting."""
         lines = self._lines.get(table.uid)
         return lines is not None and any(not waiter.admitted.done() for waiter in getattr(lines, line))
 
@@ -288,7 +287,7 @@ class Waiters:
         return self._lines.setdefault(table.uid, _Lines())
 
     def _serve_draws(self, table: Table, line: deque[_Draw]) -> bool:
-        """Grant what there is to those who came first; whether there was anything."""
+        """Grant rows in order of arrival; return whether there were any."""
         moved = False
         while line:
             draw = line[0]
@@ -302,7 +301,7 @@ class Waiters:
         return moved
 
     def _serve_inserts(self, table: Table, line: deque[_Insert]) -> bool:
-        """Apply the inserts that came first, as far as they are allowed; whether there was one."""
+        """Apply allowed inserts in order of arrival; return whether there was one."""
         moved = False
         while line and table.turns.under_way is None:
             insert = line[0]
@@ -319,7 +318,7 @@ class Waiters:
 
 
 def _grant(table: Table, draw: _Draw) -> bool:
-    """Grant a draw what it still lacks, as far as there is any; whether it has all now."""
+    """Grant available rows to a draw; return whether it has all now."""
     if table.gate is None:
         return table.size > 0
     draw.granted += table.gate.grant(draw.rows - draw.granted)
@@ -336,7 +335,7 @@ def _draw_lacks(table: Table, rows: int, granted: int) -> Lack:
 
 
 def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:
-    """Rows of the inserts in line, to and including the last."""
+    """Rows of the inserts in line, up to and including ``last``."""
     rows = 0
     for insert in line:
         rows += 0 if insert.admitted.done() else insert.rows.count
@@ -346,5 +345,5 @@ def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:
 
 
 def _insert_allowed(table: Table, insert: _Insert) -> bool:
-    """Whether it is allowed, or was applied meanwhile over another stream of its writer."""
+    """Whether an insert is allowed, or was meanwhile applied on another stream of its writer."""
     return table.gate is None or table.gate.insert_allowed(insert.rows.count) or table.is_repeat(insert.stamp)

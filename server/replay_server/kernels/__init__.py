@@ -1,1 +1,1 @@
-"""Hot loops: how they are compiled, where the machine code is kept, and how they ask for memory ahead."""
+"""Hot loops: compilation, the cache of machine code, and prefetching."""

@@ -1,4 +1,4 @@
-"""How the inner loops are compiled: typed decorators around `numba.njit`. `kernel_cache` says where they are kept."""
+"""Typed decorators around `numba.njit` for hot loops; see `kernel_cache` for their cache."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def kernel(function: Kernel) -> Kernel:
 
 
 def part_of_kernel(function: Kernel) -> Kernel:
-    """Compile a function that kernels call for one row after the other into each of them.
+    """Inline a function that kernels call once per row.
 
-    In a call proper numba counts the references to each array it is given, which takes longer than looking at a row.
-    Such a function has no branch in it that calls another one with its arrays: across branches it would count as well.
+    In a regular call, numba counts references to each array argument, which takes longer than processing a row. Such a
+    function must not pass its arrays to another one inside a branch: numba would count references there, too.
     """
     return cast(Kernel, _compiled(function, forceinline=True))
 
 
 def _compiled(function: Callable[..., object], *, forceinline: bool = False) -> Any:
-    # A function of a file that the digest does not cover, a test's say, is compiled anew by every process.
+    # Functions in files that the digest does not cover, such as tests, are compiled by every process.
     is_covered = Path(function.__code__.co_filename) in kernel_cache.sources()
     dispatcher = _dispatcher(function, cached=is_covered, forceinline=forceinline)
     if is_covered:
-        # Numba falls back on other folders, which all versions share, if it cannot write to the one that it was given.
+        # If numba cannot write to this folder, it falls back to folders that all versions share.
         if not Path(dispatcher.stats.cache_path).is_relative_to(kernel_cache.folder()):
             return _dispatcher(function, cached=False, forceinline=forceinline)
         KERNELS.append(dispatcher)
@@ -72,7 +72,7 @@ def _dispatcher(function: Callable[..., object], *, cached: bool, forceinline: b
 
 
 def _compile_what_cannot_be_loaded(kept: Any) -> None:
-    """Have numba compile a kernel whose file is damaged, and go on where it cannot be written."""
+    """Make numba compile kernels whose file is corrupt, and continue if it cannot write them."""
     load, save = kept.load_overload, kept.save_overload
 
     def load_or_compile(signature: Any, target: Any) -> Any:
@@ -89,7 +89,7 @@ def _compile_what_cannot_be_loaded(kept: Any) -> None:
     def save_if_possible(signature: Any, compiled: Any) -> None:
         try:
             save(signature, compiled)
-        except Exception as error:  # no room, a file system that became read-only, an index that is damaged
+        except Exception as error:  # no space, read-only file system, corrupt index
             _warn_not_kept(kept.cache_path, str(error))
 
     kept.load_overload, kept.save_overload = load_or_compile, save_if_possible
@@ -101,9 +101,9 @@ def _warn_not_kept(folder: str, reason: str) -> None:
 
 
 def _widened(argument: Any) -> Any:
-    """The type as which one kernel hands an argument to another: integers are int64, whatever they came from.
+    """Widen integer arguments between kernels to int64.
 
-    Numba would compile the callee once for each of int64, int32, int8 and every constant: twice the time to compile.
+    Otherwise numba would compile the callee for each of int64, int32, int8 and every constant, doubling compile time.
     """
     argument = types.unliteral(argument)
     return types.int64 if isinstance(argument, types.Integer) and argument.signed else argument
@@ -112,14 +112,14 @@ def _widened(argument: Any) -> Any:
 def as_kernel_input(array: NDArray[Element]) -> NDArray[Element]:
     """Return the array, or a copy if it is read-only, strided or unaligned.
 
-    A kernel is compiled once per layout of its arguments. Arrays that come straight from a message are read-only:
-    without this, the first of them would stop the server for as long as a compilation takes.
+    Numba compiles a kernel once per layout of its arguments. Arrays from messages are read-only, and without a copy,
+    the first one would block the server for a compilation.
     """
     return array if array.flags.carray else np.array(array, order="C")
 
 
 def aligned_empty(shape: int | tuple[int, ...], dtype: type[Element]) -> NDArray[Element]:
-    """Return an array, not yet written to, that begins at the beginning of a cache line."""
+    """Return an uninitialized array aligned to a cache line."""
     length, item_bytes = int(np.prod(shape)), np.dtype(dtype).itemsize
     memory = np.empty(length + CACHE_LINE_BYTES // item_bytes, dtype=dtype)
     skip = (-memory.ctypes.data % CACHE_LINE_BYTES) // item_bytes
@@ -127,7 +127,7 @@ def aligned_empty(shape: int | tuple[int, ...], dtype: type[Element]) -> NDArray
 
 
 def aligned_full(length: int, value: float) -> NDArray[np.float64]:
-    """Return float64[length], filled with ``value``, that begins at the beginning of a cache line."""
+    """Return float64[length] filled with ``value``, aligned to a cache line."""
     aligned = aligned_empty(length, np.float64)
     aligned[:] = value
     return aligned

@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 
 PREFIX = "kernels-"
 KEPT_UNUSED_S = 28 * 24 * 3600.0
-"""Folders of other versions that nobody has used for so long are removed."""
+"""Folders of other versions are removed after this long without use."""
 NEEDED_BYTES = 32 << 20
-"""Free space of a file system that kernels are compiled into: several times what they take."""
+"""Required free space for compiled kernels, several times their size."""
 
 _COMPLETE = "complete-"
 _REMOVED = ".removed-"

@@ -1,13 +1,13 @@
-"""Asks the processor for memory that a kernel will soon need, and goes on without waiting for it.
+"""Prefetches memory that a kernel will need soon.
 
-A row of ten million lies in memory that no cache holds: a kernel that loads it waits as long as a hundred additions
-take, and what it would load next waits behind it. Where the places are known beforehand, for a whole batch, the kernel
-asks for all of them and only then begins to work on the first. There are two ways to ask:
+With ten million rows, most loads miss all caches and take as long as a hundred additions, and the next load waits
+behind them. If the addresses for a whole batch are known in advance, the kernel requests all of them before it
+processes the first. There are two ways to do this:
 
-* `prefetch`: the processor's own instruction. Nothing waits for its result, so it costs next to nothing between other
-  work. A processor with too many such requests under way drops further ones.
-* `touch`: a load whose result nobody uses. It is never dropped, and as nothing depends on it, hundreds overlap in a
-  loop that does nothing else. Between other work it delays that work.
+* `prefetch`: the processor's instruction. Nothing waits for its result, so it is nearly free between other work. With
+  too many requests in flight, the processor drops further ones.
+* `touch`: a load whose result is unused. It is never dropped, and because nothing depends on it, hundreds overlap in a
+  loop that does nothing else. Between other work, it delays that work.
 
 So kernels prefetch what they need a few rows later, and touch what a whole batch needs before anything can start.
 """

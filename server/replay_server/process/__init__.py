@@ -1,1 +1,1 @@
-"""The process: settings, start, the gRPC server around the service, stop."""
+"""The server process: settings, startup, gRPC server, shutdown."""

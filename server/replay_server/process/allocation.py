@@ -1,4 +1,4 @@
-"""How the C library's allocator deals with blocks of megabytes, and with those of gRPC's threads."""
+"""Tuning of glibc's allocator for large blocks and gRPC's threads."""
 
 from __future__ import annotations
 

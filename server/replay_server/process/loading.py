@@ -1,4 +1,4 @@
-"""Loading modules and kernels, which the garbage collector is kept away from."""
+"""Loads modules and kernels, and excludes them from garbage collection."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Collect nothing meanwhile, and never look through what is there at the end.
+    """Disable garbage collection in the block, and freeze all objects that exist at its end.
 
-    Numba's modules are 145,000 objects, of which none is ever garbage. To look through them costs the collector 0.1 s
-    of a server's start and 0.2 s of its end, and would hold up all calls for 60 ms each time in between.
+    Numba's modules have 145,000 objects that never become garbage. Scanning them takes 0.1 s at startup, 0.2 s at
+    shutdown, and would block all calls for 60 ms each time in between.
     """
     gc.disable()
     try:

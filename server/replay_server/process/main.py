@@ -1,4 +1,4 @@
-"""What `replay-server` does: restores the tables, serves until it is told to stop."""
+"""Runs `replay-server`: restores tables, and serves until stopped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ log = logging.getLogger("replay_server")
 
 
 class StartError(Exception):
-    """The server cannot start as it was told to; the message says why."""
+    """The server cannot start with these settings; the message says why."""
 
 
 REFUSALS_TO_START = (

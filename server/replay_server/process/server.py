@@ -1,4 +1,4 @@
-"""The gRPC server around the service: its options, health and reflection, its beginning and its end."""
+"""The gRPC server: options, health and reflection, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from replay_server.rpc.over_grpc.methods import GrpcMethods
 log = logging.getLogger(__name__)
 
 _CUT_OFF = 2
-"""A message that is so many times as long as allowed is not even received."""
+"""gRPC rejects messages that exceed the limit by this factor."""
 _OTHER_CALLS = 32
 """Calls that are no streams need room beside these. Whoever opens calls and lets go of them again and again has others
 wait for as many as a connection may have at once."""

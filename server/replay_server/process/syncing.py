@@ -1,9 +1,7 @@
-"""Writes tables with checksums to the disk now and then, beside the event loop: several tables side by side.
+"""Syncs tables with checksums to disk periodically, several at a time, in worker threads.
 
-Each table has a schedule of its own, so a table that takes long delays no other one.
-
-No call waits for this: what was acknowledged since the last sync point is in the page cache, which a killed server does
-not take away, but a loss of power does.
+Each table has its own schedule, so a slow one does not delay others. Calls do not wait for syncs: data acknowledged
+since the last sync point is in the page cache, which survives a killed server but not a power loss.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ log = logging.getLogger(__name__)
 _LOOKS_PER_INTERVAL = 10
 _LONGEST_LOOK_S = 0.02
 _AT_ONCE = 16
-"""Tables that are synced at the same time. A thread that syncs waits for the disk, which takes such calls together."""
+"""Tables synced at the same time; their threads mostly wait for the disk, which handles concurrent syncs well."""
 _MOST_UNSYNCED = 4
-"""A table is synced early once this part of its ring is new: a loss of power takes as much at both ends."""
+"""A table is synced early when 1/4 of its ring is new, because a power loss may lose as much at both ends."""
 
 
 class Syncer:

@@ -1,7 +1,7 @@
-"""Compiles or loads every kernel before the server serves, so that no caller waits for a compilation.
+"""Compiles or loads every kernel before the server starts serving, so that no call waits for a compilation.
 
-On a new machine, or with a new version, two processes compile the kernels side by side, while this one logs their
-progress. Then, and on every later start, the kernels are loaded.
+On a new machine, or with a new version, two processes compile the kernels in parallel while this one logs their
+progress. The compiled kernels are loaded then and on every later start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from replay_server.table.updates import first_unusable, resolve_update
 log = logging.getLogger(__name__)
 
 _SHARES = ("_warm_up_ranked_writes", "_warm_up_the_rest")
-"""What each process compiles: about as long. They have no kernel in common, see `kernel_cache`."""
+"""Functions that each process runs, with similar compile times and no shared kernels; see `kernel_cache`."""
 _RANK = rank.RankIndex.name
 _LOOK_S = 0.1
 _SAY_S = 3.0

@@ -1,1 +1,1 @@
-"""Requests and replies: `endpoints.py` lists every RPC, two adapters call them."""
+"""Requests and replies: `endpoints.py` lists every RPC, two transports call them."""

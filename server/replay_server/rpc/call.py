@@ -1,4 +1,4 @@
-"""A request while it is answered, and the stream that it came on: what handlers know of the transport."""
+"""The context of a request and its stream: everything handlers know about the transport."""
 
 from __future__ import annotations
 
