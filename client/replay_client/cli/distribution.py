@@ -165,7 +165,7 @@ def fitted(x: Floats, probabilities: Floats, weights: Floats) -> PowerLaw | None
 
 
 def _quantile(values: Floats, rows: Floats, fraction: float) -> float:
-    """The least value that at least this fraction of the rows does not exceed."""
+    """A weighted quantile: the smallest value such that this fraction of the rows is at or below it."""
     order = np.argsort(values)
     below = np.cumsum(rows[order])
     return float(values[order][np.searchsorted(below, fraction * below[-1])])

@@ -25,7 +25,7 @@ _HEADER = "authorization"
 
 
 class Caller(Protocol):
-    """Who calls."""
+    """The caller."""
 
     @property
     def identity(self) -> str:

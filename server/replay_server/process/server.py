@@ -61,7 +61,7 @@ class ReplayServer:
             offer_health: whether to tell whoever asks that it serves.
             authenticator: finds out who calls.
             credentials: makes those for TLS; None: connections are not encrypted.
-            checkpoints: where checkpoints are written; None: nowhere.
+            checkpoints: the server's checkpoints; None: disabled.
         """
         self._credentials = credentials
         self._catalog = catalog

@@ -20,16 +20,16 @@ class Stream:
         """Begin.
 
         Args:
-            end: ends the stream with a refusal, after the answer that is being made, if any.
+            end: ends the stream with a refusal, after the current reply, if any.
         """
         self.end = end
-        """Ends the stream with a refusal, after the answer that is being made, if any."""
+        """Ends the stream with a refusal, after the current reply, if any."""
         self._said: dict[str, str | bytes] = {}
         self._when_closed: list[Callable[[], None]] = []
 
     @property
     def table(self) -> str:
-        """Name of the table that its requests are about, once one has said so."""
+        """Name of the stream's table, once a request has named it."""
         return str(self._said.get("table", ""))
 
     def constant(self, field: str, value: T) -> T:
@@ -37,10 +37,10 @@ class Stream:
 
         Args:
             field: its name.
-            value: what this request says; empty: nothing.
+            value: from this request; empty if left out.
 
         Raises:
-            FieldError: an earlier request said something else.
+            FieldError: an earlier request had another value.
         """
         said = self._said.setdefault(field, value) or value
         if value and value != said:
@@ -49,52 +49,52 @@ class Stream:
         return said  # type: ignore[return-value]  # a field keeps its type
 
     def when_closed(self, do: Callable[[], None]) -> None:
-        """Have something done once the stream has ended."""
+        """Register a callback for the end of the stream."""
         self._when_closed.append(do)
 
     def close(self) -> None:
-        """The stream has ended."""
+        """Mark the stream as ended."""
         while self._when_closed:
             self._when_closed.pop()()
 
 
 class Call:
-    """A request while it is answered."""
+    """The context of a request."""
 
     def __init__(self, caller: Caller, stream: Stream | None = None) -> None:
         """Begin.
 
         Args:
-            caller: who sent it.
-            stream: what it came on; None: it is a call of its own.
+            caller: the sender.
+            stream: its stream; None: a unary call.
         """
         self.caller = caller
-        """Who sent it."""
+        """The sender."""
         self._stream = stream
         self._when_sent: list[Callable[[], None]] = []
 
     @property
     def stream(self) -> Stream:
-        """The stream that it came on."""
+        """Its stream."""
         if self._stream is None:
             raise RuntimeError("expected a request on a stream, got a unary call")
         return self._stream
 
     @property
     def stream_table(self) -> str:
-        """The table that its stream has named before, if any."""
+        """The table named earlier on its stream, if any."""
         return "" if self._stream is None else self._stream.table
 
     @property
     def holds_something(self) -> bool:
-        """Whether there is something to do once the answer was sent."""
+        """Whether callbacks are registered for when the reply has been sent."""
         return bool(self._when_sent)
 
     def when_sent(self, do: Callable[[], None]) -> None:
-        """Have something done once the answer was sent, or never will be."""
+        """Register a callback for when the reply has been sent, or failed."""
         self._when_sent.append(do)
 
     def sent(self) -> None:
-        """The answer was sent, or never will be."""
+        """Run the callbacks: the reply has been sent, or failed."""
         while self._when_sent:
             self._when_sent.pop()()

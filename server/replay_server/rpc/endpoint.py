@@ -1,10 +1,10 @@
-"""One RPC of the contract, whatever it is called over: how a request is read, and who answers it.
+"""An RPC, independent of the transport: reads requests and calls the handler.
 
     endpoint = Endpoint(replay_pb2.SampleRequest, on_table(Right.READ), sampling.sample, bounds)
     answer = await endpoint.answer(data, call)
 
-A transport receives bytes, finds out who calls, asks the endpoint, and sends the answer, or the refusal that
-`as_refusal` makes of an error. Requests and answers are bytes because those with rows are read and built in place.
+A transport receives bytes, identifies the caller, calls the endpoint, and sends the reply, or the refusal from
+`as_refusal`. Requests and replies are bytes because those with rows are read and built in place.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Endpoint(Generic[M]):
     def __init__(
         self, request: type[M], demand: Demand, handler: Handler[M], bounds: Bounds, *, is_stream: bool = False
     ) -> None:
-        """Describe it.
+        """Define an RPC.
 
         Args:
             request: type of its requests.
-            demand: the right that each of them takes.
+            demand: the right that each request requires.
             handler: answers one request.
-            bounds: how long a request may be.
-            is_stream: whether requests come on a stream, each answered in order; else each is a call of its own.
+            bounds: limits on requests.
+            is_stream: whether requests come on a stream, answered in order; otherwise each is a unary call.
         """
         self.figures = MethodFigures()
-        """What was answered, and how long it took."""
+        """Counts and latencies."""
         self.demand = demand
-        """The right that each request takes."""
+        """The right that each request requires."""
         self.is_stream = is_stream
         """Whether requests come on a stream."""
         self._read = request_reader(request, demand, bounds)
@@ -60,11 +60,11 @@ class Endpoint(Generic[M]):
         """Answer one request.
 
         Args:
-            data: its wire form.
-            call: what is known of it.
+            data: the serialized request.
+            call: its context.
 
         Returns:
-            The wire form of the answer. The transport calls `call.sent` once it was sent, or never will be.
+            The serialized reply. The transport calls `call.sent` when it has been sent, or failed.
 
         Raises:
             Exception: of any type; see `as_refusal`.
@@ -80,7 +80,7 @@ class Endpoint(Generic[M]):
         return answer
 
     def as_refusal(self, error: Exception) -> RequestError:
-        """Count a request that failed. An unexpected error is logged."""
+        """Convert an error to a refusal and count it; log unexpected errors."""
         self.figures.errors += 1
         if isinstance(error, RequestError):
             return error

@@ -1,4 +1,4 @@
-"""All RPCs of the contract: the type of their requests, the right that each takes, and the handler that answers."""
+"""All RPCs with their request types, required rights and handlers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SERVICE = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 def all_endpoints(
     catalog: Catalog, *, socket: Path | None = None, checkpoints: Checkpoints | None = None
 ) -> dict[str, AnyEndpoint]:
-    """The whole service over these tables, by name of the method.
+    """Create all endpoints of the service, by method name.
 
     Args:
         catalog: the tables.
-        socket: where clients on this host may make calls without gRPC; None: they may not, nor copy rows out of the
+        socket: path of the local socket; None: clients on this host may neither use it nor copy rows from the
             tables' files.
-        checkpoints: where checkpoints are written; None: nowhere.
+        checkpoints: the server's checkpoints; None: disabled.
     """
     endpoints: dict[str, AnyEndpoint] = {}
 

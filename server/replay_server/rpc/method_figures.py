@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 _SHORTEST_S = 1e-6
 _GROWTH = 1.1
-"""Each bar of the histogram is 10 % longer than the one before."""
+"""Each bucket of the histogram is 10 % wider than the previous one."""
 _BARS = 220
 """Up to 20 minutes."""
 
 
 @dataclass
 class MethodFigures:
-    """Figures of one method since the server began."""
+    """Statistics of one method since the server started."""
 
     calls: int = 0
     """Calls answered; on a stream, messages."""
@@ -25,11 +25,11 @@ class MethodFigures:
     active: int = 0
     """Calls at work or waiting; streams count while they are open."""
     total_s: float = 0.0
-    """Time that the calls answered took, in all."""
+    """Total time of answered calls."""
     _bars: list[int] = field(default_factory=lambda: [0] * _BARS)
 
     def answered(self, duration_s: float) -> None:
-        """Count a call that took so long."""
+        """Count a call and its duration."""
         self.calls += 1
         self.total_s += duration_s
         bar = int(math.log(max(duration_s, _SHORTEST_S) / _SHORTEST_S, _GROWTH))
@@ -37,7 +37,7 @@ class MethodFigures:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Count as active what happens inside."""
+        """Count a call as active inside the block."""
         self.active += 1
         try:
             yield
@@ -55,7 +55,7 @@ class MethodFigures:
         return self.total_s / self.calls if self.calls else 0.0
 
     def quantile_s(self, fraction: float) -> float:
-        """The duration that this fraction of the calls stayed below, within 10 %; 0 before the first call."""
+        """Quantile of the duration, within 10 %; 0 before the first call."""
         below = 0
         for bar, count in enumerate(self._bars):
             below += count

@@ -1,11 +1,10 @@
-"""What of a request is read before its caller's rights are known.
+"""Reads the few fields of a request that are needed to check its caller's rights.
 
     named = only(replay_pb2.LearnRequest, "table", "update").FromString(request)
     named.table, named.HasField("update")
 
-Protobuf itself reads these few fields, by the same rules by which it reads the whole request later: of a field that
-comes twice the last one counts, and messages are merged. So a caller cannot show one name to the check of rights and
-another one to the handler.
+Protobuf itself reads these fields, with the same rules as for the whole request later: the last of duplicate fields
+counts, and messages are merged. So a caller cannot show one name to the check and another to the handler.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ _PACKAGE = "replay.names"
 
 
 def only(message_type: type[Message], *paths: str) -> type[Message]:
-    """A message type with some of the fields of another; what else a message has is skipped, not parsed.
+    """Create a message type with a subset of another's fields; all other fields are skipped without parsing.
 
     Args:
-        message_type: the other one.
-        *paths: which fields, none of them repeated: "table", or in a message within it "config.name". A message of
-            which no field is named is not looked into: its `HasField` says whether it is there.
+        message_type: the original type.
+        *paths: non-repeated fields, such as "table", or "config.name" in a nested message. If only a nested message is
+            named, its content is skipped, but `HasField` works.
     """
     described = message_type.DESCRIPTOR
     file = FileDescriptorProto(name=f"{described.full_name}.names", package=_PACKAGE, syntax="proto3")

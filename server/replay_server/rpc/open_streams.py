@@ -1,4 +1,4 @@
-"""How many streams are open."""
+"""Counts open streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replay_server.flow.budgets import Budget
 
 
 class OpenStreams:
-    """How many streams each connection and each caller has open."""
+    """Counts open streams per connection and caller."""
 
     def __init__(self, bounds: Bounds) -> None:
         """Begin with none."""

@@ -1,7 +1,6 @@
-"""A request from its bytes: its size is checked, then its caller's rights, and only then it is parsed.
+"""Reads requests: checks the size, then the caller's rights, and only then parses.
 
-What a message may cost before it is refused is bounded in each of these steps, by its rows alone: protobuf parses at
-most `PLAIN_BYTES` of it that are neither rows nor arrays about rows.
+The number of rows bounds the cost of each step: protobuf parses at most `PLAIN_BYTES` besides rows and arrays.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from replay_server.rpc.rights import Demand
 M = TypeVar("M", bound=Message)
 
 MOST_FIELDS: Final = 32
-"""Most fields of a message with rows, and of each long message in it. The contract's messages have under a third."""
+"""Maximum fields of a message with rows, and of each long message in it, three times what our messages need."""
 _ARRAYS: Final = {
     "replay.v1.Insertion.priorities",
     "replay.v1.PriorityUpdate.keys",
     "replay.v1.PriorityUpdate.priorities",
     "replay.v1.ReadRequest.keys",
 }
-"""Fields of requests that have a number for each row."""
+"""Fields of requests with one number per row."""
 _LENGTH_DELIMITED: Final = 2
 
 RequestReader = Callable[[bytes, Caller, str], Framed[M]]
-"""Reads a request of a caller, on a stream that named this table before."""
+"""Reads a request, given its caller and the table named earlier on its stream."""
 
 
 def request_reader(message_type: type[M], demand: Demand, bounds: Bounds) -> RequestReader[M]:
-    """A function that reads the requests of one RPC.
+    """Create a function that reads the requests of one RPC.
 
     Args:
         message_type: their type.
-        demand: what a caller has to be allowed.
-        bounds: how long a request may be.
+        demand: the required right.
+        bounds: limits on requests.
 
     Returns:
-        The function; it raises FieldError for what is not a message of this type, and RequestError: TOO_LARGE,
-        PERMISSION_DENIED, or UNAUTHENTICATED if the caller's token is not valid any more.
+        The function. It raises FieldError for malformed messages, and RequestError: TOO_LARGE, PERMISSION_DENIED, or
+        UNAUTHENTICATED if the caller's token is no longer valid.
     """
     names, described, has_rows = demand.names, message_type.DESCRIPTOR, carries_rows(message_type)
     is_insert = "insertion" in described.fields_by_name
@@ -66,7 +65,7 @@ def request_reader(message_type: type[M], demand: Demand, bounds: Bounds) -> Req
 
 
 def _plain_bytes(described: Any, message: memoryview) -> int:
-    """Bytes of a message that has no rows beside its arrays.
+    """Bytes of a message without rows, excluding its arrays.
 
     Raises:
         DecodeError: if it is no message, or it or one in it that has arrays has more than `MOST_FIELDS` fields.

@@ -1,4 +1,4 @@
-"""The right that an RPC takes of its caller, on the table that a message names."""
+"""The rights that RPCs require."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from replay_server.checkpoint.store import DEFAULT_SERIES, PERIODIC_SERIES
 from replay_server.rpc.names import only
 
 _TABLE_NAME = only(replay_pb2.DescribeTableRequest, "table")
-"""Every request that is about one table has its name in the same field."""
+"""All requests about one table have its name in the same field."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The right that a call needs. It is checked before the message is parsed."""
+    """The right that a call requires, checked before the message is parsed."""
 
     names: type[Message] | None
-    """A message type with little more than the names that the check needs: the message is read as this type first.
-    None: the check needs no names."""
+    """A message type with just the names needed for the check; None: no names needed."""
     check: Callable[[Caller, Any, str], None]
-    """Refuses a caller who may not send a message; the text is the table that its stream named before, if any.
+    """Refuses callers without the right, given the message and the table named earlier on the stream.
 
-    Whether there is such a table does not matter: who may not touch a name does not learn what it stands for.
+    It does not check whether the table exists, so that callers without rights cannot find out.
     """
 
 

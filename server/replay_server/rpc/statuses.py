@@ -1,4 +1,4 @@
-"""Refusals as gRPC knows them: a status code, and details that programs can read."""
+"""Converts refusals to gRPC statuses with machine-readable details."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ CODES: Final[Mapping[int, grpc.StatusCode]] = {
     replay_pb2.ERROR_REASON_UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     replay_pb2.ERROR_REASON_PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
 }
-"""By reason of the contract."""
+"""Status codes by reason."""
 _REASON_PREFIX: Final = "ERROR_REASON_"
 
 
 def to_status(refusal: RequestError) -> status_pb2.Status:
-    """A refusal as a google.rpc.Status that carries an ErrorInfo."""
+    """Convert a refusal to a google.rpc.Status with an ErrorInfo."""
     info = error_details_pb2.ErrorInfo(
         reason=replay_pb2.ErrorReason.Name(refusal.reason).removeprefix(_REASON_PREFIX),
         domain=ERROR_DOMAIN,

@@ -15,10 +15,9 @@ from replay_server.storage.table_state import RESETTING, STATE_FIELDS, STATE_WOR
 FIRST_STATE_WORD = WRITE_HORIZON + 1
 """Word of the header: the first of the `TableState`, the others follow."""
 LOST = FIRST_STATE_WORD + STATE_WORDS
-"""Word of the header: during a recovery from a loss of power, rows lost ever; so that the next one, should this one be
-cut short, does not count them twice."""
+"""Word of the header: rows ever lost, stored during a recovery so that an interrupted one does not count them twice."""
 SYNC_FAILED = LOST + 1
-"""Word of the header: 1 if the disk refused to take something since the last sync point."""
+"""Word of the header: 1 if a sync failed since the last sync point."""
 assert SYNC_FAILED < HEADER_WORDS
 _WORD_OF = {name: FIRST_STATE_WORD + place for place, name in enumerate(STATE_FIELDS)}
 
@@ -50,7 +49,7 @@ class Header:
 
     @property
     def state(self) -> TableState:
-        """All that the table is besides its rows."""
+        """The table's counters."""
         return self._state
 
     @property
@@ -59,17 +58,17 @@ class Header:
         return self._state.inserted
 
     def store(self, field: StateField, value: int) -> None:
-        """Change one field of the state, by a store of one word."""
+        """Change one field of the state with a single store."""
         self._words[_WORD_OF[field]] = value
         self._state = self._state._replace(**{field: value})
 
     def restore(self, state: TableState) -> None:
-        """Change all of the state, while nothing is written to the table. Its rows are there."""
+        """Replace the state of a table whose rows are already stored, while nobody writes."""
         self.write_horizon = state.inserted
         self._store_all(state)
 
     def reset(self) -> None:
-        """Let no row be live. The first store commits it: if a kill comes later, the next server does the rest."""
+        """Remove all rows. The first store commits this; after a kill, the next server completes it."""
         self._words[_WORD_OF["sampled"]] = RESETTING
         self._store_all(self._state.after_reset())
 
@@ -89,7 +88,7 @@ class Header:
 
     @property
     def sync_failed(self) -> bool:
-        """Whether the disk refused something since the last sync point. A killed server leaves it to the next."""
+        """Whether a sync failed since the last sync point. Persists if the server is killed."""
         return bool(self._words[SYNC_FAILED])
 
     @sync_failed.setter

@@ -1,7 +1,7 @@
-"""Who may read the files of tables: the server's user alone, or a group as well.
+"""Controls who may read the files of tables: only the server's user, or also a group.
 
-Files are made readable for their group, and the process's umask takes that away where no group is given. With a group,
-the folder of the tables hands it on to whatever is made in it (its set-group-ID bit).
+Files are created group-readable, and the process's umask removes that if no group is given. With a group, the
+set-group-ID bit of the tables' folder passes it on to new entries.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from replay_server.storage.root import Root
 
 FOLDER_MODE = 0o750
-"""Of tables, before the umask."""
+"""Mode of table folders, before the umask."""
 UMASK = 0o077
-"""Of a server that shares with nobody."""
+"""Umask without a group."""
 GROUP_UMASK = 0o027
-"""Of a server that shares with a group."""
+"""Umask with a group."""
 _PRIVATE_FOLDER = 0o700
 _SHARED_FOLDER = FOLDER_MODE | stat.S_ISGID
 
 
 class GroupError(Exception):
-    """Files cannot be given to the group; the message says why."""
+    """Access cannot be given to the group; the message says why."""
 
 
 def keep_private(root: Root) -> None:
-    """Let nobody but the server's user into the tables, whatever an earlier server allowed."""
+    """Restrict access to the server's user, revoking what an earlier server allowed."""
     folder = os.open(root.tables, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if stat.S_IMODE(os.fstat(folder).st_mode) != _PRIVATE_FOLDER:
@@ -42,7 +42,7 @@ def keep_private(root: Root) -> None:
 
 
 def share_with_group(root: Root, group: str) -> None:
-    """Let members of a group read the tables that are there, and those to come.
+    """Let members of a group read existing and future tables.
 
     Raises:
         GroupError: if there is no such group, or the server's user is no member of it.

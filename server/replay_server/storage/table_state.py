@@ -1,7 +1,7 @@
-"""What a table is besides its rows: a few counters, which header, sync point and checkpoint all carry whole.
+"""The counters of a table, stored together in header, sync points and checkpoints.
 
-The header stores each of them in one aligned word, so that every change to one is a commit of its own. What has to
-change together is a reset, and that is committed by one word, too: see `RESETTING`.
+The header stores each of them in one aligned word, so each change is atomic. A reset changes several of them, but is
+also committed by one word; see `RESETTING`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Who inserted what: the records that make repeating an insert harmless.
+"""Records of recent inserts, which make retries idempotent.
 
-Every writer numbers its inserts from 1. For each writer the last `INSERTS_KEPT` inserts are kept in
-a mapped file: sequence, first key and count. A record is stored before the insert's commit point and
-counts only if what it names was committed; when the server comes back, records beyond the commit
-point are erased.
+Every writer numbers its inserts from 1. A mapped file stores sequence, first key and count of each writer's last
+`INSERTS_KEPT` inserts. A record is stored before the insert's commit point, and is valid only if the insert was
+committed; at startup, the server erases records beyond the commit point.
 """
 
 from __future__ import annotations

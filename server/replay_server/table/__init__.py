@@ -1,1 +1,1 @@
-"""One table: which rows are live, how they are drawn, and what changes together."""
+"""One table: live rows, draws, updates, statistics."""

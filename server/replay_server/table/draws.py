@@ -1,6 +1,6 @@
-"""What a draw asks for and gives, and the seam between a table and its order: by priority, or the oldest first.
+"""Requests and results of draws, and the interface of draw policies.
 
-`replay_server.table.priority_draws` and `replay_server.table.oldest_first` have the two.
+`replay_server.table.priority_draws` and `replay_server.table.oldest_first` implement it.
 """
 
 from __future__ import annotations
@@ -70,25 +70,25 @@ class DrawnBatch(NamedTuple):
 
 
 class DrawPolicy(Protocol):
-    """Which rows of a table a draw takes, and what becomes of them."""
+    """Decides which rows a draw returns, and what happens to them."""
 
     @property
     def gate(self) -> Gate | None:
-        """What decides when rows may go out and come in; None: nothing does."""
+        """The gate of draws and inserts, if any."""
 
     @property
     def turn(self) -> AbstractAsyncContextManager[Any]:
-        """Held by a draw from choosing rows until they are handed out."""
+        """Lock held by a draw until its rows are handed out."""
 
     @property
     def copyable(self) -> bool:
-        """Whether clients on this host may copy rows that were drawn: they stay where they are."""
+        """Whether clients on this host may copy drawn rows, because draws do not remove them."""
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
         """float64[count * batch_size] in [0, 1): at which points of the mass ``count`` batches are drawn."""
 
     def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
-        """The rows at these points. Nothing has changed until they are handed out."""
+        """Return the rows at these points; changes nothing."""
 
     def smallest_probability(self, live: LiveRows) -> float:
         """The smallest probability of a row that can be drawn; ``live`` has at least one."""
@@ -102,7 +102,7 @@ class DrawPolicy(Protocol):
         """
 
     def hand_out(self, rows: int) -> None:
-        """So many rows, those drawn last, are on their way to the caller."""
+        """Count the last ``rows`` drawn rows as handed out."""
 
 
 def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:

@@ -88,7 +88,7 @@ class Table:
         self.draws = draw_policy(self.config, self._header, self._index)
         """Which rows draws take: by priority, or the oldest."""
         self.gate: Gate | None = self.draws.gate
-        """What decides when rows may go out and come in; None: nothing does."""
+        """The gate of draws and inserts, if any."""
         self.figures = TableFigures(
             slots=self.config.slots, capacity=self.config.capacity, inserted=self.inserted, size=self.size
         )

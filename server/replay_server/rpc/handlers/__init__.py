@@ -1,1 +1,1 @@
-"""What each RPC does: checks fields, calls tables, builds messages."""
+"""Handlers of all RPCs: check fields, call tables, build messages."""

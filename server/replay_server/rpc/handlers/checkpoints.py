@@ -14,7 +14,7 @@ from replay_server.rpc.rights import check_series, series_of
 
 
 def describe(checkpoint: Checkpoint) -> replay_pb2.CheckpointDescription:
-    """A checkpoint as the contract has it."""
+    """Convert a checkpoint to a message."""
     return replay_pb2.CheckpointDescription(
         name=checkpoint.folder.name,
         directory=str(checkpoint.folder),
@@ -34,14 +34,14 @@ def describe(checkpoint: Checkpoint) -> replay_pb2.CheckpointDescription:
 
 
 class CheckpointHandlers:
-    """What is done with checkpoints."""
+    """Handlers of the checkpoint RPCs."""
 
     def __init__(self, checkpoints: Checkpoints | None) -> None:
-        """Serve these; None: the server has no place for any."""
+        """Use these checkpoints; None: disabled."""
         self._given = checkpoints
 
     async def create(self, request: Framed[replay_pb2.CheckpointRequest], call: Call) -> bytes:
-        """Write one."""
+        """Write a checkpoint."""
         head, series = request.head, series_of(request.head, call.caller)
 
         def check(tables: Iterable[str]) -> None:
@@ -51,12 +51,12 @@ class CheckpointHandlers:
         return replay_pb2.CheckpointResponse(checkpoint=describe(made)).SerializeToString()
 
     async def list(self, request: Framed[replay_pb2.ListCheckpointsRequest], _call: Call) -> bytes:
-        """Describe all."""
+        """List all checkpoints."""
         found = await self._checkpoints.all()
         return replay_pb2.ListCheckpointsResponse(checkpoints=map(describe, found)).SerializeToString()
 
     async def verify(self, request: Framed[replay_pb2.VerifyCheckpointRequest], _call: Call) -> bytes:
-        """Read one through."""
+        """Verify a checkpoint."""
         found = await self._checkpoints.verify(request.head.name)
         return replay_pb2.VerifyCheckpointResponse(checkpoint=describe(found)).SerializeToString()
 

@@ -1,4 +1,4 @@
-"""Fields of requests, checked: arrays out of bytes, numbers in range."""
+"""Validates fields of requests: arrays from bytes, numbers in range."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _WEIGHT_NORMS = {
 
 _LARGEST_FINITE = float(np.finfo(np.float64).max)
 MAX_AHEAD = 1 << 20
-"""No learner has more batches on their way; sums of it stay far from overflowing."""
+"""Limit on batches in flight, far above realistic values; sums of it cannot overflow."""
 MAX_BATCHES = 256
-"""Batches of one message: all are drawn in one go, while other callers wait."""
+"""Maximum batches per message: they are drawn together while other callers wait."""
 
 
 def table_uid(value: bytes, *, required: bool = False) -> bytes:
-    """A table's uid, or empty where it may be left out."""
+    """A table's uid, or empty if optional."""
     if len(value) == UID_BYTES or (not value and not required):
         return value
     allowed = f"{UID_BYTES} bytes" + ("" if required else ", or none")
@@ -54,20 +54,20 @@ def keys(value: bytes) -> NDArray[np.int64]:
     """int64[n]: keys."""
     if len(value) % 8:
         raise FieldError("keys", "int64[n]: a multiple of 8 bytes", f"{len(value)} bytes")
-    return np.frombuffer(value, "<i8").copy()  # kernels take nothing read-only
+    return np.frombuffer(value, "<i8").copy()  # kernels need writable arrays
 
 
 def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
     """float64[count]: priorities.
 
     Args:
-        value: what came.
-        count: how many there have to be.
-        limit: the largest that the table's backend takes.
+        value: the bytes received.
+        count: expected number.
+        limit: the backend's largest priority.
     """
     if len(value) != 8 * count:
         raise FieldError("priorities", f"float64[{count}]: {8 * count} bytes", f"{len(value)} bytes")
-    array = np.frombuffer(value, "<f8").copy()  # kernels take nothing read-only
+    array = np.frombuffer(value, "<f8").copy()  # kernels need writable arrays
     place = first_unusable(array, min(limit, _LARGEST_FINITE))
     if place >= 0:
         most = f" and at most {limit:g}" if math.isfinite(limit) else ""
@@ -95,7 +95,7 @@ def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
 
 
 def sequence(value: int) -> int:
-    """Number of an insert among those of its writer."""
+    """Sequence number of a writer's insert."""
     if value < 1:
         raise FieldError("sequence", "at least 1 where there is a writer_id", str(value))
     return value
@@ -117,7 +117,7 @@ def draw(value: replay_pb2.Draw) -> Draw:
 
 
 def insert_wait_s(insertion: replay_pb2.Insertion) -> float | None:
-    """How long an insert waits, in seconds; None: as long as its call lasts."""
+    """Time limit of an insert's wait, in seconds; None: as long as its call lasts."""
     return wait_s(insertion.wait_s) if insertion.HasField("wait_s") else None
 
 
@@ -129,14 +129,14 @@ def wait_s(value: float) -> float:
 
 
 def batch_count(value: int) -> int:
-    """How many batches to answer in one message."""
+    """Number of batches requested in a message."""
     if not 0 <= value <= MAX_BATCHES:
         raise FieldError("batches", f"0 (which counts as 1) to {MAX_BATCHES}", str(value))
     return value or 1
 
 
 def ahead(value: int) -> int:
-    """How many batches are on their way before these."""
+    """Number of batches in flight before these."""
     if not 0 <= value <= MAX_AHEAD:
         raise FieldError("ahead", f"0 to {MAX_AHEAD}", str(value))
     return value

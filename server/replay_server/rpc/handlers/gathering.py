@@ -1,4 +1,4 @@
-"""Replies that carry rows: built once, in their wire form, on the loop or beside it."""
+"""Builds serialized replies with rows, on the event loop or in a worker thread."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from replay_server.rpc.call import Call
 from replay_server.table.table import Table
 
 INLINE_BYTES = 1 << 22
-"""Up to this much is gathered on the event loop (about 0.3 ms); more, in a worker thread. The way to a thread and back
-costs the loop 0.1 ms, during which it serves nobody either."""
+"""Bytes gathered on the event loop, in about 0.3 ms; larger gathers use a worker thread, whose round trip blocks the
+loop for 0.1 ms."""
 _ATTEMPTS_BESIDE = 3
-"""A gather beside the loop that was overtaken by inserts is tried again this often, then done on the loop."""
+"""Attempts in a worker thread if inserts overwrite the rows; after that, gather on the loop."""
 
 Choice = tuple[Message, Sequence[NDArray[np.int64]]]
 """A reply without its rows, and the keys of its rows, batch by batch."""
 
 
 def reply_bytes(rows: int, row_bytes: int, batches: int = 1) -> int:
-    """How long a reply with so many rows is at most; ``row_bytes``: of each, 0 if only its key is sent."""
+    """Upper bound on the size of a reply with rows of ``row_bytes`` each (0: only keys are sent)."""
     return rows * (row_bytes + ABOUT_A_ROW_BYTES) + batches * ABOUT_A_BATCH_BYTES
 
 
 async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool:
-    """Wait until a reply may be built on the event loop, and have its bytes counted until it was sent.
+    """Wait until a reply may be built on the event loop, and charge its bytes to the budget until it is sent.
 
     Args:
         call: what is answered.
@@ -45,7 +45,7 @@ async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool
         Whether it had to wait.
 
     Raises:
-        RequestError: TOO_LARGE, if too many calls wait; UNAUTHENTICATED, if the token was taken away meanwhile.
+        RequestError: TOO_LARGE if too many calls wait; UNAUTHENTICATED if the token was removed meanwhile.
     """
     caller = call.caller.identity
     waits = not catalog.outgoing.take_now(caller, size)
@@ -60,7 +60,7 @@ async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool
 
 
 def check_reply_size(table: Table, rows: int, limit_bytes: int, batches: int = 1) -> None:
-    """Make sure that a reply with so many rows may be sent, with all that is said about each of them.
+    """Check that a reply with so many rows and their metadata does not exceed the limit.
 
     Raises:
         RequestError: TOO_LARGE.
@@ -71,16 +71,16 @@ def check_reply_size(table: Table, rows: int, limit_bytes: int, batches: int = 1
 
 
 async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int) -> bytes:
-    """Build a reply out of rows of a table.
+    """Build a reply with rows of a table.
 
     Args:
         table: where the rows are.
-        choose: decides on the rows (int64[n] per batch) and the rest of the reply. Called again when
-            rows were overwritten while they were gathered beside the loop; its last call counts.
-        rows: how many rows there will be, at most.
+        choose: chooses keys (int64[n] per batch) and the rest of the reply. Called again if rows were overwritten
+            during the gather; the last call counts.
+        rows: maximum number of rows.
 
     Returns:
-        The reply in its wire form.
+        The serialized reply.
     """
     if rows * table.config.schema.row_bytes > INLINE_BYTES:
         for _ in range(_ATTEMPTS_BESIDE):

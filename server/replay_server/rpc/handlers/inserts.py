@@ -1,4 +1,4 @@
-"""Insert, and the stream on which a writer sends."""
+"""Handlers of Insert and Write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ InsertMessage = replay_pb2.InsertRequest | replay_pb2.WriteRequest
 
 
 class InsertHandlers:
-    """How rows come in."""
+    """Handlers of inserts."""
 
     def __init__(self, catalog: Catalog) -> None:
         """Serve these tables."""

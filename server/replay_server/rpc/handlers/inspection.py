@@ -1,4 +1,4 @@
-"""Inspect: what the rows of a table look like."""
+"""Handler of Inspect."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from replay_server.table.inspection import Ranked, look, rank
 from replay_server.table.table import Table
 
 _AGES = 257
-"""Ages that are told: both ends, and the resolution of 1/256 between them."""
+"""Number of ages: both ends, and a resolution of 1/256 between them."""
 
 
 class InspectionHandler:
-    """Looks into tables beside the event loop, into one at a time."""
+    """Inspects tables in a worker thread, one at a time."""
 
     def __init__(self, catalog: Catalog) -> None:
         """Serve these tables."""
         self._catalog = catalog
         self._random = np.random.default_rng()
-        # One worker thread at most is taken from those that gather rows.
+        # Inspections use at most one of the worker threads for gathers.
         self._one_at_a_time = asyncio.Lock()
 
     async def inspect(self, request: Framed[replay_pb2.InspectRequest], _call: Call) -> bytes:
-        """What the rows of a table look like."""
+        """Inspect a table."""
         name, uid = request.head.table, fields.table_uid(request.head.table_uid)
         self._catalog.find(name, uid)
         async with self._one_at_a_time:
@@ -75,7 +75,7 @@ def _largest(table: Table, ranked: Ranked) -> replay_pb2.LargestRows:
 
 
 def _evenly_apart(table: Table) -> NDArray[np.int64]:
-    """int64[n]: keys of live rows, newest first, from end to end."""
+    """int64[n]: keys of evenly spaced live rows, newest first."""
     if not table.size:
         return np.empty(0, np.int64)
     return np.linspace(table.inserted - 1, table.oldest, min(table.size, _AGES)).round().astype(np.int64)

@@ -1,4 +1,4 @@
-"""Sample, Read, UpdatePriorities, and the stream on which a learner does both."""
+"""Handlers of Sample, Read, UpdatePriorities and Learn."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from replay_server.table.draws import Draw, DrawnBatch
 from replay_server.table.table import Table
 
 Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
-"""Makes a reply, without its rows, out of batches of a table."""
+"""Creates a reply without rows from drawn batches."""
 
 
 class _Wanted(NamedTuple):
-    """What a request asks to be drawn."""
+    """The draws of a request."""
 
     table: str
     uid: bytes
@@ -33,7 +33,7 @@ class _Wanted(NamedTuple):
     wait_s: float
     same_host: replay_pb2.SameHost
     ahead: int = 0
-    """Batches that are on their way before these; only of a learner's stream."""
+    """Batches in flight before these, on a learner's stream."""
 
     @property
     def rows(self) -> int:
@@ -42,7 +42,7 @@ class _Wanted(NamedTuple):
 
 
 class SamplingHandlers:
-    """How rows go out, and priorities come back."""
+    """Handlers of draws, reads and updates."""
 
     def __init__(self, catalog: Catalog, *, same_host: bool) -> None:
         """Serve these tables.
@@ -135,7 +135,7 @@ class SamplingHandlers:
         return answer
 
     def _check_size(self, wanted: _Wanted) -> None:
-        """Refuse to draw more than one call may ask for.
+        """Check the limits on the rows of a call.
 
         Raises:
             RequestError: TOO_LARGE, or TABLE_NOT_FOUND.
@@ -159,11 +159,11 @@ class SamplingHandlers:
         return self._same_host and table.draws.copyable and hmac.compare_digest(same_host.nonce, table.directory.nonce)
 
     def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
-        """Whether a draw replaces a batch that the caller could not copy: it was admitted, and counted, with that."""
+        """Whether a draw replaces a batch that the caller could not copy; it was already admitted and counted."""
         return same_host.overtaken and table.size > 0 and self._may_copy(table, same_host)
 
     async def _admit(self, call: Call, wanted: _Wanted) -> Table:
-        """The table, once what is wanted may be drawn from it; without a wait, if it may be."""
+        """Wait until the draws are allowed, and return the table; does not suspend if they already are."""
         table = self._catalog.find(wanted.table, wanted.uid)
         if (table.gate is not None or not table.size) and not self._replaces_batch(table, wanted.same_host):
             await self._catalog.waiters.draw(call.caller, table, wanted.rows, wanted.wait_s)
@@ -171,10 +171,10 @@ class SamplingHandlers:
         return table
 
     async def _drawn(self, call: Call, table: Table, wanted: _Wanted, reply: Reply) -> bytes:
-        """Draw batches that were admitted and build their reply.
+        """Draw admitted batches and build the reply.
 
         Raises:
-            RequestError: the table is not as it was when they were admitted, or the reply may not be sent.
+            RequestError: the table was dropped or reset since they were admitted, or the reply is too large.
         """
         resets = table.resets
         copies = self._may_copy(table, wanted.same_host) and not wanted.same_host.overtaken
@@ -189,12 +189,12 @@ class SamplingHandlers:
             raise
 
     async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, *, copies: bool) -> bytes:
-        """The reply. What counts is what is handed out, at the end.
+        """Build the reply. Statistics count what is finally returned.
 
         Args:
             table: to draw from.
-            wanted: what to draw.
-            reply: makes the reply, without its rows, out of the batches.
+            wanted: the draws.
+            reply: creates the reply without rows.
             copies: whether the caller copies the rows itself.
         """
         resets = table.resets

@@ -1,4 +1,4 @@
-"""Stats: figures of the server and of its tables."""
+"""Handler of Stats."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from replay_server.table.table import Table
 
 _QUANTILES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 _QUANTILE_ROWS = 4096
-"""Quantiles of priority look at no more rows than this."""
+"""Maximum rows sampled for quantiles of priority."""
 _MS_PER_S = 1000.0
 
 
 class StatsHandler:
-    """Answers questions about how things stand, without passing over all rows."""
+    """Reports statistics without scanning all rows."""
 
     def __init__(self, catalog: Catalog, endpoints: Mapping[str, AnyEndpoint]) -> None:
         """Report on these tables and RPCs."""
@@ -114,7 +114,7 @@ class StatsHandler:
         else:
             keys = self._random.integers(table.oldest, table.inserted, _QUANTILE_ROWS)
         values = np.quantile(table.priorities(keys), _QUANTILES)
-        # What is known exactly is not guessed.
+        # Use the exact minimum and maximum.
         values[0], values[-1] = table.smallest_priority, table.largest_priority
         return [
             replay_pb2.Quantile(fraction=fraction, value=value)

@@ -18,7 +18,7 @@ from replay_server.table.table import Table
 
 
 def describe(table: Table, *, socket: Path | None = None) -> replay_pb2.TableDescription:
-    """A table as it stands; with a ``socket`` for clients on this host, where that and its files are."""
+    """Describe a table; with a ``socket``, include the paths for clients on this host."""
     return replay_pb2.TableDescription(
         config=table.config.to_proto(),
         uid=table.uid,
@@ -32,22 +32,22 @@ def describe(table: Table, *, socket: Path | None = None) -> replay_pb2.TableDes
 
 
 class TableHandlers:
-    """What is done with tables as a whole."""
+    """Handlers of RPCs on whole tables."""
 
     def __init__(self, catalog: Catalog, *, socket: Path | None) -> None:
         """Serve these tables.
 
         Args:
             catalog: the tables.
-            socket: clients on this host learn of it, and where the tables' files are; None: they do not.
+            socket: path disclosed to clients on this host, with that of the tables' files; None: neither.
         """
         self._catalog = catalog
         self._socket = socket
 
     async def create(self, request: Framed[replay_pb2.CreateTableRequest], call: Call) -> bytes:
-        """Make a table, or find the same one."""
+        """Create a table, or find an existing one with the same config."""
         config = request.head.config
-        self._catalog.bounds.check_columns(len(config.columns))  # before so many are looked at
+        self._catalog.bounds.check_columns(len(config.columns))  # before processing them
         table, created = await self._catalog.create(TableConfig.from_proto(config), call.caller.quota())
         description = self._describe(table, call.caller)
         return replay_pb2.CreateTableResponse(table=description, created=created).SerializeToString()
@@ -73,13 +73,13 @@ class TableHandlers:
         return replay_pb2.DescribeTableResponse(table=self._describe(table, call.caller)).SerializeToString()
 
     async def reset(self, request: Framed[replay_pb2.ResetTableRequest], _call: Call) -> bytes:
-        """Empty a table."""
+        """Reset a table."""
         table = self._catalog.find(request.head.table, fields.table_uid(request.head.table_uid))
         removed = table.reset()
         self._catalog.waiters.send_away(table, errors.table_reset)
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
-        """A table as it stands; who may read it learns where its files are, if rows may be copied from them."""
+        """Describe a table; discloses the path of its files to callers that may read it."""
         is_offered = table.draws.copyable and caller.may(Right.READ, table.name)
         return describe(table, socket=self._socket if is_offered else None)

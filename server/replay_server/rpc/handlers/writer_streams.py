@@ -1,4 +1,4 @@
-"""Which stream is a writer's live one: of two, the later stays and the earlier ends."""
+"""Ensures one live stream per writer: a new stream ends the earlier one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class WriterStreams:
         self._places: dict[Stream, Place] = {}
 
     def __len__(self) -> int:
-        """How many writers have a live stream."""
+        """Number of writers with a live stream."""
         return len(self._streams)
 
     def claim(self, stream: Stream, table_uid: bytes, writer_id: bytes) -> None:
-        """Make this the writer's live stream; an earlier one ends. The stream gives up what it claimed before."""
+        """Make this the writer's live stream, ending an earlier one. Releases the stream's previous claim."""
         place = (table_uid, writer_id)
         if self._places.get(stream) == place:
             return
@@ -36,7 +36,7 @@ class WriterStreams:
         self._streams[place], self._places[stream] = stream, place
 
     def release(self, stream: Stream) -> None:
-        """Give up what a stream has claimed, if anything."""
+        """Release a stream's claim, if any."""
         place = self._places.pop(stream, None)
         if place is not None:
             del self._streams[place]

@@ -1,6 +1,6 @@
-"""One connection over the local socket: a hello, then requests of one endpoint, each answered in order.
+"""A connection to the local socket: a hello, then requests to one endpoint, answered in order.
 
-A request that need not wait is answered where it arrives, from `data_received` to `write`, without a task.
+A request that does not have to wait is answered where it arrives, from `data_received` to `write`, without a task.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from replay_server.rpc.statuses import to_status
 _HELLO_BYTES: Final = 1 << 20
 """Longest hello."""
 _HELLO_TIMEOUT_S: Final = 2.0
-"""How long a connection may stay silent before its hello; as long as our client waits for its answer."""
+"""Time limit for the hello; our client waits as long for its reply."""
 _QUEUED_BYTES: Final = 4 << 20
-"""While a request is at work and more than this waits behind it, nothing more is read."""
+"""Stop reading when more than this is queued behind a running request."""
 _JOINED_BYTES: Final = 1 << 16
-"""Up to this length a content is copied behind its head; longer ones are sent in a second piece."""
+"""Contents up to this size are joined with their head; longer ones are sent separately."""
 _IN_A_ROW: Final = 8
-"""So many requests of one client that wait already are answered before anybody else is."""
+"""Queued requests of one client answered before others get a turn."""
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """Whom a hello has let in, and to what."""
+    """An admitted connection."""
 
     endpoint: AnyEndpoint
-    """What is called on the connection."""
+    """The endpoint of the connection."""
     caller: Caller
-    """Who calls."""
+    """The caller."""
     limit_bytes: int
-    """Longest request."""
+    """Maximum size of a request."""
     limit_setting: str
     """The setting that limits it."""
 
 
 class Host(Protocol):
-    """What a connection needs to know of the socket that it came to."""
+    """What a connection needs from its listener."""
 
     streams: OpenStreams
-    """How many streams are open."""
+    """Counts open streams."""
 
     def one_more(self, connection: LocalConnection) -> AbstractContextManager[None]:
         """Count a connection while it is open."""
         ...
 
     def admit(self, hello: bytes, connection: LocalConnection) -> Admitted:
-        """Let a client in who has said hello.
+        """Admit a client by its hello.
 
         Raises:
-            RequestError: it may not come in.
+            RequestError: it is refused.
         """
         ...
 
@@ -73,18 +73,18 @@ class LocalConnection(asyncio.Protocol):
     def __init__(self, host: Host) -> None:
         """Wait for the client of this socket."""
         self._host = host
-        self._open = ExitStack()  # what lasts as long as the connection
+        self._open = ExitStack()  # resources of the connection
         self._parser = FrameParser(_HELLO_BYTES)
         self._admitted: Admitted | None = None
         self._stream: Stream | None = None
-        self._call: Call | None = None  # the request at work, until its answer is sent
-        self._waiting: asyncio.Task[bytes] | None = None  # makes its answer, where that takes a wait
+        self._call: Call | None = None  # the current request, until its reply is sent
+        self._waiting: asyncio.Task[bytes] | None = None  # computes its reply, if it has to wait
         self._ending: RequestError | None = None
         self._may_write = self._is_reading = True
         self._is_closed = self._is_stopping = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client is there."""
+        """Accept the client."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods, but not its type
         self._loop = asyncio.get_running_loop()
         self._silence = self._loop.call_later(_HELLO_TIMEOUT_S, self.abort)
@@ -92,7 +92,7 @@ class LocalConnection(asyncio.Protocol):
         self._open.enter_context(self._host.one_more(self))
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """The client is gone: nobody waits for what is being done."""
+        """Cancel the current request: the client is gone."""
         self._is_closed = True
         if self._waiting is not None:
             self._waiting.cancel()
@@ -101,17 +101,17 @@ class LocalConnection(asyncio.Protocol):
         self._open.close()
 
     def data_received(self, data: bytes) -> None:
-        """Something came."""
+        """Process received bytes."""
         if not self._is_closed:
             self._parser.feed(data)
             self._go_on()
 
     def pause_writing(self) -> None:
-        """The client does not take in what it asked for."""
+        """Stop answering: the client does not read its replies."""
         self._may_write = False
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Continue answering."""
         self._may_write = True
         if self._waiting is None:
             self._answer_is_sent()
@@ -119,11 +119,11 @@ class LocalConnection(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has not said hello."""
+        """Whether the client has not sent a hello."""
         return self._admitted is None
 
     def stop(self) -> None:
-        """Answer what has come, read nothing more, and then refuse the client."""
+        """Answer received requests, stop reading, then refuse the client."""
         if self._admitted is None:
             self.abort()
             return
@@ -136,7 +136,7 @@ class LocalConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _end(self, refusal: RequestError) -> None:
-        """Refuse the client, after the answer that is being made."""
+        """Refuse the client, after the current reply."""
         self._ending = refusal
         self._go_on()
 
@@ -146,7 +146,7 @@ class LocalConnection(asyncio.Protocol):
         return self._call is None and self._may_write and not self._is_closed
 
     def _go_on(self) -> None:
-        """Answer what came, as far as that may be done now."""
+        """Answer received requests, as far as possible now."""
         for _ in range(_IN_A_ROW):
             if not self._is_free:
                 break
@@ -160,11 +160,11 @@ class LocalConnection(asyncio.Protocol):
                 break
             self._answer(message)
         else:
-            self._loop.call_soon(self._go_on)  # others come in between
+            self._loop.call_soon(self._go_on)  # let others run
         self._read_if_there_is_room()
 
     def _next_message(self) -> bytes | None:
-        """The next message that came whole; None if there is none, or the client does not speak our language."""
+        """The next complete message; None if there is none, or if the client violates the protocol."""
         try:
             taken = self._parser.take()
         except FrameTooLongError as error:
@@ -199,7 +199,7 @@ class LocalConnection(asyncio.Protocol):
             self._send(answer)
 
     def _answer_is_made(self, made: asyncio.Task[bytes]) -> None:
-        """A request that had to wait has its answer."""
+        """Send the reply to a request that had to wait."""
         self._waiting = None
         error = None if made.cancelled() else made.exception()
         if self._is_closed or made.cancelled():
@@ -211,7 +211,7 @@ class LocalConnection(asyncio.Protocol):
         self._go_on()
 
     def _greet(self, hello: bytes) -> None:
-        """Let the client in, or refuse it."""
+        """Admit or refuse the client."""
         self._silence.cancel()
         try:
             self._admitted = self._host.admit(hello, self)
@@ -247,13 +247,13 @@ class LocalConnection(asyncio.Protocol):
             self._answer_is_sent()
 
     def _answer_is_sent(self) -> None:
-        """Give back what the request at work holds. Other requests may be answered."""
+        """Release the resources of the current request, and continue with the next."""
         if self._call is not None:
             self._call.sent()
             self._call = None
 
     def _refuse_request(self, error: Exception) -> None:
-        """Answer the request at work with a refusal, which ends a stream."""
+        """Refuse the current request, which ends a stream."""
         assert self._admitted is not None
         refusal = self._admitted.endpoint.as_refusal(error)
         if self._stream is None:
@@ -268,7 +268,7 @@ class LocalConnection(asyncio.Protocol):
         self._transport.close()
 
     def _read_if_there_is_room(self) -> None:
-        """Read nothing more while a request is at work and much waits behind it."""
+        """Pause reading while a request is running and too much is queued behind it."""
         if self._is_closed:
             return
         wants = self._is_free or self._parser.waiting_bytes <= _QUEUED_BYTES

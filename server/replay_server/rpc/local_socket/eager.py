@@ -1,4 +1,4 @@
-"""Coroutines that begin at once: most requests are answered without waiting, and need no task.
+"""Starts coroutines eagerly: most requests never wait, and need no task.
 
 Python 3.12 has this as `asyncio.eager_task_factory`; Python 3.11 does not.
 """
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def start(work: Coroutine[Any, Any, T]) -> T | asyncio.Task[T]:
-    """Run a coroutine until it waits for something.
+    """Run a coroutine until it first waits.
 
     Until then there is no current task, so the coroutine must not use `asyncio.timeout` or `asyncio.current_task`
     before it waits.
@@ -35,7 +35,7 @@ def start(work: Coroutine[Any, Any, T]) -> T | asyncio.Task[T]:
 
 @types.coroutine
 def _rest(work: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
-    """What is left of a coroutine that waits for something."""
+    """The rest of a coroutine that waits."""
     try:
         yield awaited
     except BaseException as error:  # what was awaited has failed, or the task is cancelled

@@ -1,7 +1,7 @@
-"""A unix-domain socket for clients on this host: calls without HTTP/2, for who can read a table's directory.
+"""A unix-domain socket, without HTTP/2, for clients on this host that can read a table's directory.
 
-For a learner's step of a few kilobytes, gRPC in Python costs several times what the table's own work does. See
-`FrameHello` in the contract.
+For a learner step of a few kilobytes, gRPC in Python costs several times as much as the table's own work. See
+`FrameHello` in the protocol.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from replay_server.rpc.open_streams import OpenStreams
 log = logging.getLogger(__name__)
 
 SOCKET_NAME: Final = ".socket"
-"""In the folder of the tables; no table has such a name."""
+"""Name in the tables' folder; not a valid table name."""
 METHODS: Final = ("Learn", "Sample", "UpdatePriorities")
-"""What can be called: what a learner does in every step."""
+"""Supported methods: those of a learner step."""
 MOST_SILENT: Final = 64
-"""Most connections that have not said hello. Clients say it at once, so few are ever in this state."""
+"""Maximum connections without a hello. Clients send it immediately, so there are never many."""
 _PRIVATE: Final = 0o600
 _SHARED: Final = 0o660
 """Modes of the socket, for a folder of the user's own and for one that a group may read."""
 _LOOK_S: Final = 0.01
-"""How often to look whether all connections have ended."""
+"""Polling interval for the end of all connections."""
 
 
 class LocalSocket:
@@ -62,7 +62,7 @@ class LocalSocket:
             streams: how many streams are open.
         """
         self.streams = streams
-        """How many streams are open."""
+        """Counts open streams."""
         self._catalog = catalog
         self._endpoints = endpoints
         self._authenticator = authenticator
@@ -72,9 +72,9 @@ class LocalSocket:
         self._path: Path | None = None
 
     async def start(self, path: Path) -> None:
-        """Listen, if that can be done there: where not, clients make all their calls over gRPC."""
+        """Listen if possible; otherwise clients use gRPC for all calls."""
         try:
-            path.unlink(missing_ok=True)  # of a server that was killed; the directory's lock is ours
+            path.unlink(missing_ok=True)  # left by a killed server; we hold the directory's lock
             listener = _bound(path)
         except OSError as error:
             log.warning("local socket disabled, cannot listen on %s: %s", path, error)
@@ -84,7 +84,7 @@ class LocalSocket:
         self._server = await loop.create_unix_server(lambda: LocalConnection(self), sock=listener)
 
     async def stop(self, drain_s: float) -> None:
-        """Take no new connections, refuse what comes, and let what is at work end for so many seconds."""
+        """Refuse new connections and requests, and let running ones finish within ``drain_s`` seconds."""
         self._is_stopping = True
         if self._server is not None and self._path is not None:
             self._server.close()
@@ -110,10 +110,10 @@ class LocalSocket:
             del self._connections[connection]
 
     def admit(self, hello: bytes, connection: LocalConnection) -> Admitted:
-        """Let a client in who can read the nonce of a table.
+        """Admit a client that can read the nonce of a table.
 
         Raises:
-            RequestError: it may not come in.
+            RequestError: it is refused.
         """
         try:
             said = replay_pb2.FrameHello.FromString(hello)
@@ -141,17 +141,17 @@ class LocalSocket:
 
 
 def _metadata(hello: replay_pb2.FrameHello) -> tuple[tuple[str, str], ...]:
-    """What a call over gRPC would carry to say who it is from."""
+    """The equivalent gRPC metadata."""
     return (("authorization", hello.authorization),) if hello.authorization else ()
 
 
 def _bound(path: Path) -> socket.socket:
-    """A socket in a directory whose path may be longer than a socket's address."""
+    """Bind a socket in a directory whose path may exceed the limit for socket addresses."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
     try:
         listener.bind(f"/proc/self/fd/{folder}/{path.name}")
-        # Who gets into the folder may connect.
+        # Access to the folder controls who can connect.
         path.chmod(_SHARED if path.parent.stat().st_mode & stat.S_IXGRP else _PRIVATE)
     except BaseException:
         listener.close()

@@ -1,6 +1,6 @@
-"""gRPC's health service, which takes no token and therefore reads nothing: it answers for the server as a whole.
+"""gRPC's health service. It requires no token, and therefore reads no requests.
 
-Whatever service a caller asks about, the answer is the same, so requests are not even received.
+Its reply is the same for every service name, so requests are not even received.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class Health:
-    """Tells whether the server serves."""
+    """Reports whether the server is serving."""
 
     def __init__(self) -> None:
-        """It does, until it is told otherwise."""
+        """Start as serving."""
         self._stopping = asyncio.Event()
         self._watching = Budget("streams of Watch", "not a setting", MOST_WATCHING, DEFAULT_CALLER_SHARE)
 
@@ -44,7 +44,7 @@ class Health:
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
 
     def stop(self) -> None:
-        """Tell from now on that it does not serve."""
+        """Report from now on that the server is not serving."""
         self._stopping.set()
 
     async def _check(self, _requests: object, _context: Context) -> bytes:

@@ -1,4 +1,4 @@
-"""Endpoints as gRPC calls them. Nothing of a call's body is received before its caller is known."""
+"""gRPC handlers for endpoints. No part of a call's body is received before its caller is identified."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GrpcMethods:
     """Makes handlers for gRPC out of endpoints."""
 
     def __init__(self, authenticator: Authenticator, streams: OpenStreams) -> None:
-        """Let in whom the authenticator knows, with so many streams."""
+        """Create handlers that check callers and count streams."""
         self._authenticator = authenticator
         self._streams = streams
 
@@ -43,12 +43,12 @@ class GrpcMethods:
 
     @property
     def streams(self) -> OpenStreams:
-        """How many streams are open."""
+        """Counts open streams."""
         return self._streams
 
 
 class _OneMessage:
-    """A call of one request."""
+    """A unary call."""
 
     def __init__(self, methods: GrpcMethods, endpoint: AnyEndpoint) -> None:
         self._methods = methods
@@ -62,7 +62,7 @@ class _OneMessage:
             await _refuse(context, error, self._endpoint)
 
     async def _answer(self, data: bytes, call: Call, context: Context) -> bytes:
-        """The answer. What the call holds is given back once gRPC has sent it."""
+        """Compute the reply. The call's resources are released when gRPC has sent it."""
         try:
             answer = await self._endpoint.answer(data, call)
         except BaseException:
@@ -109,26 +109,26 @@ class _Messages:
 
 
 class _Reader:
-    """Reads a stream. Others may end it, but never amid an answer: its status could not be sent any more."""
+    """Reads a stream. Others may end it, but not during a reply, because then its status could not be sent."""
 
     def __init__(self, context: Context) -> None:
-        """Belong to the task that serves the stream."""
+        """Create a reader for the current task."""
         self._context = context
         self._task = asyncio.current_task()
         self._reading = False
         self._refusal: RequestError | None = None
 
     def end(self, refusal: RequestError) -> None:
-        """Let the stream end with this refusal instead of its next message."""
+        """End the stream with this refusal instead of the next message."""
         self._refusal = refusal
         if self._reading and self._task is not None:
             self._task.cancel()
 
     async def read(self) -> object:
-        """The next message, or something else than bytes at the end of the stream.
+        """Read the next message; not bytes at the end of the stream.
 
         Raises:
-            RequestError: the refusal that somebody ended the stream with.
+            RequestError: the refusal passed to `end`.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -144,7 +144,7 @@ class _Reader:
 
 
 async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> NoReturn:
-    """End a call with the status that fits the error."""
+    """End a call with the status for an error."""
     if isinstance(error, grpc.aio.InternalError):
         endpoint.figures.errors += 1
         raise asyncio.CancelledError  # the caller ended the call while it was answered
@@ -155,10 +155,10 @@ async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> 
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Let go of the frames that an error passed through.
+    """Clear the traceback of an error.
 
-    gRPC keeps the exception that ended a call in a cycle, and with it what this one refers to. A table that is dropped
-    would live on in there, and so would its files.
+    gRPC keeps the exception of a call in a reference cycle. Through the traceback, it would keep dropped tables and
+    their files alive.
     """
     while error is not None:
         error.__traceback__ = None

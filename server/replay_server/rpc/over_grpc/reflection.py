@@ -1,7 +1,6 @@
-"""gRPC's reflection: for whoever may call, and a request above a small bound is refused before it is parsed.
+"""gRPC's reflection service, restricted to valid callers and small requests.
 
-gRPC bounds messages by one number per server, and ours is meant for rows. Reflection parses whatever comes, on the
-event loop.
+gRPC has one size limit per server, and ours is meant for rows; reflection would parse such requests on the event loop.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from replay_server.rpc.over_grpc.lanes import Lanes
 from replay_server.rpc.statuses import to_status
 
 MOST_BYTES: Final = 1 << 16
-"""Of a request; names of services are its content."""
+"""Maximum size of a request, which contains names of services."""
 SERVICE: Final = reflection.SERVICE_NAME
 
 
 def add_reflection(server: Lanes, services: Sequence[str], authenticator: Authenticator) -> None:
-    """Describe these services to whoever has a token, if tokens are wanted."""
+    """Offer reflection of these services; requires a token if the server does."""
     servicer = reflection.aio.ReflectionServicer(services)
     guarded: Any = _Guarded(server, authenticator)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, guarded)
 
 
 class _Guarded:
-    """Stands for a server where services are added to it."""
+    """Wraps a server to guard the services added to it."""
 
     def __init__(self, server: Lanes, authenticator: Authenticator) -> None:
         self._server = server
@@ -42,11 +41,11 @@ class _Guarded:
         self._server.add_generic_rpc_handlers([_Handlers(handler, self._authenticator) for handler in handlers])
 
     def add_registered_method_handlers(self, _service: str, _handlers: Mapping[str, Any]) -> None:
-        """The same handlers once more, by name: newer gRPC looks them up faster, and would leave out the guard."""
+        """Ignore the same handlers by name: newer gRPC versions would call them without the guard."""
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """Handlers of a service that see neither strangers nor a long request."""
+    """Handlers that reject unknown callers and long requests."""
 
     def __init__(self, handler: grpc.GenericRpcHandler, authenticator: Authenticator) -> None:
         self._handler = handler

@@ -1,1 +1,1 @@
-"""Tables that survive a loss of power: checksums, sync points, and recovery."""
+"""Tables that survive a power loss: checksums, sync points, and recovery."""

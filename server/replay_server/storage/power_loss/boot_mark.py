@@ -1,9 +1,9 @@
-"""Whether the machine went down while a server had tables open: a mark in the root that names the boot.
+"""Detects whether the machine went down while tables were open, by a marker file with the boot id.
 
     <root>/boot.json        {"boot_id": "...", "is_clean": false}
 
-A killed server leaves all it stored in the page cache, and so to the next server of the same boot. After another boot,
-without the mark of a clean end, what lies on the disk may be a mixture of older and newer pages.
+After a killed server, everything it stored is in the page cache during the same boot. After a reboot without a clean
+shutdown, the disk may contain a mixture of old and new pages.
 """
 
 from __future__ import annotations

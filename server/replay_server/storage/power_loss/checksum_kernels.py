@@ -31,7 +31,7 @@ def _step(checksum: np.uint64, word: np.uint64) -> np.uint64:
 
 @kernel
 def begin(words: NDArray[np.uint64], first: int, first_key: int, count: int) -> NDArray[np.uint64]:
-    """Checksums that know of keys and origins only."""
+    """Initialize checksums with keys and origins."""
     sums = np.empty(count, dtype=np.uint64)
     slot = first
     for i in range(count):
@@ -42,7 +42,7 @@ def begin(words: NDArray[np.uint64], first: int, first_key: int, count: int) -> 
 
 @kernel
 def take_in(words: NDArray[Any], first: int, sums: NDArray[np.uint64]) -> None:
-    """Take in a column of rows in consecutive slots."""
+    """Add a column of rows in consecutive slots to the checksums."""
     slot = first
     for i in range(len(sums)):
         checksum = sums[i]

@@ -1,18 +1,17 @@
-"""What is left of a table with checksums after a loss of power: only rows that verify, and a past that has happened.
+"""Recovers a table with checksums after a power loss: only valid rows, in a state that once existed.
 
-The disk may hold any mixture of older and newer pages of what was stored since the last sync point. What comes back is
-the table as it stood at one moment, at that sync point or later, less what was overwritten after that moment:
+The disk may contain any mixture of old and new pages written since the last sync point. The recovered table is as it
+was at one moment, at that sync point or later, without rows overwritten after that moment:
 
-1. From the sync point on, rows that verify are taken in the order of their keys. A row names its insert: one with a
-   writer is taken if all its rows are there and it is the writer's next, and then becomes a writer's record again. The
-   first row that does not fit ends this: what lies beyond would leave a hole.
-2. Of the rows before this end, the oldest may have been overwritten by rows that are lost. The newest run of
-   consecutive keys that verify is live: the table is cut at its newest hole, and no insert before the sync point is
-   taken back.
-3. This becomes the table's new sync point, and then its header and its writers' records. The header says before how
-   many rows are lost.
+1. From the sync point on, valid rows are recovered in key order. Each row names its insert. A writer's insert is
+   recovered if all its rows are valid and it is the writer's next; its record is restored. The first row that does
+   not fit ends the recovery, because later rows would leave a gap.
+2. Lost rows may have overwritten the oldest recovered ones. The newest run of consecutive valid keys is live, and
+   everything before the newest gap is dropped. No insert before the sync point is undone.
+3. The result is stored as the new sync point, then in the header and the writers' records. The number of lost rows
+   is stored in the header first.
 
-Doing this again, if it is cut short, comes to the same.
+An interrupted recovery can be repeated with the same result.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ _ROWS_AT_ONCE = 1 << 17
 
 
 def recover(folder: Path, config: TableConfig) -> None:
-    """Make the files of a table agree with each other again; nobody has it open.
+    """Make the files of a closed table consistent.
 
     Raises:
-        ValueError: if a file is damaged beyond what a loss of power does; it is named.
-        OSError: if one cannot be read or written.
+        ValueError: a file is corrupt in a way that a power loss cannot cause; names the file.
+        OSError: a file cannot be read or written.
     """
     began = time.monotonic()
     rows = RowStore(folder, config.schema, config.slots, create=False, checked=True)

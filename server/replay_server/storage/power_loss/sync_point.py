@@ -32,7 +32,7 @@ class SyncPoint:
     """A table at a moment whose rows are all on the disk, or were overwritten by later ones."""
 
     state: TableState
-    """All that the table is besides its rows."""
+    """The table's counters."""
     lost: int
     """Rows that losses of power took, ever."""
     writers: bytes

@@ -1,4 +1,4 @@
-"""When rows were inserted: a clock reading every so many rows, enough for quantiles of their age."""
+"""Insertion times: periodic clock readings, enough for quantiles of age."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often live rows have been drawn: a count per slot and a histogram that is kept beside it."""
+"""How often live rows were drawn: a count per slot, and a histogram."""
 
 from __future__ import annotations
 
