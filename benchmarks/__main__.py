@@ -24,7 +24,7 @@ _QUICK_STEPS = 50_000
 
 
 def backend_section(rows: tuple[int, ...]) -> Section:
-    """What the priority backends cost by themselves."""
+    """Benchmarks of priority backends in process."""
     warm_up()
     results = [backends.measure(backend, count) for backend in BACKENDS for count in rows]
     return Section(

@@ -45,7 +45,7 @@ class Timing:
     """How long one kind of call took."""
 
     call: str
-    """What was called."""
+    """The method."""
     median_us: float
     """Median in microseconds."""
     p10_us: float
@@ -126,7 +126,7 @@ class Ring:
 
 
 def timed(name: str, prepare: Callable[[], Callable[[], object]]) -> Timing:
-    """Time many calls, each prepared outside of the time measured."""
+    """Time many calls, excluding the preparation of each."""
     taken_us = np.empty(CALLS)
     for i in range(CALLS):
         call = prepare()
@@ -169,7 +169,7 @@ def show(results: Sequence[Measured]) -> None:
 
 
 def machine() -> str:
-    """Say what this ran on."""
+    """Print the machine and versions."""
     return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 

@@ -40,7 +40,7 @@ def append_us(table: Table, workload: Workload) -> list[float]:
 
 
 def rows_per_second(table: Table, workload: Workload, window_s: float) -> float:
-    """Rows that arrive per second from one writer that never rests."""
+    """Throughput of one busy writer in rows per second."""
     rows = _separate_rows(workload)
     with table.writer() as writer:
         count, began = 0, time.perf_counter()

@@ -32,7 +32,7 @@ _US_PER_S = 1e6
 
 
 def touch(batch: Batch) -> int:
-    """Read an element of every row of every column: a batch that nobody looked at has not arrived."""
+    """Read an element of every row of every column, to ensure that the batch has arrived."""
     return sum(int(column.reshape(len(column), -1)[:, 0].sum()) for column in batch.columns.values())
 
 

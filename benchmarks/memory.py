@@ -21,7 +21,7 @@ from benchmarks.workloads import CARTPOLE
 ROWS = 1_000_000
 STEPS = 1_000_000
 _STEADY_FROM = 10_000
-"""Steps after which nothing is new any more: buffers have grown, every page was touched."""
+"""Warm-up steps, after which buffers have grown and every page was touched."""
 _INSERT_EVERY = 100
 _INSERT_ROWS = 256
 

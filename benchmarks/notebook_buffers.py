@@ -23,7 +23,7 @@ class NotebookBatch:
     """Transitions drawn."""
 
     places: list[int]
-    """Where each lies, in order of insertion."""
+    """Position of each, in order of insertion."""
     probabilities: NDArray[np.float64]
     """float64[batch]."""
     columns: list[NDArray[Any]]
@@ -31,7 +31,7 @@ class NotebookBatch:
 
 
 class NotebookBuffer(Protocol):
-    """What all of them do."""
+    """Shared behavior."""
 
     name: ClassVar[str]
 
@@ -71,7 +71,7 @@ class RecursiveSumTree:
         return NotebookBatch(places, probabilities, _stacked([self._data[place] for place in places]))
 
     def update(self, places: Sequence[int], priorities: Sequence[float]) -> None:
-        """Set priorities, one after another."""
+        """Set priorities one by one."""
         for place, priority in zip(places, priorities, strict=True):
             leaf = place + self._count - 1
             change = priority**self._alpha - self._tree[leaf]

@@ -33,7 +33,7 @@ RESTARTS = 12
 ROUNDS = 8
 WINDOW_S = 0.25
 _CAPACITIES = {"cartpole": 1 << 18, "atari": 1 << 14}
-"""Rows: more than fit into any cache, and few enough to be written again with each start."""
+"""Number of rows: more than any cache holds, and few enough to rewrite at each start."""
 _HERE = Path(__file__).parent.parent
 _CHILD = Path(__file__).parent / "peers" / "tree_steps.py"
 _PACKAGES = ("agent", "client", "proto", "server")

@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.pictures import draw_steps
 
 FINDINGS = Path(__file__).with_name("findings.md")
-"""What explains the figures, written by hand and put behind them."""
+"""Handwritten explanation, appended to the figures."""
 _PACKAGES = ("grpcio", "protobuf", "numpy", "numba", "uvloop")
 
 
@@ -26,22 +26,22 @@ class Section:
     """One table of figures."""
 
     title: str
-    """What was measured."""
+    """Subject of the measurement."""
     command: str
-    """What measures it alone."""
+    """Command that measures only this."""
     header: Sequence[str]
     """Names and units of the columns."""
     rows: Sequence[Sequence[str]]
     """The figures."""
     notes: Sequence[str] = field(default_factory=list)
-    """What has to be known to read them."""
+    """Notes for interpreting them."""
     times_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Microseconds per step in each round by contestant, where that is what was measured: what is drawn of it."""
     picture: str = ""
     """File name of a picture of the figures, beside the document."""
 
     def to_markdown(self) -> str:
-        """The section as it stands in the document."""
+        """The section as Markdown."""
         lines = [f"## {self.title}", "", *self.notes, *([""] if self.notes else [])]
         lines += [f"![{self.title}]({self.picture})", ""] if self.picture else []
         lines += ["| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
@@ -62,7 +62,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def machine() -> str:
-    """What the figures were measured on, in a sentence."""
+    """A sentence about the machine."""
     versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return (

@@ -20,7 +20,7 @@ class Workload:
     """Rows of one kind, and how many of them are drawn at a time."""
 
     name: str
-    """What the tables of figures call it."""
+    """Its name in tables of figures."""
     capacity: int
     """Rows that the table keeps; it is full when measured."""
     batch_size: int

@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def ask() -> list[dict[str, Any]]:
-    """What pip-audit knows of each version; nothing if it cannot ask."""
+    """Known vulnerabilities of each version; empty if pip-audit cannot connect."""
     try:
         done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

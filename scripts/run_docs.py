@@ -58,13 +58,13 @@ class Block:
     line: int
     """Of the page, where it begins."""
     language: str
-    """What it is written in."""
+    """Its language."""
     mark: str
-    """What the comment above says about it, one of `MARKS`; or nothing."""
+    """The mark in the comment above it, one of `MARKS`, or empty."""
     argument: str
-    """What follows the mark."""
+    """Argument of the mark."""
     text: str
-    """What stands in it."""
+    """Its content."""
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -159,7 +159,7 @@ class Page:
         return f"done in {time.monotonic() - began:.1f} s"
 
     def _start(self, block: Block) -> None:
-        """Run a block in the background, and wait until it has printed what says that it is ready."""
+        """Start a block in the background, and wait until it prints its ready message."""
         log = self._logs / f"{block.line}.log"
         process = self._spawn(block, log)
         deadline = time.monotonic() + PATIENCE_S

@@ -66,7 +66,7 @@ class Steps:
         self._client.mutate_priorities("table", updates={int(key): 1.3 for key in keys})
 
     def trial_s(self) -> float:
-        """Seconds that some steps take."""
+        """Duration of some steps in seconds."""
         for _ in range(10):
             self()
         began = time.perf_counter()

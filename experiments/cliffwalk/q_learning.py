@@ -24,7 +24,7 @@ LEARNED_ERROR: Final = 1e-3
 
 
 class Representation(StrEnum):
-    """What Q(s, a) is computed from."""
+    """Representation of Q(s, a)."""
 
     TABULAR = "tabular"
     LINEAR = "linear"

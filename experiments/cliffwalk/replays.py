@@ -30,7 +30,7 @@ GREEDY_ALPHA: Final = 2000.0
 ORACLE_GAIN: Final = 1e-4
 """Of the summed squared error: what lowers it by less is no gain to the oracle."""
 UNIFORM_BATCH: Final = 4096
-"""Uniform draws know nothing of priorities: so many at once are the same as one by one."""
+"""Batch size of uniform draws, which do not depend on priorities and so need not be single."""
 UNIFORM_PREFETCH: Final = 2
 
 
@@ -62,7 +62,7 @@ class Replay(Protocol):
         ...
 
     def write_back(self, td_error: float) -> None:
-        """Say what the TD error of that transition was."""
+        """Report the TD error of the last transition."""
         ...
 
 
@@ -140,7 +140,7 @@ class PrioritizedReplay:
         self.keys: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         """int64[1]: key of the last transition."""
         self.probability = 0.0
-        """With which the last transition was drawn."""
+        """Probability of the last transition drawn."""
 
     def next(self, learner: QLearner) -> Transition:
         """A transition drawn by priority."""

@@ -1,4 +1,4 @@
-"""Runs of the Blind Cliffwalk experiment: which there are, one of them, and what came of it."""
+"""Runs of the Blind Cliffwalk experiment and their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from experiments.cliffwalk.walk import Cliffwalk
 from experiments.common.results import ResultFile
 
 LOOK_UP_UPDATES: Final = 256
-"""Updates between two looks at the clock."""
+"""Updates between checks of the clock."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class WalkKey:
         return f"cliffwalk-{self.representation}-{self.method}-{self.states}-{self.seed}"
 
     def __str__(self) -> str:
-        """For people."""
+        """A human-readable message."""
         return f"{self.representation}, {self.method}, {self.states} states, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What came of a run."""
+    """Result of a run."""
 
     key: WalkKey
     updates: int
@@ -107,13 +107,13 @@ def planned(settings: CliffwalkSettings) -> list[WalkKey]:
 
 
 def outstanding(plan: Sequence[WalkKey], results: Sequence[RunResult], max_run_s: float) -> list[WalkKey]:
-    """The runs that have no result, or were given up sooner than they would be now."""
+    """Runs without a result, or aborted by an earlier, shorter limit."""
     latest = {result.key: result for result in results}
     return [key for key in plan if key not in latest or (not latest[key].learned and latest[key].seconds < max_run_s)]
 
 
 def conditions() -> dict[str, Any]:
-    """What results depend on besides their key."""
+    """Conditions that affect results, besides their key."""
     return {
         "step_size": STEP_SIZE,
         "initial_std": INITIAL_STD,

@@ -1,4 +1,4 @@
-"""Results of the Blind Cliffwalk experiment summed up: a table for the terminal, and the picture of the paper."""
+"""Summary of the Blind Cliffwalk results: a table for the terminal, and the paper's plot."""
 
 from __future__ import annotations
 

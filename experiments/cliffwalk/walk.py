@@ -62,11 +62,11 @@ class Cliffwalk:
         return int(2 ** (self.states + 1)) - 2
 
     def right_action(self, state: int) -> int:
-        """The action that leads on."""
+        """The correct action."""
         return state % ACTIONS
 
     def step(self, state: int, action: int) -> Transition:
-        """What happens when somebody in a state takes an action."""
+        """The transition for a state and an action."""
         if action != self.right_action(state):
             return Transition(state, action, 0.0, state, True)
         if state == self.states - 1:

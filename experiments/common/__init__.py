@@ -1,1 +1,1 @@
-"""What the experiments share: command lines, progress, raw results and the server."""
+"""Code shared by the experiments: command lines, progress, raw results and the server."""

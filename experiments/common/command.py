@@ -1,4 +1,4 @@
-"""What the command line of an experiment does: reads settings, runs until done or told to stop, reports failures."""
+"""Runs an experiment's command: reads settings, runs until done or stopped, reports failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows how many runs of an experiment are done, and what came of them."""
+"""Shows the progress and results of an experiment's runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunProgress(Protocol):
     """Something that shows runs."""
 
     def note(self, text: str) -> None:
-        """Say what goes on now."""
+        """Print the current step."""
         ...
 
     def advance(self, text: str) -> None:
@@ -78,6 +78,6 @@ def run_progress(console: Console, title: str, total: int, done: int) -> Iterato
 
 
 def result_console() -> Console:
-    """Standard output, wide enough for tables where it is no terminal."""
+    """Standard output, wide enough for tables if it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=FILE_WIDTH)

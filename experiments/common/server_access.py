@@ -1,4 +1,4 @@
-"""The replay server of an experiment: one that runs already, or one of its own."""
+"""The replay server of an experiment: a running one, or a new one."""
 
 from __future__ import annotations
 

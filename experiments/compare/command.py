@@ -64,7 +64,7 @@ def compare(settings: CompareSettings, stop: StopRequest, console: Console) -> N
 
 @dataclass(frozen=True)
 class _Processes:
-    """Where runs are trained."""
+    """The server for training runs."""
 
     pool: ProcessPoolExecutor
     server: ServerAccess
@@ -72,7 +72,7 @@ class _Processes:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What running takes."""
+    """Requirements for running."""
 
     settings: CompareSettings
     stop: StopRequest
@@ -100,7 +100,7 @@ def _open(settings: CompareSettings) -> Iterator[_Processes]:
 
 
 def _drop_left_behind(settings: CompareSettings, server: ServerAccess) -> None:
-    """Tables of runs that were broken off are half full: runs begin anew."""
+    """Tables of interrupted runs are incomplete, so those runs start over."""
     with server.connect() as client:
         for table in client.tables():
             if table.name.startswith(f"{settings.directory.resolve().name}-"):
@@ -108,7 +108,7 @@ def _drop_left_behind(settings: CompareSettings, server: ServerAccess) -> None:
 
 
 def _run_all(comparison: _Comparison, console: Console) -> None:
-    """The paper's step sizes first, then the sweep, then what the sweep found best."""
+    """Runs with the paper's step sizes, then the sweep, then the best step sizes."""
     settings = comparison.settings
     stages: dict[str, Callable[[], list[TrainingKey]]] = {
         "paper": lambda: paper_runs(settings),

@@ -1,4 +1,4 @@
-"""What `python -m experiments.compare` does where nothing is said: methods, sweep, and settings of each environment."""
+"""Defaults of `python -m experiments.compare`: methods, sweep, and settings of each environment."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ COMMON: Final[Mapping[str, Any]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class EnvironmentDefaults:
-    """How an environment is compared on."""
+    """Settings of the comparison for an environment."""
 
     seeds: int
     """Runs of each method."""

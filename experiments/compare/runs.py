@@ -1,4 +1,4 @@
-"""Runs of the comparison: which there are, and the learning curves that came of them."""
+"""Runs of the comparison and their learning curves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Contestant:
     """Its step size over that of uniform replay."""
 
     def __str__(self) -> str:
-        """For people."""
+        """A human-readable message."""
         return f"{self.method}, step size x {self.factor:g}"
 
 
@@ -41,7 +41,7 @@ class TrainingKey:
         return f"{self.contestant.method}-{self.contestant.factor:g}-seed{self.seed}"
 
     def __str__(self) -> str:
-        """For people."""
+        """A human-readable message."""
         return f"{self.contestant}, seed {self.seed}"
 
 
@@ -61,7 +61,7 @@ PAPER: Final[Sequence[Contestant]] = [Contestant(method, factor) for method, fac
 
 
 def paper_runs(settings: CompareSettings) -> list[TrainingKey]:
-    """The paper's step sizes, seed by seed, so that what is there at any time can be compared."""
+    """Runs with the paper's step sizes, ordered by seed so that partial results are comparable."""
     contestants = [contestant for contestant in PAPER if contestant.method in settings.methods]
     return [TrainingKey(contestant, seed) for seed in range(settings.seed_count) for contestant in contestants]
 

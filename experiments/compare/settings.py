@@ -52,7 +52,7 @@ class CompareSettings(Settings):
 
     @property
     def defaults(self) -> EnvironmentDefaults:
-        """What the environment brings."""
+        """Defaults for the environment."""
         return defaults_of(self.env)
 
     @property
@@ -67,19 +67,19 @@ class CompareSettings(Settings):
 
     @property
     def title(self) -> str:
-        """The environment without the module that brings it."""
+        """The environment's id without its module."""
         return self.env.rpartition(":")[2]
 
     @property
     def directory(self) -> Path:
-        """Where results and picture go."""
+        """Directory for results and picture."""
         if self.out is not None:
             return self.out
         return Path("runs") / f"compare-{re.sub('[^A-Za-z0-9]+', '-', self.title).strip('-')}"
 
     @property
     def train(self) -> dict[str, Any]:
-        """Settings of the trainer that all runs share."""
+        """Trainer settings shared by all runs."""
         given = {} if self.steps is None else {"steps": self.steps}
         return {**self.defaults.train, **COMMON, "env": self.env, **given}
 
@@ -90,6 +90,6 @@ class CompareSettings(Settings):
         return float(self.train.get("learning_rate", default))
 
     def conditions(self) -> dict[str, Any]:
-        """What results depend on besides their method, step size and seed."""
+        """Conditions that affect results, besides method, step size and seed."""
         methods = {str(method): dict(values) for method, values in METHODS.items()}
         return {"train": self.train, "methods": methods, "sweep_factors": SWEEP_FACTORS}

@@ -20,7 +20,7 @@ CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 2_000
 SEED: Final = 0
 TRIMMED: Final = 0.25
-"""What an interquartile mean leaves out at either end."""
+"""Fraction trimmed at each end for an interquartile mean."""
 _NEXT: Final = 1e-9
 """Beside a probability that was found: at 0 and 1 it is a bound of its own interval."""
 
@@ -34,7 +34,7 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        """For people."""
+        """A human-readable message."""
         return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 

@@ -30,7 +30,7 @@ COLORS: Final[Mapping[ReplayMethod, str]] = {
 """As in the paper's figures."""
 BAND_ALPHA: Final = 0.15
 FINAL_SHARE: Final = 0.1
-"""The last part of the validations, over which the return at the end is a mean."""
+"""Fraction of validations averaged for the final return."""
 EVEN: Final = 0.5
 
 
@@ -57,7 +57,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """A human-readable message."""
         return f"{self.contestant} ({'paper' if self.contestant in PAPER else 'best of sweep'})"
 
 
@@ -80,7 +80,7 @@ def _group(contestant: Contestant, curves: Sequence[Curve]) -> Group:
 
 
 def summary_table(env: str, groups: Sequence[Group]) -> Table:
-    """What each contestant came to, with 95 % intervals over runs."""
+    """Results of each contestant, with 95 % intervals over runs."""
     table = Table(
         title=f"{env}: returns with 95 % intervals; P(better) than uniform replay",
         title_justify="left",

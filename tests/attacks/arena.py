@@ -27,7 +27,7 @@ _ROWS = 20_000
 
 
 class Arena:
-    """The server, and a bystander at work."""
+    """A server with a running bystander."""
 
     def __init__(self, setup: Setup) -> None:
         """Start them."""
@@ -54,7 +54,7 @@ class Arena:
         self.bystander = Bystander(self.target(), routine)
 
     def target(self) -> Target:
-        """What anybody knows of it."""
+        """What is known about it."""
         return Target(self.server.port, self.authority.ca.read_bytes(), self._shown)
 
     def caller(self, token: str) -> Caller:

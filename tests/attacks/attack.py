@@ -1,4 +1,4 @@
-"""What an attack is, and what an attacker knows of the server that it turns against."""
+"""Base classes of attacks, and an attacker's knowledge of its target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CONNECT_S = 10.0
 _ATTACKERS_HOST = "127.0.0.2"
 """Attackers do not call from the host of others, so far as they speak for themselves: gRPC cannot choose an address."""
 STRANGERS_MB = 50.0
-"""What a stranger may cost the server."""
+"""Memory that a stranger may cost the server."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Setup:
     has_tables: bool = True
     """Whether others have a table there."""
     has_learner: bool = False
-    """Whether it is a learner that is attacked."""
+    """Whether the attack targets a learner."""
     descriptors: int | None = None
     """Files and connections that its process may have; None: as many as ours."""
     needs_certificates: bool = False
     """Whether its clients need certificates."""
     disk_mb: int | None = None
-    """Size of the disk of its data directory; None: it keeps tables in memory."""
+    """Size of the data directory's disk; None: tables in memory."""
 
 
 @dataclass
@@ -53,17 +53,17 @@ class Target:
     authority: bytes | None
     """Certificate of the authority that signed its own, PEM; None: it has no TLS."""
     key_and_certificate: tuple[bytes, bytes] | None = None
-    """What a client shows, PEM; None: nothing."""
+    """Client certificate, PEM; None: none."""
     until: float = 0.0
     """When the attack ends, by the monotonic clock."""
     tries: int = 0
-    """What the attacker counts: calls, connections or frames."""
+    """Unit of the attacker's count: calls, connections or frames."""
     found: list[str] = field(default_factory=list)
-    """What an attacker was given that it should not have."""
+    """Data that an attacker must not have received."""
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Its address."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -72,7 +72,7 @@ class Target:
         return max(0.05, self.until - time.monotonic())
 
     def goes_on(self) -> bool:
-        """Whether there is time left; counts a try."""
+        """Whether there is time left; counts an attempt."""
         self.tries += 1
         return time.monotonic() < self.until
 
@@ -87,7 +87,7 @@ class Target:
             yield channel
 
     def open_channel(self, **options: int) -> grpc.Channel:
-        """The same, for who closes it."""
+        """Like `channel`, but the caller closes it."""
         given = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_send_message_length", -1),
@@ -117,18 +117,18 @@ class Target:
 
 
 class Attack:
-    """Somebody tries something; the docstring of each subclass says what."""
+    """An attack; see the docstring of each subclass."""
 
     name: ClassVar[str]
     """As the page calls it."""
     setup: ClassVar[Setup] = Setup()
-    """The server that it needs."""
+    """The server it requires."""
     processes: ClassVar[int] = 1
     """Attackers at work."""
     least_s: ClassVar[float] = 0.0
     """It takes so long at least."""
     most_mb: ClassVar[float] = STRANGERS_MB
-    """What it may cost the server in memory."""
+    """Limit on the growth of the server's memory."""
 
     most_log_bytes: ClassVar[float] = math.inf
     """By how much the server's log may grow."""
@@ -162,16 +162,16 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a call."""
+    """Outcome of a call."""
 
     code: grpc.StatusCode
     """How it ended."""
     details: str = ""
-    """What a refusal says."""
+    """Content of a refusal."""
     message: bytes = b""
     """The answer."""
     refusal: Refusal | None = None
-    """What a refusal of ours says to programs."""
+    """Machine-readable part of our refusals."""
 
     @property
     def is_ok(self) -> bool:

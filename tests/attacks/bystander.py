@@ -1,4 +1,4 @@
-"""Somebody with nothing to do with an attack, in a process of its own: it makes one call after another."""
+"""A bystander in a separate process, which makes one call after another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MS_PER_S = 1000.0
 
 @dataclass
 class Record:
-    """What became of a bystander's calls."""
+    """Outcomes of a bystander's calls."""
 
     waits_ms: list[float] = field(default_factory=list)
     """Of those that were answered, how long each took."""
@@ -39,7 +39,7 @@ class Record:
     """Of the others: how often which status code came; those of new connections begin with "new"."""
 
     def add(self, other: Record) -> None:
-        """Take in what became of others."""
+        """Add the outcomes of others."""
         self.waits_ms += other.waits_ms
         self.errors += other.errors
 
@@ -55,7 +55,7 @@ class Record:
 
 
 class Routine(Protocol):
-    """What a bystander does: `once` on its own connection, `as_newcomer` on one of its own each time."""
+    """A bystander's calls: `once` on an existing connection, `as_newcomer` on a new one each time."""
 
     def once(self, channel: grpc.Channel) -> None:
         """Make one call."""
@@ -111,7 +111,7 @@ class Bystander:
         self.take()
 
     def take(self) -> Record:
-        """What became of all calls that ended since this was asked last, of which there is one at least."""
+        """Outcomes of the calls since the last request, at least one."""
         self._pipe.send("take")
         assert self._pipe.poll(_PATIENCE_S), "the bystander hangs"
         record: Record = self._pipe.recv()

@@ -60,7 +60,7 @@ class HeldReports(OnLearner):
 
 
 class LearnerBombs(OnLearner, GzipBombs):
-    """Sends reports that unpack to a thousand times what they are on the wire."""
+    """Sends reports that decompress to a thousand times their size."""
 
     name = "learner: gzip bombs of 1 MB on the wire"
     method = f"{LEARNER}/Report"

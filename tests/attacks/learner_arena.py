@@ -94,11 +94,11 @@ class TrainerProcess:
         return self.process.pid
 
     def log(self) -> str:
-        """What it has logged so far."""
+        """Its log so far."""
         return self._log.read_text("utf-8", errors="replace")
 
     def kill(self) -> None:
-        """End it at once."""
+        """Abort it."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
@@ -128,12 +128,12 @@ class LearnerArena(Arena):
         self.bystander = Bystander(self.target(), Reporting(WRITE))
 
     def target(self) -> Target:
-        """What anybody knows of it."""
+        """What is known about it."""
         return Target(self.server.port, self.authority.ca.read_bytes())
 
     @property
     def replay(self) -> Target:
-        """The server that the learner started for itself."""
+        """The learner's own server."""
         return Target(self.server.replay_port, None)
 
     def steps_per_s(self, seconds: float) -> float:

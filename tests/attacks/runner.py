@@ -32,7 +32,7 @@ _PATIENCE_S = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack came to."""
+    """Result of an attack."""
 
     attack: Attack
     alone: Record
@@ -42,14 +42,14 @@ class Outcome:
     rise_mb: float
     """Memory of the server."""
     tries: int
-    """What the attackers did."""
+    """Counts of the attackers."""
     logged_bytes: int
     """By how much the server's log grew."""
     effects: tuple[str, ...]
-    """What it had for an effect, of those that it should not have."""
+    """Forbidden effects that it had."""
 
     def faults(self, alone_p99_ms: float | None) -> Iterator[str]:
-        """What is not as it should be; without the p99 of the bystander alone, how long it waits is not looked at."""
+        """List the failures; without the bystander's baseline p99, latency is not checked."""
         yield from self.effects
         if self.beside.errors:
             yield f"errors for the bystander: {dict(self.beside.errors)}"
@@ -121,7 +121,7 @@ class _Attacker:
         theirs.close()
 
     def end(self) -> Target:
-        """Wait for its end; what it knows then."""
+        """Wait for its end and return its record."""
         end = self._target
         try:
             if self._pipe.poll(self._target.left_s + _PATIENCE_S):

@@ -37,7 +37,7 @@ DENIED: Final = grpc.StatusCode.PERMISSION_DENIED
 _TOO_MANY: Final = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 _SOON_S: Final = 5.0
 _CALLERS_MB: Final = 300.0
-"""What one caller who is known may cost the server: its share of replies on their way, of calls that wait and so on."""
+"""Memory that one known caller may cost the server, through its share of replies in flight, waiting calls and so on."""
 
 
 class AnothersSeries(Attack):
@@ -200,7 +200,7 @@ class ManyRows(Attack):
 
 
 class ManyRead(ManyRows):
-    """Reads as many rows at once as the server allows."""
+    """Reads the maximum number of rows per call."""
 
     name = "Reads of 4 million keys, or as many as are allowed"
 
@@ -209,7 +209,7 @@ class ManyRead(ManyRows):
 
 
 class ManyUpdated(ManyRows):
-    """Sets as many priorities at once as the server allows."""
+    """Sets the maximum number of priorities per call."""
 
     name = "UpdatePriorities of 4 million keys, or as many as are allowed"
 
@@ -220,7 +220,7 @@ class ManyUpdated(ManyRows):
 
 
 class ManyLearned(ManyRows):
-    """Asks on a stream for as many batches at once as the server allows."""
+    """Requests the maximum number of batches on a stream."""
 
     name = "Learn of 1,024 batches of 4,096 rows, or as many as are allowed"
     batch_size = 4096
@@ -283,7 +283,7 @@ class WaitForEver(Attack):
 
 
 class ImpossibleDraw(Attack):
-    """Waits for more rows of a queue than it can ever hold. Draws after it must not wait for ever."""
+    """Waits for more rows than a queue can hold. Later draws must not wait forever."""
 
     name = "a draw of more rows than a queue can hold, that waits for ever"
 
@@ -368,7 +368,7 @@ class DiskFullOfTables(DiskFullOfSeries):
 
 
 class TakenAwayWhileItWaits(Attack):
-    """Waits for rows, and goes on waiting when its token is taken away."""
+    """Waits for rows, and keeps waiting after its token is removed."""
 
     name = "a draw that waits while its token is taken away"
     least_s = 2.0

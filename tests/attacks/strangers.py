@@ -29,7 +29,7 @@ _PART: Final = bytes(MB)
 _GZIP_HEAD: Final = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 _LAST_STREAM: Final = (1 << 31) - 1
 _SOON_S: Final = 10.0
-"""Within this a newcomer is served, and a token that was taken away is refused."""
+"""Time limit for serving a new client, and for refusing a removed token."""
 
 
 def gzip_bomb(unpacked_mb: int) -> bytes:
@@ -50,7 +50,7 @@ class Stranger(Attack):
 
 
 class BusyPrograms(Stranger):
-    """Takes the attackers' processors and leaves the server alone: other lines are to be compared with this one."""
+    """Uses the attackers' CPU time without an attack, as a baseline."""
 
     name = "two programs that burn the attackers' processors, and do not attack"
     processes = 2
@@ -61,7 +61,7 @@ class BusyPrograms(Stranger):
 
 
 class GzipBombs(Stranger):
-    """Sends messages that unpack to a thousand times what they are on the wire, six at a time."""
+    """Sends messages that decompress to a thousand times their size, six at a time."""
 
     name = "6 gzip bombs of 1 MB on the wire, again and again"
     method = f"{SERVICE}/Insert"
@@ -225,7 +225,7 @@ class Handshakes(GarbageHandshakes):
 
 
 def client_hello() -> bytes:
-    """What a client's TLS begins with."""
+    """First bytes of a TLS client."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
     with suppress(ssl.SSLWantReadError):
@@ -260,7 +260,7 @@ class RefusedCalls(Stranger):
 
 
 class HealthCalls(RefusedCalls):
-    """Asks for the health, which takes no token."""
+    """Calls the health service, which requires no token."""
 
     name = "calls of the health service"
     path = "/grpc.health.v1.Health/Check"

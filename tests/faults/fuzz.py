@@ -51,7 +51,7 @@ from tests.support.victim import WRITER, good_request, make_victim
 from tests.support.wire import METHODS, SERVICE, STREAMS
 
 DISK_MB = 48
-"""So little that no message can make the server take much memory."""
+"""A small limit, so that no message can use much memory."""
 _AT_ONCE = 64
 _ROUND = 1000
 """After so many messages the server is looked at, and the table made anew."""
@@ -72,7 +72,7 @@ _MAY_GROW_FILES = 20
 
 @dataclass
 class Figures:
-    """What a fuzzing run came to."""
+    """Result of a fuzzing run."""
 
     answered: Counter[str] = field(default_factory=Counter)
     """Messages answered, by method."""
@@ -93,7 +93,7 @@ class Figures:
         return self.answered.total() + self.refused.total() + self.cut_short
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What to tell people, and the figure."""
+        """A description and the figure."""
         yield f"mutated and random messages to {len(METHODS)} RPCs", f"{self.messages:,}"
         yield "answered", f"{self.answered.total():,}"
         yield "refused by a typed error", f"{self.refused.total():,}"

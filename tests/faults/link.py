@@ -24,7 +24,7 @@ _SERVER, _CLIENTS = "10.99.0.1", "10.99.0.2"
 _CHAIN = "FAULTS"
 _NETEM = ("netem", "delay", "25ms", "20ms", "loss", "1%", "reorder", "5%")
 _NARROW = ("tbf", "rate", "4mbit", "burst", "16kb", "latency", "300ms")
-"""What is sent waits for its turn, up to 300 ms; what would wait longer is lost."""
+"""Packets queue for up to 300 ms; those that would wait longer are lost."""
 
 
 class Link:
@@ -76,7 +76,7 @@ class Link:
         return ("ip", "netns", "exec", self._spaces["c"])
 
     def cut(self) -> None:
-        """Pull the cable out."""
+        """Unplug the cable."""
         _run("ip", "-n", self._spaces["c"], "link", "set", "end", "down")
 
     def swallow(self, ends: str = "sc") -> None:
@@ -130,7 +130,7 @@ class Link:
             _remove(space)
 
     def __enter__(self) -> Link:
-        """Close it at the end of the block."""
+        """Close it."""
         return self
 
     def __exit__(
@@ -170,7 +170,7 @@ def _run(*command: str) -> None:
 
 
 def _sweep() -> None:
-    """Remove what processes left that are gone."""
+    """Remove leftovers of dead processes."""
     for space in _namespaces():
         name = _NAME.fullmatch(space)
         if name is not None and not psutil.pid_exists(int(name[1])):

@@ -68,7 +68,7 @@ class Attack:
     method: str
     """An RPC of ours, or another name of the table."""
     what: str
-    """What it does."""
+    """A description."""
     make: Callable[[int], bytes]
     """A message of about so many bytes."""
     send: Callable[[bytes], None]
@@ -79,18 +79,18 @@ class Attack:
 
 @dataclass
 class Costs:
-    """What messages cost, in milliseconds."""
+    """Cost of messages in milliseconds."""
 
     worst: dict[str, dict[int, tuple[float, str]]] = field(default_factory=lambda: defaultdict(dict))
     """By method and size: beyond what its rows justify, and by which attack."""
 
     def add(self, attack: Attack, size: int, cost_ms: float) -> None:
-        """Take in a measurement."""
+        """Add a measurement."""
         if cost_ms >= self.worst[attack.method].get(size, (0.0, ""))[0]:
             self.worst[attack.method][size] = cost_ms, attack.what
 
     def too_expensive(self) -> list[str]:
-        """What cost more than is allowed."""
+        """Costs beyond the limit."""
         return [
             f"{method}, {size} bytes of {what}: {cost_ms:.0f} ms"
             for method, by_size in self.worst.items()

@@ -1,4 +1,4 @@
-"""Ways to damage bytes, and to make messages odd."""
+"""Mutations of bytes and messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _damaged(content: bytes, rng: random.Random) -> bytes:
 
 
 def flipped(content: bytes, rng: random.Random) -> bytes:
-    """The content with one bit turned over."""
+    """The content with one bit flipped."""
     if not content:
         return content
     changed = bytearray(content)

@@ -37,7 +37,7 @@ _READ_AT_ONCE = 100_000
 
 @dataclass
 class NetworkFigures:
-    """What a run came to."""
+    """Result of a run."""
 
     rows: int = 0
     """Acknowledged."""
@@ -77,7 +77,7 @@ class Load:
         self.table = table
         self.stop = stop
         self.sent: Counter[int] = Counter()
-        """Rows by writer; all of them were acknowledged at the end."""
+        """Rows by writer, all acknowledged at the end."""
         self.set_to: list[dict[int, float]] = [{} for _ in range(_LEARNERS)]
         """Priority last set, by key and learner."""
         self.paces: list[Paced] = []

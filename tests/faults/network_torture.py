@@ -45,18 +45,18 @@ _PATIENCE_S = 180.0
 
 @dataclass
 class NetworkTorture:
-    """Troubles so far."""
+    """Faults injected so far."""
 
     link: Link
     random: random.Random
     short_s: float
     """Most troubles last up to this,"""
     long_s: float
-    """and the others from this to twice as long."""
+    """and of the others: from this to twice as long."""
     troubles: Counter[str] = field(default_factory=Counter)
     """By what they were."""
     left: list[str] = field(default_factory=list)
-    """Those that are still to come before each may come again."""
+    """Remaining ones of the current round; each occurs once per round."""
 
     def once(self) -> None:
         """Let all go well for a while, and then not."""
@@ -102,7 +102,7 @@ def server_flags(link: Link, data: Path) -> tuple[str, ...]:
 
 
 def lines(troubles: NetworkTorture, figures: NetworkFigures, minutes: float) -> Iterator[tuple[str, str]]:
-    """What to tell people, and the figure."""
+    """A description and the figure."""
     yield "minutes", f"{minutes:g}"
     for trouble, count in sorted(troubles.troubles.items()):
         yield trouble, f"{count:,}"

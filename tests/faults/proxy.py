@@ -29,12 +29,12 @@ class Proxy:
         self.refuses = False
         """Whether new connections are reset."""
         self.connections = 0
-        """Connections that were forwarded, ever."""
+        """Total connections forwarded."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Its address."""
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def reset(self) -> None:
@@ -63,7 +63,7 @@ class Proxy:
         self.reset()
 
     def __enter__(self) -> Proxy:
-        """Close it at the end of the block."""
+        """Close it."""
         return self
 
     def __exit__(

@@ -39,7 +39,7 @@ CAPACITY = 50_000
 BATCH = 64
 SAMPLE_EVERY_S = 10.0
 WARM_UP = 6
-"""Samples at the beginning that do not count: rings fill, kernels and buffers warm up."""
+"""Initial samples to skip, while rings fill and buffers warm up."""
 LEAST_MINUTES = 2.0
 """Room for the warm-up, and for a sample in each fifth of what follows."""
 MOST_GROWTH_MB = 8.0
@@ -70,7 +70,7 @@ class Sample:
 
 
 class Latencies:
-    """Times of calls, of one kind each, since they were last taken."""
+    """Durations of calls by kind, since the last query."""
 
     def __init__(self) -> None:
         self._times: dict[str, list[float]] = {}
@@ -91,7 +91,7 @@ class Latencies:
 
 
 class Load:
-    """Threads that use a server until they are told to stop. One that fails says so and stops all."""
+    """Threads that use a server until stopped. A failing one stops all."""
 
     def __init__(self, address: str) -> None:
         self.latencies = Latencies()
@@ -193,7 +193,7 @@ def _rows(count: int) -> dict[str, NDArray[Any]]:
 
 
 def watch(server: ServerProcess, load: Load, minutes: float, console: Console) -> list[Sample]:
-    """Take the server's figures until the time is over."""
+    """Record the server's statistics until the end."""
     process, samples, began = psutil.Process(server.pid), list[Sample](), time.monotonic()
     with ReplayClient(server.address) as client:
         before = client.stats().tables["main"]
@@ -224,7 +224,7 @@ def growth(samples: Sequence[Sample], name: str) -> tuple[float, float]:
 
 
 def is_flat(samples: Sequence[Sample]) -> bool:
-    """Whether nothing grew that must not."""
+    """Whether nothing grew that should not."""
     memory, handles, threads = (growth(samples, name) for name in ("memory_mb", "handles", "threads"))
     slower = [growth(samples, name) for name in ("learner_step_ms", "insert_ms", "stats_ms")]
     return (

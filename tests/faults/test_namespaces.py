@@ -46,7 +46,7 @@ UNTIL_ALONE = textwrap.dedent("""
 
 @pytest.fixture
 def link() -> Iterator[Link]:
-    """Two machines and a cable."""
+    """Two simulated machines and a cable."""
     if reason := obstacle():
         pytest.skip(f"no network of two namespaces ({reason}): test_network breaks one by a proxy")
     with Link("test") as made:

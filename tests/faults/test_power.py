@@ -1,4 +1,4 @@
-"""Servers whose machine went down: simulated by another boot's mark, and pages that did not get to the disk."""
+"""Power losses, simulated by another boot id and by pages missing on disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ StartServer = Callable[..., ServerProcess]
 POWER = ("--durability", "power", "--sync-every", "0.1")
 VERIFIED = "are valid after a power loss"
 CAPACITY = 30_000
-"""Several times what comes in between two syncs, or while the files are copied on a busy machine."""
+"""Several times the rows inserted between syncs, or during a copy of the files on a busy machine."""
 
 
 def load(server: ServerProcess, name: str, writers: list[Writer], then: Callable[[], object]) -> None:
@@ -45,7 +45,7 @@ def load(server: ServerProcess, name: str, writers: list[Writer], then: Callable
 
 
 def audit(table: CalledTable, writers: list[Writer]) -> dict[int, int]:
-    """Rows are whole, were sent, are there once, and the writers' without a gap; value by key."""
+    """Check that rows are intact, were sent, are unique, and have no gaps per writer; return values by key."""
     rows = table.read(table.live_keys())
     values = rows.values
     assert len(set(values.tolist())) == len(values)

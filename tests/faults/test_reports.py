@@ -1,4 +1,4 @@
-"""Runs that write their figures into a document refuse, before they begin, what would spoil it."""
+"""Runs that write figures into a document first check that it is suitable."""
 
 from __future__ import annotations
 

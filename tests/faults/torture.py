@@ -51,12 +51,12 @@ _SHORTEST_LOAD_S, _LONGEST_LOAD_S = 0.02, 0.4
 _KILLED_WHILE_STARTING = 0.2
 """Of the kills, this part is followed by another one while the server starts."""
 _START_S = 0.7
-"""About as long as a start takes."""
+"""Delay similar to the duration of a start."""
 
 
 @dataclass
 class Figures:
-    """What a torture run came to."""
+    """Result of a torture run."""
 
     kills: int = 0
     """Servers that were killed under load."""
@@ -84,7 +84,7 @@ class Figures:
     """Status codes by which workers noticed a kill."""
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What to tell people, and the figure."""
+        """A description and the figure."""
         yield "servers killed under load", f"{self.kills:,}"
         yield "and killed again while they started", f"{self.kills_while_starting:,}"
         yield "inserts acknowledged", f"{self.inserts:,}"
@@ -161,7 +161,7 @@ class Torture:
 
     @contextmanager
     def _quiet_table(self) -> Iterator[CalledTable]:
-        """The table, while nobody else uses it."""
+        """The table, for exclusive use."""
         with Caller(self._server.address) as caller:
             yield caller.table(self._name)
 
@@ -192,7 +192,7 @@ class Torture:
         return found
 
     def _settle(self, table: CalledTable, found: dict[int, float]) -> None:
-        """Repeat what was not acknowledged."""
+        """Resend unacknowledged requests."""
         for learner in self._learners:
             learner.settle(found)
         inserted, pending = table.describe().inserted, sum(len(writer.pending) for writer in self._writers)
@@ -219,7 +219,7 @@ class Torture:
             assert np.isin(drawn.keys, rows.keys).all()
 
     def _audit_checkpoints(self, caller: Caller) -> None:
-        """The last one acknowledged is there, and all that are there are whole and can be restored."""
+        """Check that the last acknowledged checkpoint exists and that all can be restored."""
         names = caller.checkpoints()
         assert not self._checkpointer.last or self._checkpointer.last in names, "an acknowledged checkpoint is gone"
         for name in names:

@@ -1,4 +1,4 @@
-"""Writers and learners that load a server until it goes away, and remember what they sent and what was acknowledged."""
+"""Writers and learners that load a server until it dies, and record what they sent and what was acknowledged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Worker(ABC):
 
     @abstractmethod
     def work(self, table: CalledTable) -> None:
-        """Work without end."""
+        """Work forever."""
 
 
 class Writer(Worker):
@@ -74,7 +74,7 @@ class Writer(Worker):
         super().__init__()
         self.writer_id = bytes([number + 1]) * 16
         self.acknowledged: dict[int, int] = {}
-        """Value by key, of the rows acknowledged that may be live."""
+        """Values by key of acknowledged rows that may be live."""
         self.pending: deque[Sent] = deque()
         """Sent and not acknowledged."""
         self.rows = 0
@@ -110,11 +110,11 @@ class Writer(Worker):
 
     @abstractmethod
     def settle(self, table: CalledTable) -> None:
-        """Repeat what was not acknowledged, so that nothing is pending."""
+        """Resend unacknowledged requests until nothing is pending."""
 
 
 class StreamWriter(Writer):
-    """Writes over a stream, several inserts on their way at once."""
+    """Writes on a stream, with several inserts in flight."""
 
     def work(self, table: CalledTable) -> None:
         """Keep the stream full."""
@@ -202,7 +202,7 @@ class Learner(Worker):
         yield from (update[key] for update in self.pending if key in update)
 
     def settle(self, found: dict[int, float]) -> None:
-        """Take what was found for what was acknowledged: of updates on their way, some arrived."""
+        """Accept what was found as acknowledged: some updates in flight arrived."""
         for update in self.pending:
             self.acknowledged.update({key: found[key] for key in update if key in found})
         self.pending.clear()

@@ -1,1 +1,1 @@
-"""What tests share: server processes, a caller of the contract, rows that tell whether they are whole."""
+"""Code shared by tests: server processes, a raw client, rows that can be checked for integrity."""

@@ -75,7 +75,7 @@ class Authority:
         return found
 
     def tls(self, client: Certified | None = None) -> Tls:
-        """What a client needs to trust its servers."""
+        """CA certificate for clients."""
         return Tls(ca=self.ca) if client is None else Tls(ca=self.ca, cert=client.cert, key=client.key)
 
 
@@ -86,6 +86,6 @@ def tls_flags(server: Certified, client_ca: Path | None = None) -> list[str]:
 
 
 def tls_variables(tls: Tls, prefix: str = "REPLAY_TLS") -> Mapping[str, str]:
-    """The variables that say the same."""
+    """The equivalent environment variables."""
     fields = {"CA": tls.ca, "CERT": tls.cert, "KEY": tls.key}
     return {f"{prefix}_{name}": str(path) for name, path in fields.items() if path is not None}

@@ -15,7 +15,7 @@ VALUES_PER_WRITER = 10**9
 
 @dataclass
 class Inserted:
-    """What an inserting process did."""
+    """Record of an inserting process."""
 
     rows: int
     first_keys: list[int] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Inserted:
 
 @dataclass
 class Learned:
-    """What a learning process did."""
+    """Record of a learning process."""
 
     sampled: int = 0
     updated: int = 0

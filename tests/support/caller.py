@@ -49,26 +49,26 @@ class InsertCall(Protocol):
     """An insert that was begun."""
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether it has exited."""
 
     def cancel(self) -> bool:
-        """Give it up."""
+        """Cancel it."""
 
     def result(self) -> replay_pb2.InsertResponse:
-        """Wait for its answer."""
+        """Wait for the reply."""
 
 
 class SampleCall(Protocol):
     """A draw that was begun."""
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether it has exited."""
 
     def cancel(self) -> bool:
-        """Give it up."""
+        """Cancel it."""
 
     def result(self) -> replay_pb2.SampleResponse:
-        """Wait for its answer."""
+        """Wait for the reply."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Sampled:
 
     @property
     def values(self) -> NDArray[np.int64]:
-        """The values of its rows, each of which has to be whole."""
+        """The values of its rows, after checking that each row is intact."""
         return values_in(self.rows)
 
     @classmethod
@@ -108,7 +108,7 @@ class ReadRows:
 
     @property
     def values(self) -> NDArray[np.int64]:
-        """The values of its rows, each of which has to be whole."""
+        """The values of its rows, after checking that each row is intact."""
         return values_in(self.rows)
 
 
@@ -143,7 +143,7 @@ class Caller:
             self.stub = cast(replay_pb2_grpc.ReplayServiceStub, self._frames)
 
     def __enter__(self) -> Caller:
-        """Close it at the end of the block."""
+        """Close it."""
         return self
 
     def __exit__(
@@ -431,7 +431,7 @@ class LearnStream:
         )
 
     def send_message(self, request: replay_pb2.LearnRequest) -> None:
-        """Send a request just as it is."""
+        """Send a request unchanged."""
         self._requests.put(request)
 
     def receive(self) -> replay_pb2.LearnResponse:
@@ -449,7 +449,7 @@ class LearnStream:
         return answer, list(batches_in(answer))
 
     def close(self) -> None:
-        """Say that no request follows."""
+        """Close the sending side."""
         self._requests.put(None)
 
     def vanish(self) -> None:
@@ -496,7 +496,7 @@ class WriteStream:
         )
 
     def send_message(self, request: replay_pb2.WriteRequest) -> None:
-        """Send a request just as it is."""
+        """Send a request unchanged."""
         self._requests.put(request)
 
     def receive(self) -> replay_pb2.WriteResponse:
@@ -512,5 +512,5 @@ class WriteStream:
         return keys_of(answer.keys)
 
     def close(self) -> None:
-        """Say that no request follows."""
+        """Close the sending side."""
         self._requests.put(None)

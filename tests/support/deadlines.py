@@ -10,7 +10,7 @@ _INTERVAL_S = 0.01
 
 
 def wait_until(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Return once ``holds()`` is true; fail with ``what`` when it is not in time."""
+    """Wait until ``holds()`` is true; fail with ``what`` on timeout."""
     deadline = time.monotonic() + patience_s
     while not holds():
         assert time.monotonic() < deadline, f"waited {patience_s} s in vain until {what}"

@@ -1,4 +1,4 @@
-"""Tensors that are on another device as far as the code can see, and know in which threads they were waited for."""
+"""Tensors that pretend to be on another device, and record which threads waited for them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class FarTensor(torch.Tensor):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> FarTensor:
-        """The same numbers, far away."""
+        """The same numbers at distant addresses."""
         return tensor.detach().as_subclass(cls)
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Somewhere else."""
+        """Another place."""
         return torch.device("xpu")
 
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Wait, and note who does."""
+        """Wait, and record the waiting thread."""
         self.seen_by.add(threading.current_thread().name)
         return self.as_subclass(torch.Tensor)
 

@@ -19,5 +19,5 @@ def rate_limiter(
 
 
 def wait_for_waiting(table: CalledTable, calls: int) -> None:
-    """Return once so many calls wait for a table."""
+    """Wait until this many calls wait for a table."""
     wait_until(lambda: table.stats().waiting == calls, f"{calls} calls wait")

@@ -69,7 +69,7 @@ def fork_when_asked(control: socket.socket) -> bool:
 
 
 def _become(request: dict[str, Any], streams: list[int]) -> None:
-    """Take over what a process has from the one that starts it."""
+    """Set up the inherited state of a process."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

@@ -25,7 +25,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 def headers_of(path: str, metadata: Headers = ()) -> list[tuple[str, str]]:
-    """What a gRPC call begins with."""
+    """First bytes of a gRPC call."""
     return [
         (":method", "POST"),
         (":scheme", "https"),
@@ -101,7 +101,7 @@ class Http2:
         return self.is_over or call in self.ended
 
     def read(self, patience_s: float) -> bool:
-        """Take in what has come, waiting for it for a while; whether something had come."""
+        """Receive data with a timeout; return whether there was any."""
         pending = getattr(self._socket, "pending", int)()
         if not pending and not select.select([self._socket], [], [], patience_s)[0]:
             return False

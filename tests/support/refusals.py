@@ -35,7 +35,7 @@ CODES = {
     "CHECKPOINT_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
     "CHECKPOINT_DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
-"""The status code that the contract promises for each reason a caller can meet."""
+"""Documented status codes by reason."""
 
 METADATA = {
     "INVALID_FIELD": {"field", "expected", "got"},
@@ -59,7 +59,7 @@ METADATA = {
     "CHECKPOINT_NOT_FOUND": {"checkpoint"},
     "CHECKPOINT_DAMAGED": {"checkpoint", "file"},
 }
-"""The metadata that the contract promises for each of them."""
+"""Documented metadata by reason."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Rows that tell whether they are whole: everything in one follows from a number."""
+"""Rows that can be checked for integrity: all values derive from one number."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def columns_of(values: NDArray[np.int64]) -> dict[str, Array]:
 
 
 def rows_of(values: NDArray[np.int64]) -> bytes:
-    """The rows of these values, as they travel."""
+    """Serialized rows with these values."""
     return b"".join(np.ascontiguousarray(column).tobytes() for column in columns_of(values).values())
 
 
 def values_in(rows: bytes) -> NDArray[np.int64]:
-    """The values of rows that came, after a look at whether every row is whole."""
+    """The values of received rows, after checking that every row is intact."""
     count, rest = divmod(len(rows), WHOLE.row_bytes)
     assert rest == 0, f"{rest} bytes too many for whole rows"
     columns = column_views(WHOLE, memoryview(rows), count)

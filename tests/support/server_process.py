@@ -55,7 +55,7 @@ class ServerProcess:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Its address."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -76,7 +76,7 @@ class ServerProcess:
         return float(times.user + times.system)
 
     def log(self) -> str:
-        """What it has logged so far."""
+        """Its log so far."""
         return self._log.read_text("utf-8")
 
     def terminate(self) -> int:
@@ -145,7 +145,7 @@ def server_command(*flags: str) -> list[str]:
 
 
 def server_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without settings of a server, and with those given."""
+    """This process's environment with the given server settings instead of existing ones."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("REPLAY_")}
     return {**inherited, **given}
 

@@ -54,7 +54,7 @@ class ForkedProcess:
             signal.pidfd_send_signal(self._handle, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Abort it."""
         self.send_signal(signal.SIGKILL)
 
     def _status_within(self, timeout: float | None) -> int | None:

@@ -23,7 +23,7 @@ def varint(value: int) -> bytes:
 
 
 def tag(number: int, wire_type: int) -> bytes:
-    """What a field begins with."""
+    """First bytes of a field."""
     return varint(number << 3 | wire_type)
 
 

@@ -25,7 +25,7 @@ class Buffers:
     """A pool of buffers. Threads may share one."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._free: list[_Memory] = []
         self._lock = threading.Lock()
 

@@ -22,7 +22,7 @@ class ColumnBuffers:
     """A pool of columns of one schema. Threads may share one."""
 
     def __init__(self, schema: Schema) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._schema = schema
         self._buffers = Buffers()
         self._layout: _Layout | None = None  # of the columns before
