@@ -1,1 +1,1 @@
-"""Access: tokens, TLS, and what is kept from whom."""
+"""Access control: tokens, TLS and rights."""

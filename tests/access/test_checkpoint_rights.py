@@ -1,4 +1,4 @@
-"""A checkpoint belongs to who may administer all tables in it: nobody else removes it, or pushes it out."""
+"""Only callers that may administer all tables in a checkpoint can remove it, directly or through retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every RPC of the contract and every kind of caller, in one table."""
+"""Every RPC with every kind of caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections are spread over the lanes of a port by the host that they come from."""
+"""Connections are spread over a port's lanes by client host."""
 
 from __future__ import annotations
 

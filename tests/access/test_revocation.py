@@ -1,4 +1,4 @@
-"""Calls that wait, and streams that are open, end when their token is taken away or expires."""
+"""Waiting calls and open streams end when their token is removed or expires."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STAYS, GOES = (f"{name}-{'x' * 20}" for name in ("stays", "goes"))
 LATER = "2999-01-01T00:00:00Z"
 FOR_EVER_S = 600.0
 SOON_S = 30.0
-"""A call that ends does so long before."""
+"""Well above the duration of a call."""
 ROW = rows_of(np.array([7]))
 
 

@@ -1,4 +1,4 @@
-"""Rights are checked before a message is parsed, on the very names that its handler will see."""
+"""Rights are checked before parsing, on the same names that the handler sees."""
 
 from __future__ import annotations
 

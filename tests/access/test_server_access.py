@@ -1,4 +1,4 @@
-"""A server with tokens, and one that is to be reached from other machines."""
+"""A server with tokens, and one that listens for other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS and mutual TLS: who gets in, and that certificates are read again when they change."""
+"""TLS and mutual TLS: admission, and rereading certificates."""
 
 from __future__ import annotations
 

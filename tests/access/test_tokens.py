@@ -1,4 +1,4 @@
-"""The file of tokens: what it may say, what it is told when it says something else, and that no token gets out."""
+"""The tokens file: format, errors, and no leaked tokens."""
 
 from __future__ import annotations
 

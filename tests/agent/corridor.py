@@ -1,4 +1,4 @@
-"""Environments of the tests, small enough that what is best is known.
+"""Test environments, small enough to know the optimal policy.
 
 A corridor of five places: action 1 goes right, action 0 goes left, the right end brings reward 1 and terminates. Every
 step costs 0.1, and after twenty steps the episode is truncated. Best is to go right four times: 1 - 0.4. All

@@ -1,4 +1,4 @@
-"""A ring of rows as a table keeps it, with nothing but priorities: an index, and beside it the truth."""
+"""A ring of priorities with an index and an oracle."""
 
 from __future__ import annotations
 

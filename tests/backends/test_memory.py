@@ -1,4 +1,4 @@
-"""The memory that an index is counted as, before it is made, is what it takes then."""
+"""Estimated and actual memory of indexes agree."""
 
 from __future__ import annotations
 

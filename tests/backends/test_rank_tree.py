@@ -1,4 +1,4 @@
-"""The tree of ranks by itself, as it grows and shrinks by whole levels."""
+"""The rank tree alone, growing and shrinking by whole levels."""
 
 from __future__ import annotations
 

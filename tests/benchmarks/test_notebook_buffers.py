@@ -1,4 +1,4 @@
-"""The plain Python buffers that benchmarks measure, as oracles of the service: both draw the same rows as often.
+"""The plain Python buffers from the benchmarks as oracles: same draw frequencies as the service.
 
 Every table has a seed and every draw a fixed order, so a test that passes once passes always. The bound is one that a
 right implementation keeps for all but one seed in thousands.

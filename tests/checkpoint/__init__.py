@@ -1,1 +1,1 @@
-"""Checkpoints in process: what only shows when inserts come between two steps of a copy."""
+"""Checkpoints in process, with inserts between the steps of a copy."""

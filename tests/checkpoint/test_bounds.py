@@ -1,4 +1,4 @@
-"""How much checkpoints may take: what is beyond is refused before anything is written."""
+"""Limits on checkpoints: requests beyond them are refused before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table that comes back goes on as if nothing had happened: from a checkpoint, a restart or a loss of power."""
+"""A table continues its state after a restore, a restart or a power loss."""
 
 from __future__ import annotations
 

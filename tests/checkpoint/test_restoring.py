@@ -1,4 +1,4 @@
-"""Checkpoints back into tables: all of them or none, and of every backend."""
+"""Restoring checkpoints: all tables or none, with every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies that inserts overtake: what was overwritten is left out, and what is in the checkpoint belongs together."""
+"""Checkpoints during inserts: overwritten rows are left out, and the rest is consistent."""
 
 from __future__ import annotations
 

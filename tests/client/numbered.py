@@ -1,4 +1,4 @@
-"""Rows that say which they are: every column follows from the row's number."""
+"""Self-identifying rows: every column is derived from the row's number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `replay`, run as people run it."""
+"""The command `replay`."""
 
 from __future__ import annotations
 

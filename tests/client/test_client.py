@@ -1,4 +1,4 @@
-"""Making, finding, listing and dropping tables; a server that is not there, or not yet."""
+"""Creating, finding, listing and dropping tables; missing and late servers."""
 
 from __future__ import annotations
 

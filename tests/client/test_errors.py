@@ -1,4 +1,4 @@
-"""Errors: their types, what they carry, and that a fork is noticed."""
+"""Errors: types, metadata, fork detection."""
 
 from __future__ import annotations
 

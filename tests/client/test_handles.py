@@ -1,4 +1,4 @@
-"""Clients and tables as handles: they travel between processes and are copied, and feel like Python."""
+"""Clients and tables as handles: pickling, copying, Python protocols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of inserts: which of them may be used again after a refusal."""
+"""Insert ids: which ones can be reused after a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a program soon, whatever it waits for, and says what may be lost."""
+"""Ctrl-C ends a waiting program quickly, and reports possible losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls over the unix-domain socket as the client makes them: what breaks there goes on over gRPC, silently."""
+"""The client's calls over the local socket: failures fall back to gRPC silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows copied out of the server's files: whole or not at all, and the caller's own."""
+"""Rows copied from the server's files: complete or not at all, and owned by the caller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.server_process import ServerProcess
 NewTable = Callable[..., Table]
 CAPACITY = 100
 NOBODY = 65534
-"""User id of one who owns nothing."""
+"""Id of a user without files."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Riding through a server that is killed and comes back with the same tables."""
+"""Clients survive a server that is killed and restarted."""
 
 from __future__ import annotations
 

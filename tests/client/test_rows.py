@@ -1,4 +1,4 @@
-"""Checking and packing of rows: what is cast, what is refused, and that nothing is lost on the way."""
+"""Checking and packing rows: casts, refusals, lossless transfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers: which batch knows of which update, and what is raised when."""
+"""Samplers: staleness of batches, and errors."""
 
 from __future__ import annotations
 

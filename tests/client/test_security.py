@@ -1,4 +1,4 @@
-"""Tokens and TLS on the client's side: the variables that say them, and where a token must not show."""
+"""Tokens and TLS in the client: environment variables, and no leaked tokens."""
 
 from __future__ import annotations
 

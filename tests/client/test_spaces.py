@@ -1,4 +1,4 @@
-"""Columns of Gymnasium spaces, and values of those spaces on their way to a table and back."""
+"""Columns from Gymnasium spaces, and round trips of their values."""
 
 from __future__ import annotations
 

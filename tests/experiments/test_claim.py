@@ -1,4 +1,4 @@
-"""The claim that prioritized replay is made for: it learns from far fewer updates where rewards are rare.
+"""The paper's claim: with rare rewards, prioritized replay learns from far fewer updates.
 
 This is the Blind Cliffwalk of Schaul et al. (2016, section 3.1) with 8 states, a tabular learner, epsilon 1e-6, and
 alpha 0.6 (proportional) or 0.7 (rank-based).

@@ -1,4 +1,4 @@
-"""The Blind Cliffwalk and its learner, against slow ones that follow the paper's words."""
+"""The Blind Cliffwalk and its learner, compared with a literal implementation of the paper."""
 
 from __future__ import annotations
 

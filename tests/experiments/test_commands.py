@@ -1,4 +1,4 @@
-"""The command, from its flags to its files."""
+"""The experiment commands, from flags to output files."""
 
 from __future__ import annotations
 

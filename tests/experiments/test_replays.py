@@ -1,4 +1,4 @@
-"""How transitions are chosen over a real server, against what a caller can know by itself."""
+"""Choosing transitions with a real server, compared with local computation."""
 
 from __future__ import annotations
 

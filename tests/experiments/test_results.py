@@ -1,4 +1,4 @@
-"""Raw results on disk: read back, and never mixed with others."""
+"""Raw results on disk: read back, never mixed."""
 
 from __future__ import annotations
 

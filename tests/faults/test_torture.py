@@ -1,4 +1,4 @@
-"""The torture run, short: every kill is audited, see `tests.faults.torture`."""
+"""A short torture run; see `tests.faults.torture`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds on what callers may ask for: each is named, with its setting, and what is within it works."""
+"""Limits on requests: refusals name the limit and its setting, and requests within limits work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Reverb does, where it applies: whoever knows its tables finds theirs here.
+"""Conformance with Reverb's behavior where it applies.
 
 An item is a row, and a sample of an item is a row of a batch. Rows are removed first in first out, or, from a queue,
 by being drawn. What is different on purpose is at the end.

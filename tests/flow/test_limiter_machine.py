@@ -1,4 +1,4 @@
-"""The limiter's arithmetic for many rows at once, against Reverb's for one row at a time."""
+"""The limiter's arithmetic for batches, compared with Reverb's for single rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of many rows take turns, and leave the event loop to others in between."""
+"""Calls with many rows take turns, and leave time for other calls in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals of calls that lack something say how far it is, in words and as numbers."""
+"""Refusals of waiting calls report progress, as text and numbers."""
 
 from __future__ import annotations
 

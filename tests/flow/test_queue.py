@@ -1,4 +1,4 @@
-"""The backend fifo: oldest first, at most so many times, and inserts that wait for room."""
+"""The backend fifo: order, limited repeats, inserts waiting for room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue against a plain list, under any order of operations, restarts among them."""
+"""A queue compared with a list, under random operations including restarts."""
 
 from __future__ import annotations
 

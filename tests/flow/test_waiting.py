@@ -1,4 +1,4 @@
-"""Calls that wait for a rate limiter: in what order they go on, and how they end if they do not."""
+"""Calls waiting for a rate limiter: their order, and how waits end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit of what is pinned, with an auditor in place of the real one, which asks the world."""
+"""The audit of pinned dependencies, with a fake auditor."""
 
 from __future__ import annotations
 

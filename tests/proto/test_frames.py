@@ -1,4 +1,4 @@
-"""Frames of the unix-domain socket: however they are cut on their way, they come out as they went in."""
+"""Frames of the local socket survive arbitrary fragmentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that carry rows: built and read in place, and just what protobuf itself would make of them."""
+"""Messages with rows: built and read in place, identical to protobuf's own encoding."""
 
 from __future__ import annotations
 

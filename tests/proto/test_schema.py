@@ -1,4 +1,4 @@
-"""Schemas: columns by name, checked, and in the contract's form."""
+"""Schemas: validation and conversion to protobuf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: taken while service goes on, there wholly or not at all, and tables again by ``--restore``."""
+"""Checkpoints: taken while serving, atomic, and restored with ``--restore``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that are chosen to share a place in a hash table: an update of them costs what any other of its size does."""
+"""Keys chosen to collide in a hash table cost no more than others."""
 
 from __future__ import annotations
 

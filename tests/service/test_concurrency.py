@@ -1,4 +1,4 @@
-"""Several processes at one table: everything adds up, and every row drawn is one that was inserted."""
+"""Several processes on one table: consistent counts, and only inserted rows are drawn."""
 
 from __future__ import annotations
 

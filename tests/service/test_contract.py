@@ -1,4 +1,4 @@
-"""The contract as a whole: every RPC is served, every reason has its use."""
+"""The whole protocol: every RPC is served, every error reason is used."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ NewTable = Callable[..., CalledTable]
 STRATIFIED, INDEPENDENT = replay_pb2.DRAW_MODE_STRATIFIED, replay_pb2.DRAW_MODE_INDEPENDENT
 BATCH, TABLE = replay_pb2.WEIGHT_NORM_BATCH, replay_pb2.WEIGHT_NORM_TABLE
 LEAST_P_VALUE = 1e-3
-"""A chi-square test of a right implementation falls below it for one seed in a thousand."""
+"""p-value that a correct implementation falls below for one seed in a thousand."""
 CAPACITY = 97
 MOST_DRAWS = 1 << 15
 """Rows of one call: the server's default."""

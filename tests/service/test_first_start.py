@@ -1,4 +1,4 @@
-"""The first start of a version on a machine, and what later ones need not do."""
+"""The first start of a version on a machine, and later ones."""
 
 from __future__ import annotations
 

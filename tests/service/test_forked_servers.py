@@ -1,4 +1,4 @@
-"""Servers that the tests fork from one that is loaded: as those that the command starts, in what matters to a test."""
+"""Forked test servers behave like servers started by the command."""
 
 from __future__ import annotations
 

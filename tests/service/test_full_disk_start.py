@@ -1,4 +1,4 @@
-"""A server whose disks are full starts, and does all that needs no room."""
+"""A server with full disks starts, and does everything that needs no space."""
 
 from __future__ import annotations
 

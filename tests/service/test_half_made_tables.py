@@ -1,4 +1,4 @@
-"""Tables that are made or dropped while callers hang up or something fails: they are there, or they are not."""
+"""Creating and dropping tables is atomic if callers hang up or something fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.rows import WHOLE
 
 CONFIG = TableConfig("t", WHOLE, capacity=1000)
 TURNS = 6
-"""Turns of the event loop that a caller waits before it hangs up."""
+"""Turns of the event loop before the caller hangs up."""
 
 
 async def hang_up(call: asyncio.Task[Any], turns: int) -> None:

@@ -1,4 +1,4 @@
-"""Bytes that no well-meaning caller sends: they are refused, and the tables stay as they are."""
+"""Malformed requests are refused and leave tables unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.wire import (
 
 EXAMPLES = settings(max_examples=examples(15), suppress_health_check=list(HealthCheck))
 DIFFERENTLY_READ = ("Insert", "Learn", "Stats")
-"""A message with rows, one of a stream, and a plain one: all others are read as one of these."""
+"""A message with rows, one on a stream, and a plain one, as representatives of all others."""
 
 
 @pytest.fixture(scope="module")

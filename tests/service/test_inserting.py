@@ -1,4 +1,4 @@
-"""Large inserts step by step: what happens to a table while rows of one are being stored beside the event loop."""
+"""Large inserts step by step: operations on a table while a thread stores rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as they come in: their keys, their priorities, and more of them than fit."""
+"""Inserts: keys, priorities, more rows than fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large inserts into a server's tables: beside other calls, and ended by a kill or a signal."""
+"""Large inserts into a server: concurrent calls, kills and signals."""
 
 from __future__ import annotations
 

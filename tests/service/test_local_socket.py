@@ -1,4 +1,4 @@
-"""Calls over the unix-domain socket: who is let in, what misbehaving costs, the end."""
+"""The local socket: admission, misbehaving clients, shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches whose rows are overwritten while they are gathered beside the loop: drawn again, and counted once."""
+"""Batches whose rows are overwritten during a gather are drawn again and counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a queue that are gathered beside the loop: each goes out once, in order, or stays."""
+"""Gathers from queues in worker threads: each row is returned once, in order, or stays."""
 
 from __future__ import annotations
 

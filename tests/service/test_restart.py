@@ -1,4 +1,4 @@
-"""Tables over the end of their server, in order or not."""
+"""Tables across clean and unclean restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callers on the server's host that copy rows out of a table's files themselves, as the contract says how."""
+"""Clients on the server's host that copy rows from a table's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: what is in them, and how seeds make them repeat."""
+"""Batches: content, and reproducibility with seeds."""
 
 from __future__ import annotations
 

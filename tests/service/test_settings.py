@@ -1,4 +1,4 @@
-"""Settings, read as the server reads them: which are refused, and what each source says."""
+"""Settings: sources and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a server ends: calls that wait are sent away, calls at work may end, nothing is left."""
+"""Shutdown: waiting calls are refused, running calls finish, nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections for frames that say nothing: they are few, and not for long."""
+"""Silent connections to the local socket are limited in number and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full: inserts are refused, everything else goes on, and so do inserts once there is room."""
+"""A full disk: inserts fail until there is room, and everything else works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a server starts, and why it refuses to: flags, variables, the TOML file, and what it finds on the disk."""
+"""Startup and its refusals: flags, variables, the TOML file, the content of the disk."""
 
 from __future__ import annotations
 

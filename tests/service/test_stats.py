@@ -1,4 +1,4 @@
-"""Figures of the server and its tables: exact where they can be."""
+"""Statistics of the server and its tables."""
 
 from __future__ import annotations
 

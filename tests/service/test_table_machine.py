@@ -1,4 +1,4 @@
-"""A table against a model of plain Python, under random operations; every invariant is checked after each of them.
+"""A table compared with a plain Python model under random operations, checking all invariants after each.
 
 In process, because thousands of small operations are wanted; the same operations go over gRPC elsewhere.
 """

@@ -1,4 +1,4 @@
-"""Tables as a whole: made, found, described, listed, emptied, dropped."""
+"""Creating, finding, describing, listing, resetting and dropping tables."""
 
 from __future__ import annotations
 

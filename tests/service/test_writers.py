@@ -1,4 +1,4 @@
-"""Inserts that name a writer: applied exactly once, whatever is repeated, lost, or restarted."""
+"""Inserts with a writer are applied exactly once, despite retries, losses and restarts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Figures, by a clock that is handed in."""
+"""Statistics, with an injected clock."""

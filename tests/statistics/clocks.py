@@ -1,4 +1,4 @@
-"""A clock that is set by hand."""
+"""A manually set clock."""
 
 from __future__ import annotations
 

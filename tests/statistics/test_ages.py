@@ -1,4 +1,4 @@
-"""Ages of rows, by a clock that is set."""
+"""Ages of rows, with a manual clock."""
 
 from __future__ import annotations
 

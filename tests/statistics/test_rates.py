@@ -1,4 +1,4 @@
-"""Events per second, by a clock that is set."""
+"""Events per second, with a manual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often rows were drawn, against a dict of counts."""
+"""Numbers of draws, compared with a dict of counts."""
 
 from __future__ import annotations
 

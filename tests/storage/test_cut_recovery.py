@@ -1,4 +1,4 @@
-"""A recovery after a loss of power that is cut short, by a kill or another loss of power: the next one recovers."""
+"""Recoveries interrupted by a kill or another power loss: the next one succeeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Syncs that the disk refuses: nothing is taken for synced that is not, and all is well once the disk is."""
+"""Failed syncs: nothing counts as synced prematurely, and the table recovers with the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of power at any moment of a table's life, one after the other: what comes back is whole, and has happened."""
+"""Repeated power losses at any moment: the recovered table is intact, in a state that once existed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Life:
         self.synced, self.synced_inserted = copy_of(directory.folder), self.table.inserted
 
     def lose_power(self, newest_share: float) -> None:
-        """Of every page, the content at the last sync, the present one, or one in between is left."""
+        """Leave each page with its content at the last sync, now, or at a moment in between."""
         versions = [self.synced, copy_of(self.table.directory.folder)]
         if self.random.random() < 0.5:
             self.use(self.random.randrange(20))

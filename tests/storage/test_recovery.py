@@ -1,4 +1,4 @@
-"""An insert that breaks off amid its rows, as by a kill: what was committed is whole, the rest is gone."""
+"""Inserts interrupted midway, as by a kill: committed rows are intact, all others are gone."""
 
 from __future__ import annotations
 

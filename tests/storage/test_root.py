@@ -1,4 +1,4 @@
-"""The directory of a server: locked while it lives, swept when it is gone."""
+"""The directory of a server: locked while it runs, removed later."""
 
 from __future__ import annotations
 

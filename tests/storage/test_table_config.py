@@ -1,4 +1,4 @@
-"""Configs of tables: checked, compared, written and read."""
+"""Table configs: validation, comparison, serialization."""
 
 from __future__ import annotations
 

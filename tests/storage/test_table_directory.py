@@ -1,4 +1,4 @@
-"""The directory of a table: made, found, damaged, removed."""
+"""The directory of a table: creation, opening, corruption, removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories that other users of the machine can change, or have made, are not used."""
+"""Directories that other users can change, or created, are refused."""
 
 from __future__ import annotations
 

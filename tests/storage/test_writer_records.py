@@ -1,4 +1,4 @@
-"""Records of who inserted what, against a dict, over restarts at any commit point."""
+"""Writers' records compared with a dict, with restarts at any commit point."""
 
 from __future__ import annotations
 

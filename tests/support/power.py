@@ -1,4 +1,4 @@
-"""Losses of power, as files on a disk show them: of every page, an older or the newest content."""
+"""Simulates power losses: each page on disk has old or new content."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def _convolutions(layout: ImageLayout) -> nn.Sequential:
 
 
 def _dense_torso_and_head(features: int, spec: NetworkSpec) -> tuple[nn.Sequential, nn.Module]:
-    """Dense layers and head; with dueling, the last hidden layer moves into the two streams."""
+    """Dense layers and head; with dueling, each stream of the head has its own last hidden layer."""
     shared = spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes
     layers: list[nn.Module] = []
     for units in shared:

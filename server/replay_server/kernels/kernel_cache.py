@@ -117,7 +117,7 @@ def _copy(source: Path, target: Path) -> bool:
 
 
 def is_temporary() -> bool:
-    """Whether the kernels go with this process, as there is no lasting place for them."""
+    """Whether the kernels are in a temporary folder that is removed with this process."""
     return folder().parent not in _places()
 
 

@@ -48,7 +48,7 @@ UID_BYTES = 16
 _MANIFEST = "manifest.json"
 _SEALED_AT_ONCE = 1 << 17
 _STORED_AT_ONCE = 16 << 20
-"""Bytes: some milliseconds."""
+"""Bytes stored per step, in a few milliseconds."""
 _UNFINISHED = ".new-"
 _REMOVED = ".dropped-"
 

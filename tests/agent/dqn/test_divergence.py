@@ -1,4 +1,4 @@
-"""Runs that diverge: they stop, say why, and leave checkpoints that they can be resumed from."""
+"""Diverging runs stop, explain why, and leave usable checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the training thread waits for the device: counted on the CPU, by what would wait on any other device."""
+"""How often the training thread waits for the device, counted with fake device tensors."""
 
 from __future__ import annotations
 

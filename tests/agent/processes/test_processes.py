@@ -1,4 +1,4 @@
-"""Processes: the embedded server, actors that die and come late, and the commands as users run them."""
+"""Processes: the embedded server, dying and late actors, the commands."""
 
 from __future__ import annotations
 

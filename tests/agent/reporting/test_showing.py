@@ -1,4 +1,4 @@
-"""History, curve, progress, report: what people see of a run."""
+"""Reporting: history, curve, progress, report."""
 
 from __future__ import annotations
 

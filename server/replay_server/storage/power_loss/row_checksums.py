@@ -1,13 +1,13 @@
-"""A checksum for every row, which tells a row that was written whole from one that a loss of power tore.
+"""Checksums per row, which detect rows torn by a power loss.
 
 Two words per slot: the row's origin (which insert of which writer it came with, and whether it was the first or last
-row of it; 0 without a writer), and a checksum over key, origin, columns and link. A row that was left in its slot by
-an earlier key therefore does not verify under a later one.
+row of it; 0 without a writer), and a checksum over key, origin, columns and link. So a row left in
+its slot under an earlier key is invalid under a later one.
 
-The checksum takes in a word w by ``h = (h ^ w) * P; h ^= h >> 32``: FNV-1a (Fowler, Noll and Vo) on words instead of
-bytes, with the shift that SplitMix64 (Steele, Lea and Flood, 2014) spreads high bits down by. Every step is a bijection
-of h and of w, so a change of one word always shows; one of several words goes unnoticed once in 2^64. It protects from
-accidents, not from forgery.
+The checksum adds a word w by ``h = (h ^ w) * P; h ^= h >> 32``: FNV-1a (Fowler, Noll and Vo) on words instead of
+bytes, with the shift that SplitMix64 (Steele, Lea and Flood, 2014) uses to mix high bits into low ones. Every step is a
+bijection of h and of w, so a change of one word always shows; one of several words goes unnoticed once in 2^64. It
+protects from accidents, not from forgery.
 """
 
 from __future__ import annotations
