@@ -1,8 +1,7 @@
-"""Messages that carry rows, built and read in place.
+"""Builds and reads messages with rows in place.
 
-Every such message has a field ``bytes rows = 15``. Protobuf would copy it three times on its way; here
-the small rest (the head) goes through protobuf, and the rows are written straight into the wire form, or
-seen in it:
+Every such message has a field ``bytes rows = 15``, which protobuf would copy three times. Here protobuf handles only
+the small rest (the head), and rows are written directly into the serialized message, or read as views of it:
 
     def write(rows):
         np.take(column, slots, axis=0, out=...)      # into views of `rows`
@@ -47,7 +46,7 @@ class Framed(NamedTuple, Generic[M]):
     head: M
     """The message without ``rows``."""
     rows: memoryview
-    """What ``rows`` holds: a view that keeps the received bytes alive; empty if there is none."""
+    """Content of ``rows``: a view that keeps the received bytes alive, or empty."""
 
 
 def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint8]], None]) -> bytes:

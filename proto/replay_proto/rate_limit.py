@@ -35,10 +35,10 @@ class RateLimit:
     """Inserts wait rather than take it above this."""
 
     def __post_init__(self) -> None:
-        """Check the numbers as Reverb does.
+        """Validate like Reverb.
 
         Raises:
-            FieldError: names the one that cannot be used, or would block draws or inserts for good.
+            FieldError: a value is invalid, or would block draws or inserts forever.
         """
         if not 1 <= self.min_size <= LARGEST_MIN_SIZE:
             raise FieldError("min_size", f"1 to {LARGEST_MIN_SIZE}", str(self.min_size))
@@ -88,7 +88,7 @@ class RateLimit:
             None if nothing is given.
 
         Raises:
-            FieldError: names what cannot be used.
+            FieldError: names the invalid field.
         """
         if min_size is not None and not (abs(min_size) <= LARGEST_MIN_SIZE and float(min_size).is_integer()):
             raise FieldError("min_size", f"a whole number up to {LARGEST_MIN_SIZE}", repr(min_size))
@@ -130,7 +130,7 @@ class RateLimit:
         """Read it from a message.
 
         Raises:
-            FieldError: names what cannot be used.
+            FieldError: names the invalid field.
         """
         if message.samples_per_insert != 0:
             return cls(message.min_size, message.samples_per_insert, message.min_diff, message.max_diff)

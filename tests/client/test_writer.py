@@ -281,7 +281,7 @@ def test_writers_that_were_forgotten_go_on(start_server: StartServer, connect: C
 
 
 def forget(server: ServerProcess, table: Table, count: int) -> None:
-    """Have so many other writers insert a row each."""
+    """Let ``count`` other writers insert one row each."""
     values = rows([9])
     packed = b"".join(np.asarray(values[name], column.dtype).tobytes() for name, column in COLUMNS.items())
     with Caller(server.address) as caller:

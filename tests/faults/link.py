@@ -28,7 +28,7 @@ _NARROW = ("tbf", "rate", "4mbit", "burst", "16kb", "latency", "300ms")
 
 
 class Link:
-    """The cable, its ends, and what can happen to it. `mend` undoes all of that."""
+    """A simulated network link with injectable faults; `mend` removes them."""
 
     server_host = _SERVER
     """Where a server at its end listens."""

@@ -19,7 +19,7 @@ SYNCS = ("fsync", "fdatasync")
 
 
 class CutShortError(BaseException):
-    """The process is gone."""
+    """Simulates the death of the process."""
 
 
 class Cut:

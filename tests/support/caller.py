@@ -1,4 +1,4 @@
-"""A caller of the service that speaks the contract by its generated messages, and hides nothing of it."""
+"""A low-level test client that uses the generated messages directly."""
 
 from __future__ import annotations
 

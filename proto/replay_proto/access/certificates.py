@@ -1,4 +1,4 @@
-"""TLS of a server: its certificate, and whose clients it takes, read again when the files change."""
+"""TLS certificates of a server, read again when the files change."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from replay_proto.access.watched import UnusableFileError, Watched
 log = logging.getLogger(__name__)
 
 RENEWAL_S: Final = 60.0
-"""Where clients need certificates, a TLS session can be resumed for so long at most. A client that resumes one shows no
-certificate, so that one that has expired is not seen."""
+"""Maximum age of resumable TLS sessions if clients need certificates. Resuming skips the certificate, even an expired
+one."""
 _Pem = tuple[bytes, bytes, bytes | None]
 """The key, its certificate, and the authority of clients."""
 

@@ -1,4 +1,4 @@
-"""Whether a service may listen where it was told to, with the protection that it has."""
+"""Checks that a service which listens for other machines is protected."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Protection:
 
 
 def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_prefix: str = "--") -> None:
-    """Refuse to listen beyond this machine where anybody could call; warn of protection by halves.
+    """Refuse to listen for other machines without protection; warn about partial protection.
 
-    Tokens are protection, and so are client certificates. TLS alone is not: it encrypts, but lets everybody in.
+    Tokens and client certificates protect. TLS alone does not: it encrypts, but admits everyone.
 
     Args:
         host: address to listen on.

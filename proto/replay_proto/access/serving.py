@@ -1,7 +1,7 @@
-"""What the servers of this project allow somebody of whom nothing is known yet.
+"""Limits on unauthenticated connections and calls, shared by all servers of this project.
 
-gRPC would receive a whole message before anybody may look at the token of its call. So unary RPCs are registered as
-ones that take a stream: their handler has the metadata first, checks the token, and then asks for the only message:
+gRPC receives a unary call's whole message before a handler can check its token. So unary RPCs are registered as
+client-streaming: the handler sees the metadata first, checks the token, and then requests the only message:
 
     async def call(_requests, context):
         caller = who_calls(context.invocation_metadata())

@@ -1,4 +1,4 @@
-"""Bearer tokens in a TOML file: who may do what with which tables.
+"""Bearer tokens in a TOML file, with their rights and tables.
 
     [[tokens]]
     name = "actors"                       # stands for the token in logs and messages

@@ -1,4 +1,4 @@
-"""Files that are read again when they change."""
+"""Watches files and reads them again after changes."""
 
 from __future__ import annotations
 

@@ -3,9 +3,8 @@
 isort:skip_file
 Prioritized experience replay as a service (Schaul et al. 2016, arXiv:1511.05952).
 
-A table is a ring of rows: the last `capacity` rows inserted are live, older ones are gone, first
-in first out. Every row has a key, given out in order of insertion and never used twice in a
-table, and a priority, by which rows are drawn.
+A table is a ring of rows: the last `capacity` rows inserted are live, older ones have been evicted. Every row has a
+key, assigned in order of insertion and never reused in a table, and a priority, by which rows are drawn.
 
 Arrays travel as `bytes`: little-endian, C order, without padding. "int64[n]" in a comment means
 8 * n bytes. Rows travel in a field called `rows`, column after column in the order of the
@@ -13,16 +12,15 @@ table's schema, each column with all its rows: a column of dtype float32 and sha
 16 * n bytes. Booleans are one byte, 0 or 1. `rows` has the number 15 in every message that has
 it, so that both ends can build and read it in place.
 
-A server that wants tokens finds a caller's in the metadata of a call, as "authorization: Bearer TOKEN".
-Each RPC names below the right that it takes, on the table that a message names.
+If the server requires tokens, calls send theirs as metadata: "authorization: Bearer TOKEN". Each RPC below states
+the right that it requires on the table named in a message.
 
-A request may have 1 MiB beside its `rows` and its arrays of keys and priorities, and 32 fields if it has rows; more
-is RESOURCE_EXHAUSTED / TOO_LARGE, or INVALID_ARGUMENT. Groups are refused where rows may be.
+Besides `rows` and arrays of keys and priorities, a request may have 1 MiB, and 32 fields if it has rows. Larger ones
+fail with RESOURCE_EXHAUSTED / TOO_LARGE or INVALID_ARGUMENT. Messages with rows must not contain groups.
 
-Every operation on a table is atomic: it happens wholly before or wholly after any other. A
-request is checked whole before anything changes; one that is refused changes nothing. Errors
-carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of ErrorReason
-without its prefix.
+Every operation on a table is atomic. A request is validated completely before anything changes, and a refused
+request changes nothing. Errors carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of
+ErrorReason without its prefix.
 """
 
 import builtins
@@ -58,7 +56,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_TABLE_REPLACED: _ErrorReason.ValueType  # 4
     """FAILED_PRECONDITION: the table's uid is not the one that the caller knows. Metadata: `table`."""
     ERROR_REASON_TABLE_EMPTY: _ErrorReason.ValueType  # 5
-    """FAILED_PRECONDITION: there is no row to draw, and the request did not ask to wait. Metadata: `table`, `have` (0) and
+    """FAILED_PRECONDITION: there are no rows to draw, and the request does not wait. Metadata: `table`, `have` (0) and
     `needed`, in rows.
     """
     ERROR_REASON_WAITED_TOO_LONG: _ErrorReason.ValueType  # 6
@@ -73,7 +71,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     Inserts that wait in line ahead of this one are included in `needed`.
     """
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 7
-    """RESOURCE_EXHAUSTED: a bound was passed. Metadata: `bound`, `limit`, `got`, `setting`."""
+    """RESOURCE_EXHAUSTED: a limit was exceeded. Metadata: `bound`, `limit`, `got`, `setting`."""
     ERROR_REASON_NO_SPACE: _ErrorReason.ValueType  # 8
     """RESOURCE_EXHAUSTED: the disk or the memory that holds the tables, or the checkpoints, is full. Metadata: `table`
     (empty for a checkpoint).
@@ -81,37 +79,37 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_SEQUENCE_GAP: _ErrorReason.ValueType  # 9
     """FAILED_PRECONDITION: an insert skipped sequence numbers. Metadata: `expected`, `got`."""
     ERROR_REASON_SEQUENCE_TOO_OLD: _ErrorReason.ValueType  # 10
-    """FAILED_PRECONDITION: the insert is so old a repeat that its keys are no longer known; it was
-    applied. Metadata: `oldest_known`, `got`.
+    """FAILED_PRECONDITION: a retry of an insert that was applied so long ago that its keys are no longer
+    known. Metadata: `oldest_known`, `got`.
     """
     ERROR_REASON_WRITER_UNKNOWN: _ErrorReason.ValueType  # 11
-    """FAILED_PRECONDITION: the server does not know this writer (it forgets those silent for long), and
-    the sequence is not 1. Metadata: `got`.
+    """FAILED_PRECONDITION: the writer is unknown (the server forgets idle ones), and the sequence is not
+    1. Metadata: `got`.
     """
     ERROR_REASON_WRITER_SUPERSEDED: _ErrorReason.ValueType  # 12
-    """ABORTED: another stream of the same writer has begun."""
+    """ABORTED: another stream of the same writer was opened."""
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 13
-    """UNAVAILABLE: the server is shutting down. Try again once it is back."""
+    """UNAVAILABLE: the server is shutting down. Retry once it is back."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 14
-    """INTERNAL: a fault of the server, which logged it."""
+    """INTERNAL: an internal error, which the server logged."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 15
-    """UNAUTHENTICATED: the server wants a token, and the call has none, a wrong one, or one that is valid no more."""
+    """UNAUTHENTICATED: the server requires a token, and the call's is missing, wrong or no longer valid."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 16
     """PERMISSION_DENIED: the call's token does not give this right on this table, whether it exists or
     not. Metadata: `right`, `table` (empty: no table is named).
     """
     ERROR_REASON_LIMITED: _ErrorReason.ValueType  # 17
-    """FAILED_PRECONDITION: the table's rate limiter, or its queue, does not allow this now, and the request did
-    not ask to wait. Metadata: `table`, `waited_for`, `have`, `needed` (as in WAITED_TOO_LONG).
+    """FAILED_PRECONDITION: the table's rate limiter or queue does not allow this now, and the request does not
+    wait. Metadata: `table`, `waited_for`, `have`, `needed` (as in WAITED_TOO_LONG).
     """
     ERROR_REASON_TABLE_RESET: _ErrorReason.ValueType  # 18
     """ABORTED: the table was reset while the call waited; the call had no effect. Metadata: `table`."""
     ERROR_REASON_CHECKPOINTS_OFF: _ErrorReason.ValueType  # 19
-    """FAILED_PRECONDITION: the server has no directory for checkpoints. Metadata: `setting`."""
+    """FAILED_PRECONDITION: the server has no checkpoint directory. Metadata: `setting`."""
     ERROR_REASON_CHECKPOINT_NOT_FOUND: _ErrorReason.ValueType  # 20
-    """NOT_FOUND: no checkpoint of this name. Metadata: `checkpoint`."""
+    """NOT_FOUND: the checkpoint does not exist. Metadata: `checkpoint`."""
     ERROR_REASON_CHECKPOINT_DAMAGED: _ErrorReason.ValueType  # 21
-    """DATA_LOSS: a file of a checkpoint is not what it was written as. Metadata: `checkpoint`, `file`."""
+    """DATA_LOSS: a checkpoint file is corrupt. Metadata: `checkpoint`, `file`."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of its google.rpc.ErrorInfo, without the prefix."""
@@ -127,7 +125,7 @@ ERROR_REASON_TABLE_EXISTS: ErrorReason.ValueType  # 3
 ERROR_REASON_TABLE_REPLACED: ErrorReason.ValueType  # 4
 """FAILED_PRECONDITION: the table's uid is not the one that the caller knows. Metadata: `table`."""
 ERROR_REASON_TABLE_EMPTY: ErrorReason.ValueType  # 5
-"""FAILED_PRECONDITION: there is no row to draw, and the request did not ask to wait. Metadata: `table`, `have` (0) and
+"""FAILED_PRECONDITION: there are no rows to draw, and the request does not wait. Metadata: `table`, `have` (0) and
 `needed`, in rows.
 """
 ERROR_REASON_WAITED_TOO_LONG: ErrorReason.ValueType  # 6
@@ -142,7 +140,7 @@ whole numbers in decimal, `have` and `needed`:
 Inserts that wait in line ahead of this one are included in `needed`.
 """
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 7
-"""RESOURCE_EXHAUSTED: a bound was passed. Metadata: `bound`, `limit`, `got`, `setting`."""
+"""RESOURCE_EXHAUSTED: a limit was exceeded. Metadata: `bound`, `limit`, `got`, `setting`."""
 ERROR_REASON_NO_SPACE: ErrorReason.ValueType  # 8
 """RESOURCE_EXHAUSTED: the disk or the memory that holds the tables, or the checkpoints, is full. Metadata: `table`
 (empty for a checkpoint).
@@ -150,37 +148,37 @@ ERROR_REASON_NO_SPACE: ErrorReason.ValueType  # 8
 ERROR_REASON_SEQUENCE_GAP: ErrorReason.ValueType  # 9
 """FAILED_PRECONDITION: an insert skipped sequence numbers. Metadata: `expected`, `got`."""
 ERROR_REASON_SEQUENCE_TOO_OLD: ErrorReason.ValueType  # 10
-"""FAILED_PRECONDITION: the insert is so old a repeat that its keys are no longer known; it was
-applied. Metadata: `oldest_known`, `got`.
+"""FAILED_PRECONDITION: a retry of an insert that was applied so long ago that its keys are no longer
+known. Metadata: `oldest_known`, `got`.
 """
 ERROR_REASON_WRITER_UNKNOWN: ErrorReason.ValueType  # 11
-"""FAILED_PRECONDITION: the server does not know this writer (it forgets those silent for long), and
-the sequence is not 1. Metadata: `got`.
+"""FAILED_PRECONDITION: the writer is unknown (the server forgets idle ones), and the sequence is not
+1. Metadata: `got`.
 """
 ERROR_REASON_WRITER_SUPERSEDED: ErrorReason.ValueType  # 12
-"""ABORTED: another stream of the same writer has begun."""
+"""ABORTED: another stream of the same writer was opened."""
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 13
-"""UNAVAILABLE: the server is shutting down. Try again once it is back."""
+"""UNAVAILABLE: the server is shutting down. Retry once it is back."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 14
-"""INTERNAL: a fault of the server, which logged it."""
+"""INTERNAL: an internal error, which the server logged."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 15
-"""UNAUTHENTICATED: the server wants a token, and the call has none, a wrong one, or one that is valid no more."""
+"""UNAUTHENTICATED: the server requires a token, and the call's is missing, wrong or no longer valid."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 16
 """PERMISSION_DENIED: the call's token does not give this right on this table, whether it exists or
 not. Metadata: `right`, `table` (empty: no table is named).
 """
 ERROR_REASON_LIMITED: ErrorReason.ValueType  # 17
-"""FAILED_PRECONDITION: the table's rate limiter, or its queue, does not allow this now, and the request did
-not ask to wait. Metadata: `table`, `waited_for`, `have`, `needed` (as in WAITED_TOO_LONG).
+"""FAILED_PRECONDITION: the table's rate limiter or queue does not allow this now, and the request does not
+wait. Metadata: `table`, `waited_for`, `have`, `needed` (as in WAITED_TOO_LONG).
 """
 ERROR_REASON_TABLE_RESET: ErrorReason.ValueType  # 18
 """ABORTED: the table was reset while the call waited; the call had no effect. Metadata: `table`."""
 ERROR_REASON_CHECKPOINTS_OFF: ErrorReason.ValueType  # 19
-"""FAILED_PRECONDITION: the server has no directory for checkpoints. Metadata: `setting`."""
+"""FAILED_PRECONDITION: the server has no checkpoint directory. Metadata: `setting`."""
 ERROR_REASON_CHECKPOINT_NOT_FOUND: ErrorReason.ValueType  # 20
-"""NOT_FOUND: no checkpoint of this name. Metadata: `checkpoint`."""
+"""NOT_FOUND: the checkpoint does not exist. Metadata: `checkpoint`."""
 ERROR_REASON_CHECKPOINT_DAMAGED: ErrorReason.ValueType  # 21
-"""DATA_LOSS: a file of a checkpoint is not what it was written as. Metadata: `checkpoint`, `file`."""
+"""DATA_LOSS: a checkpoint file is corrupt. Metadata: `checkpoint`, `file`."""
 global___ErrorReason = ErrorReason
 
 class _DataType:
@@ -442,7 +440,7 @@ global___RateLimiter = RateLimiter
 
 @typing.final
 class TableConfig(google.protobuf.message.Message):
-    """All that defines a table. It does not change while the table lives."""
+    """The config of a table, which never changes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -457,9 +455,9 @@ class TableConfig(google.protobuf.message.Message):
     letter or a digit.
     """
     capacity: builtins.int
-    """Number of rows kept: 1 to 2^40, with the backend "rank" to 2,000,000,000."""
+    """Maximum number of rows: 1 to 2^40, with the backend "rank" to 2,000,000,000."""
     seed: builtins.int
-    """Makes draws repeat for the same operations in the same order since the table was made."""
+    """Makes draws reproducible for the same operations in the same order since the table was created."""
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Column]:
         """At least one; their order is the order of the columns in `rows`."""
@@ -490,7 +488,7 @@ global___TableConfig = TableConfig
 
 @typing.final
 class TableDescription(google.protobuf.message.Message):
-    """A table as it stands."""
+    """The current state of a table."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -503,7 +501,7 @@ class TableDescription(google.protobuf.message.Message):
     DIRECTORY_FIELD_NUMBER: builtins.int
     SOCKET_FIELD_NUMBER: builtins.int
     uid: builtins.bytes
-    """16 random bytes that tell this table from an earlier one of the same name."""
+    """16 random bytes that distinguish this table from earlier ones with its name."""
     size: builtins.int
     """Live rows."""
     inserted: builtins.int
@@ -621,7 +619,7 @@ global___FrameHello = FrameHello
 
 @typing.final
 class KeyRange(google.protobuf.message.Message):
-    """Consecutive keys."""
+    """A range of consecutive keys."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -122,9 +122,9 @@ class ReplayServiceServicer(object):
     """
 
     def CreateTable(self, request, context):
-        """Makes a table. When one of this name and the same config exists, it is returned as it is; when
-        its config differs in more than the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of
-        two callers who race, one makes the table and the other finds it.
+        """Creates a table, or returns an existing one with the same name and config. If configs differ in more than the
+        seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the other
+        gets the existing one.
         Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -132,7 +132,7 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DropTable(self, request, context):
-        """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND.
+        """Drops a table. Calls waiting for it end with NOT_FOUND / TABLE_NOT_FOUND.
         Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -140,8 +140,8 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTables(self, request, context):
-        """Describes all tables, in the order of their names.
-        Right: read; tables that the caller may not read are left out.
+        """Describes all tables, sorted by name.
+        Right: read; tables that the caller may not read are omitted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,15 +149,15 @@ class ReplayServiceServicer(object):
 
     def DescribeTable(self, request, context):
         """Describes one table.
-        Right: any; who may not read is not told `directory`.
+        Right: any; without the right to read, `directory` is empty.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetTable(self, request, context):
-        """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
-        Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
+        """Removes all rows of a table. Keys continue counting, the uid stays, a rate limiter restarts. Calls waiting for the
+        table end with ABORTED / TABLE_RESET, without effect.
         Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -165,7 +165,7 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Insert(self, request, context):
-        """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion.
+        """Inserts rows. A retry of an applied insert returns the original keys, see Insertion.
         Right: write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -173,8 +173,8 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Write(self, request_iterator, context):
-        """Adds rows, message by message, answered in order. A second live stream of the same writer ends
-        the first one with ABORTED / WRITER_SUPERSEDED.
+        """Inserts rows on a stream, with replies in order. A second stream of the same writer ends the first one with
+        ABORTED / WRITER_SUPERSEDED.
         Right: write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -190,7 +190,7 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """Returns the rows of given keys, as far as they are live.
+        """Returns the live rows among the given keys.
         Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -198,8 +198,8 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdatePriorities(self, request, context):
-        """Sets priorities. Of two callers who race for one row, the later wins; keys of rows that
-        were evicted in the meantime are counted as stale and ignored.
+        """Updates priorities. If two callers race for a row, the later one wins. Keys of evicted rows are counted as stale
+        and ignored.
         Right: write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -207,9 +207,9 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Learn(self, request_iterator, context):
-        """A learner's stream: each request may set priorities and ask for batches, in this order;
-        answers come in the order of the requests. An update is in force for every draw asked for
-        after it on this stream. A request that is refused ends the stream; those before it hold.
+        """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
+        requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
+        stay in effect.
         Right: read; with an update, write as well.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -217,17 +217,17 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Figures of the server and its tables. Cheap: it never passes over all rows.
-        Right: read; tables that the caller may not read are left out.
+        """Statistics of the server and its tables. Cheap: it never scans all rows.
+        Right: read; tables that the caller may not read are omitted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoint(self, request, context):
-        """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
-        not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
-        Right: admin of every table that is copied.
+        """Writes a copy of tables to a directory on the server's host, atomically, while the server keeps serving. If two
+        callers race, each gets its own checkpoint, one after the other.
+        Right: admin on every copied table.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,24 +235,24 @@ class ReplayServiceServicer(object):
 
     def ListCheckpoints(self, request, context):
         """Lists the checkpoints of the server, oldest first.
-        Right: admin of every table that there is.
+        Right: admin on all tables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def VerifyCheckpoint(self, request, context):
-        """Reads a checkpoint through and compares every file with its checksum.
-        Right: admin of every table that there is.
+        """Verifies the checksum of every file of a checkpoint.
+        Right: admin on all tables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
-        """What the rows of a table look like: priorities and probabilities by rank, ages, how often rows were drawn, and
-        the rows of the largest priorities. It looks at the rows while others go on writing, one such call after another,
-        so it is of a moment that lasts some milliseconds.
+        """Returns the distribution of a table's rows: priorities and probabilities by rank, ages, numbers of draws, and the
+        rows with the largest priorities. Such calls run one at a time, while other calls keep writing, so the result
+        covers a few milliseconds.
         Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -3,9 +3,8 @@
 isort:skip_file
 Prioritized experience replay as a service (Schaul et al. 2016, arXiv:1511.05952).
 
-A table is a ring of rows: the last `capacity` rows inserted are live, older ones are gone, first
-in first out. Every row has a key, given out in order of insertion and never used twice in a
-table, and a priority, by which rows are drawn.
+A table is a ring of rows: the last `capacity` rows inserted are live, older ones have been evicted. Every row has a
+key, assigned in order of insertion and never reused in a table, and a priority, by which rows are drawn.
 
 Arrays travel as `bytes`: little-endian, C order, without padding. "int64[n]" in a comment means
 8 * n bytes. Rows travel in a field called `rows`, column after column in the order of the
@@ -13,16 +12,15 @@ table's schema, each column with all its rows: a column of dtype float32 and sha
 16 * n bytes. Booleans are one byte, 0 or 1. `rows` has the number 15 in every message that has
 it, so that both ends can build and read it in place.
 
-A server that wants tokens finds a caller's in the metadata of a call, as "authorization: Bearer TOKEN".
-Each RPC names below the right that it takes, on the table that a message names.
+If the server requires tokens, calls send theirs as metadata: "authorization: Bearer TOKEN". Each RPC below states
+the right that it requires on the table named in a message.
 
-A request may have 1 MiB beside its `rows` and its arrays of keys and priorities, and 32 fields if it has rows; more
-is RESOURCE_EXHAUSTED / TOO_LARGE, or INVALID_ARGUMENT. Groups are refused where rows may be.
+Besides `rows` and arrays of keys and priorities, a request may have 1 MiB, and 32 fields if it has rows. Larger ones
+fail with RESOURCE_EXHAUSTED / TOO_LARGE or INVALID_ARGUMENT. Messages with rows must not contain groups.
 
-Every operation on a table is atomic: it happens wholly before or wholly after any other. A
-request is checked whole before anything changes; one that is refused changes nothing. Errors
-carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of ErrorReason
-without its prefix.
+Every operation on a table is atomic. A request is validated completely before anything changes, and a refused
+request changes nothing. Errors carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of
+ErrorReason without its prefix.
 """
 
 import abc
@@ -47,9 +45,9 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.CreateTableRequest,
         replay_proto.v1.replay_pb2.CreateTableResponse,
     ]
-    """Makes a table. When one of this name and the same config exists, it is returned as it is; when
-    its config differs in more than the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of
-    two callers who race, one makes the table and the other finds it.
+    """Creates a table, or returns an existing one with the same name and config. If configs differ in more than the
+    seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the other
+    gets the existing one.
     Right: admin.
     """
 
@@ -57,7 +55,7 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.DropTableRequest,
         replay_proto.v1.replay_pb2.DropTableResponse,
     ]
-    """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND.
+    """Drops a table. Calls waiting for it end with NOT_FOUND / TABLE_NOT_FOUND.
     Right: admin.
     """
 
@@ -65,8 +63,8 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.ListTablesRequest,
         replay_proto.v1.replay_pb2.ListTablesResponse,
     ]
-    """Describes all tables, in the order of their names.
-    Right: read; tables that the caller may not read are left out.
+    """Describes all tables, sorted by name.
+    Right: read; tables that the caller may not read are omitted.
     """
 
     DescribeTable: grpc.UnaryUnaryMultiCallable[
@@ -74,15 +72,15 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.DescribeTableResponse,
     ]
     """Describes one table.
-    Right: any; who may not read is not told `directory`.
+    Right: any; without the right to read, `directory` is empty.
     """
 
     ResetTable: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
-    Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
+    """Removes all rows of a table. Keys continue counting, the uid stays, a rate limiter restarts. Calls waiting for the
+    table end with ABORTED / TABLE_RESET, without effect.
     Right: admin.
     """
 
@@ -90,7 +88,7 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.InsertRequest,
         replay_proto.v1.replay_pb2.InsertResponse,
     ]
-    """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion.
+    """Inserts rows. A retry of an applied insert returns the original keys, see Insertion.
     Right: write.
     """
 
@@ -98,8 +96,8 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.WriteRequest,
         replay_proto.v1.replay_pb2.WriteResponse,
     ]
-    """Adds rows, message by message, answered in order. A second live stream of the same writer ends
-    the first one with ABORTED / WRITER_SUPERSEDED.
+    """Inserts rows on a stream, with replies in order. A second stream of the same writer ends the first one with
+    ABORTED / WRITER_SUPERSEDED.
     Right: write.
     """
 
@@ -115,7 +113,7 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.ReadRequest,
         replay_proto.v1.replay_pb2.ReadResponse,
     ]
-    """Returns the rows of given keys, as far as they are live.
+    """Returns the live rows among the given keys.
     Right: read.
     """
 
@@ -123,8 +121,8 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.UpdatePrioritiesRequest,
         replay_proto.v1.replay_pb2.UpdatePrioritiesResponse,
     ]
-    """Sets priorities. Of two callers who race for one row, the later wins; keys of rows that
-    were evicted in the meantime are counted as stale and ignored.
+    """Updates priorities. If two callers race for a row, the later one wins. Keys of evicted rows are counted as stale
+    and ignored.
     Right: write.
     """
 
@@ -132,9 +130,9 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.LearnRequest,
         replay_proto.v1.replay_pb2.LearnResponse,
     ]
-    """A learner's stream: each request may set priorities and ask for batches, in this order;
-    answers come in the order of the requests. An update is in force for every draw asked for
-    after it on this stream. A request that is refused ends the stream; those before it hold.
+    """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
+    requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
+    stay in effect.
     Right: read; with an update, write as well.
     """
 
@@ -142,17 +140,17 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.StatsRequest,
         replay_proto.v1.replay_pb2.StatsResponse,
     ]
-    """Figures of the server and its tables. Cheap: it never passes over all rows.
-    Right: read; tables that the caller may not read are left out.
+    """Statistics of the server and its tables. Cheap: it never scans all rows.
+    Right: read; tables that the caller may not read are omitted.
     """
 
     Checkpoint: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.CheckpointRequest,
         replay_proto.v1.replay_pb2.CheckpointResponse,
     ]
-    """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
-    not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
-    Right: admin of every table that is copied.
+    """Writes a copy of tables to a directory on the server's host, atomically, while the server keeps serving. If two
+    callers race, each gets its own checkpoint, one after the other.
+    Right: admin on every copied table.
     """
 
     ListCheckpoints: grpc.UnaryUnaryMultiCallable[
@@ -160,24 +158,24 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.ListCheckpointsResponse,
     ]
     """Lists the checkpoints of the server, oldest first.
-    Right: admin of every table that there is.
+    Right: admin on all tables.
     """
 
     VerifyCheckpoint: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.VerifyCheckpointRequest,
         replay_proto.v1.replay_pb2.VerifyCheckpointResponse,
     ]
-    """Reads a checkpoint through and compares every file with its checksum.
-    Right: admin of every table that there is.
+    """Verifies the checksum of every file of a checkpoint.
+    Right: admin on all tables.
     """
 
     Inspect: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.InspectRequest,
         replay_proto.v1.replay_pb2.InspectResponse,
     ]
-    """What the rows of a table look like: priorities and probabilities by rank, ages, how often rows were drawn, and
-    the rows of the largest priorities. It looks at the rows while others go on writing, one such call after another,
-    so it is of a moment that lasts some milliseconds.
+    """Returns the distribution of a table's rows: priorities and probabilities by rank, ages, numbers of draws, and the
+    rows with the largest priorities. Such calls run one at a time, while other calls keep writing, so the result
+    covers a few milliseconds.
     Right: read.
     """
 
@@ -188,9 +186,9 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.CreateTableRequest,
         replay_proto.v1.replay_pb2.CreateTableResponse,
     ]
-    """Makes a table. When one of this name and the same config exists, it is returned as it is; when
-    its config differs in more than the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of
-    two callers who race, one makes the table and the other finds it.
+    """Creates a table, or returns an existing one with the same name and config. If configs differ in more than the
+    seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the other
+    gets the existing one.
     Right: admin.
     """
 
@@ -198,7 +196,7 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.DropTableRequest,
         replay_proto.v1.replay_pb2.DropTableResponse,
     ]
-    """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND.
+    """Drops a table. Calls waiting for it end with NOT_FOUND / TABLE_NOT_FOUND.
     Right: admin.
     """
 
@@ -206,8 +204,8 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.ListTablesRequest,
         replay_proto.v1.replay_pb2.ListTablesResponse,
     ]
-    """Describes all tables, in the order of their names.
-    Right: read; tables that the caller may not read are left out.
+    """Describes all tables, sorted by name.
+    Right: read; tables that the caller may not read are omitted.
     """
 
     DescribeTable: grpc.aio.UnaryUnaryMultiCallable[
@@ -215,15 +213,15 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.DescribeTableResponse,
     ]
     """Describes one table.
-    Right: any; who may not read is not told `directory`.
+    Right: any; without the right to read, `directory` is empty.
     """
 
     ResetTable: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
-    Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
+    """Removes all rows of a table. Keys continue counting, the uid stays, a rate limiter restarts. Calls waiting for the
+    table end with ABORTED / TABLE_RESET, without effect.
     Right: admin.
     """
 
@@ -231,7 +229,7 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.InsertRequest,
         replay_proto.v1.replay_pb2.InsertResponse,
     ]
-    """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion.
+    """Inserts rows. A retry of an applied insert returns the original keys, see Insertion.
     Right: write.
     """
 
@@ -239,8 +237,8 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.WriteRequest,
         replay_proto.v1.replay_pb2.WriteResponse,
     ]
-    """Adds rows, message by message, answered in order. A second live stream of the same writer ends
-    the first one with ABORTED / WRITER_SUPERSEDED.
+    """Inserts rows on a stream, with replies in order. A second stream of the same writer ends the first one with
+    ABORTED / WRITER_SUPERSEDED.
     Right: write.
     """
 
@@ -256,7 +254,7 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.ReadRequest,
         replay_proto.v1.replay_pb2.ReadResponse,
     ]
-    """Returns the rows of given keys, as far as they are live.
+    """Returns the live rows among the given keys.
     Right: read.
     """
 
@@ -264,8 +262,8 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.UpdatePrioritiesRequest,
         replay_proto.v1.replay_pb2.UpdatePrioritiesResponse,
     ]
-    """Sets priorities. Of two callers who race for one row, the later wins; keys of rows that
-    were evicted in the meantime are counted as stale and ignored.
+    """Updates priorities. If two callers race for a row, the later one wins. Keys of evicted rows are counted as stale
+    and ignored.
     Right: write.
     """
 
@@ -273,9 +271,9 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.LearnRequest,
         replay_proto.v1.replay_pb2.LearnResponse,
     ]
-    """A learner's stream: each request may set priorities and ask for batches, in this order;
-    answers come in the order of the requests. An update is in force for every draw asked for
-    after it on this stream. A request that is refused ends the stream; those before it hold.
+    """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
+    requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
+    stay in effect.
     Right: read; with an update, write as well.
     """
 
@@ -283,17 +281,17 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.StatsRequest,
         replay_proto.v1.replay_pb2.StatsResponse,
     ]
-    """Figures of the server and its tables. Cheap: it never passes over all rows.
-    Right: read; tables that the caller may not read are left out.
+    """Statistics of the server and its tables. Cheap: it never scans all rows.
+    Right: read; tables that the caller may not read are omitted.
     """
 
     Checkpoint: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.CheckpointRequest,
         replay_proto.v1.replay_pb2.CheckpointResponse,
     ]
-    """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
-    not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
-    Right: admin of every table that is copied.
+    """Writes a copy of tables to a directory on the server's host, atomically, while the server keeps serving. If two
+    callers race, each gets its own checkpoint, one after the other.
+    Right: admin on every copied table.
     """
 
     ListCheckpoints: grpc.aio.UnaryUnaryMultiCallable[
@@ -301,24 +299,24 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.ListCheckpointsResponse,
     ]
     """Lists the checkpoints of the server, oldest first.
-    Right: admin of every table that there is.
+    Right: admin on all tables.
     """
 
     VerifyCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.VerifyCheckpointRequest,
         replay_proto.v1.replay_pb2.VerifyCheckpointResponse,
     ]
-    """Reads a checkpoint through and compares every file with its checksum.
-    Right: admin of every table that there is.
+    """Verifies the checksum of every file of a checkpoint.
+    Right: admin on all tables.
     """
 
     Inspect: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.InspectRequest,
         replay_proto.v1.replay_pb2.InspectResponse,
     ]
-    """What the rows of a table look like: priorities and probabilities by rank, ages, how often rows were drawn, and
-    the rows of the largest priorities. It looks at the rows while others go on writing, one such call after another,
-    so it is of a moment that lasts some milliseconds.
+    """Returns the distribution of a table's rows: priorities and probabilities by rank, ages, numbers of draws, and the
+    rows with the largest priorities. Such calls run one at a time, while other calls keep writing, so the result
+    covers a few milliseconds.
     Right: read.
     """
 
@@ -331,9 +329,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.CreateTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.CreateTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.CreateTableResponse]]:
-        """Makes a table. When one of this name and the same config exists, it is returned as it is; when
-        its config differs in more than the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. Of
-        two callers who race, one makes the table and the other finds it.
+        """Creates a table, or returns an existing one with the same name and config. If configs differ in more than the
+        seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the other
+        gets the existing one.
         Right: admin.
         """
 
@@ -343,7 +341,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.DropTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.DropTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.DropTableResponse]]:
-        """Removes a table and its rows. Calls that wait on it end with NOT_FOUND / TABLE_NOT_FOUND.
+        """Drops a table. Calls waiting for it end with NOT_FOUND / TABLE_NOT_FOUND.
         Right: admin.
         """
 
@@ -353,8 +351,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ListTablesRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ListTablesResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ListTablesResponse]]:
-        """Describes all tables, in the order of their names.
-        Right: read; tables that the caller may not read are left out.
+        """Describes all tables, sorted by name.
+        Right: read; tables that the caller may not read are omitted.
         """
 
     @abc.abstractmethod
@@ -364,7 +362,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.DescribeTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.DescribeTableResponse]]:
         """Describes one table.
-        Right: any; who may not read is not told `directory`.
+        Right: any; without the right to read, `directory` is empty.
         """
 
     @abc.abstractmethod
@@ -373,8 +371,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ResetTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ResetTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ResetTableResponse]]:
-        """Makes every row of a table disappear. Keys go on counting, the uid stays, a rate limiter begins anew.
-        Calls that wait on the table end with ABORTED / TABLE_RESET, without effect.
+        """Removes all rows of a table. Keys continue counting, the uid stays, a rate limiter restarts. Calls waiting for the
+        table end with ABORTED / TABLE_RESET, without effect.
         Right: admin.
         """
 
@@ -384,7 +382,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.InsertRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.InsertResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.InsertResponse]]:
-        """Adds rows. A repeat of an insert that was applied returns the first answer's keys, see Insertion.
+        """Inserts rows. A retry of an applied insert returns the original keys, see Insertion.
         Right: write.
         """
 
@@ -394,8 +392,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[replay_proto.v1.replay_pb2.WriteRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[replay_proto.v1.replay_pb2.WriteResponse], collections.abc.AsyncIterator[replay_proto.v1.replay_pb2.WriteResponse]]:
-        """Adds rows, message by message, answered in order. A second live stream of the same writer ends
-        the first one with ABORTED / WRITER_SUPERSEDED.
+        """Inserts rows on a stream, with replies in order. A second stream of the same writer ends the first one with
+        ABORTED / WRITER_SUPERSEDED.
         Right: write.
         """
 
@@ -415,7 +413,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ReadRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ReadResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ReadResponse]]:
-        """Returns the rows of given keys, as far as they are live.
+        """Returns the live rows among the given keys.
         Right: read.
         """
 
@@ -425,8 +423,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.UpdatePrioritiesRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.UpdatePrioritiesResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.UpdatePrioritiesResponse]]:
-        """Sets priorities. Of two callers who race for one row, the later wins; keys of rows that
-        were evicted in the meantime are counted as stale and ignored.
+        """Updates priorities. If two callers race for a row, the later one wins. Keys of evicted rows are counted as stale
+        and ignored.
         Right: write.
         """
 
@@ -436,9 +434,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[replay_proto.v1.replay_pb2.LearnRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[replay_proto.v1.replay_pb2.LearnResponse], collections.abc.AsyncIterator[replay_proto.v1.replay_pb2.LearnResponse]]:
-        """A learner's stream: each request may set priorities and ask for batches, in this order;
-        answers come in the order of the requests. An update is in force for every draw asked for
-        after it on this stream. A request that is refused ends the stream; those before it hold.
+        """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
+        requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
+        stay in effect.
         Right: read; with an update, write as well.
         """
 
@@ -448,8 +446,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.StatsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.StatsResponse]]:
-        """Figures of the server and its tables. Cheap: it never passes over all rows.
-        Right: read; tables that the caller may not read are left out.
+        """Statistics of the server and its tables. Cheap: it never scans all rows.
+        Right: read; tables that the caller may not read are omitted.
         """
 
     @abc.abstractmethod
@@ -458,9 +456,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.CheckpointRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.CheckpointResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.CheckpointResponse]]:
-        """Writes a copy of tables into a directory of the server's host, while service goes on. It is there wholly or
-        not at all. Of two callers who race, each gets a checkpoint of its own, one after the other.
-        Right: admin of every table that is copied.
+        """Writes a copy of tables to a directory on the server's host, atomically, while the server keeps serving. If two
+        callers race, each gets its own checkpoint, one after the other.
+        Right: admin on every copied table.
         """
 
     @abc.abstractmethod
@@ -470,7 +468,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ListCheckpointsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ListCheckpointsResponse]]:
         """Lists the checkpoints of the server, oldest first.
-        Right: admin of every table that there is.
+        Right: admin on all tables.
         """
 
     @abc.abstractmethod
@@ -479,8 +477,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.VerifyCheckpointRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.VerifyCheckpointResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.VerifyCheckpointResponse]]:
-        """Reads a checkpoint through and compares every file with its checksum.
-        Right: admin of every table that there is.
+        """Verifies the checksum of every file of a checkpoint.
+        Right: admin on all tables.
         """
 
     @abc.abstractmethod
@@ -489,9 +487,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.InspectRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.InspectResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.InspectResponse]]:
-        """What the rows of a table look like: priorities and probabilities by rank, ages, how often rows were drawn, and
-        the rows of the largest priorities. It looks at the rows while others go on writing, one such call after another,
-        so it is of a moment that lasts some milliseconds.
+        """Returns the distribution of a table's rows: priorities and probabilities by rank, ages, numbers of draws, and the
+        rows with the largest priorities. Such calls run one at a time, while other calls keep writing, so the result
+        covers a few milliseconds.
         Right: read.
         """
 

@@ -42,10 +42,10 @@ class QueueParameters:
     """Whole number, 1 to `MAX_TIMES_SAMPLED`."""
 
     def __post_init__(self) -> None:
-        """Check the number.
+        """Validate the number.
 
         Raises:
-            FieldError: if it cannot be used.
+            FieldError: it is invalid.
         """
         if not (1 <= self.max_times_sampled <= MAX_TIMES_SAMPLED and float(self.max_times_sampled).is_integer()):
             raise FieldError(

@@ -95,9 +95,9 @@ class LimiterGate(Gate):
         return difference(self.limit, self.counters)
 
     def check_draw(self, rows: int) -> None:
-        """Refuse what is not allowed now and takes more inserts than the table has rows.
+        """Refuse draws that would have to wait for more inserts than the table has rows.
 
-        Samples are granted one by one, so any draw would get there; but meanwhile those behind it get none.
+        They would succeed eventually, because samples are granted one by one, but block the draws behind them.
         """
         limit = self.limit
         if limit.samples_per_insert is None:
