@@ -45,7 +45,7 @@ ALLOWED_MS = 50.0
 SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 22)
 """Bytes of the messages."""
 CAPACITY = 1 << 20
-"""Rows of the table that the messages are about: so many that keys can be chosen among them."""
+"""Size of the table, large enough to choose expensive keys."""
 PROBED = "large"
 _SMALL = "small"
 """Another table, which is quickly copied into checkpoints."""

@@ -262,7 +262,7 @@ NUMBERS = st.one_of(
 SOME_NUMBERS = st.one_of(st.integers(0, 30), st.sampled_from([0, 1, -1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)]))
 FLOATS = st.floats(width=64)
 MOST_DRAWN = 1000
-"""Rows that fit into an answer of this server. Numbers above it, as drawn here, are far too large."""
+"""Maximum rows in a reply of this server; tests use far larger numbers."""
 
 
 @EXAMPLES

@@ -488,7 +488,7 @@ def test_a_server_that_watches_its_input_ends_in_order_when_it_is_told_to(start_
 
 
 def test_the_garbage_collector_never_looks_through_what_a_server_loads() -> None:
-    """Calls would wait for it: numba's modules alone take it 60 ms."""
+    """Garbage collection would block calls: numba's modules alone take 60 ms."""
     seen = (
         "import gc; from replay_server.__main__ import load_server; load_server(); "
         "print(gc.isenabled(), gc.get_freeze_count(), len(gc.get_objects()))"

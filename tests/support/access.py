@@ -57,7 +57,7 @@ class Certified:
 
 
 class Authority:
-    """An authority that signs certificates, in a folder of its own."""
+    """A certificate authority in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

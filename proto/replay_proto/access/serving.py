@@ -41,7 +41,7 @@ buffers of its encryption."""
 _CONNECTIONS_SHARE: Final = 0.75
 """Part of the descriptors that connections may take. The others are for tables, and for reading tokens again."""
 _SILENT_S: Final = 600
-"""How long the kernel keeps a connection to itself on which its client has said nothing yet, at least."""
+"""Minimum time that the kernel holds a connection whose client has sent nothing."""
 _LESS_JITTER: Final = 0.9
 """gRPC varies the age of connections by a tenth, so that not all clients come again at once."""
 _MOST_PENDING: Final = (1 << 31) - 1

@@ -1,4 +1,4 @@
-"""The directory that a server keeps its tables in: the user's, or one of its own in memory.
+"""The directory of a server's tables: durable, or temporary in memory.
 
 A server holds a lock on its root while it lives. A root in memory whose lock nobody holds belonged to a server
 that is gone; the next one sweeps it.

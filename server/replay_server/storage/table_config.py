@@ -1,4 +1,4 @@
-"""All that defines a table, checked: from the contract, a manifest or the config file."""
+"""The validated config of a table, from a request, a manifest or the config file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_table_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class QueueParameters:
-    """How often a row of a queue goes out."""
+    """Parameters of a queue."""
 
     max_times_sampled: float = 1.0
     """Whole number, 1 to `MAX_TIMES_SAMPLED`."""
@@ -68,11 +68,11 @@ class TableConfig:
     parameters: Mapping[str, float] = field(default_factory=dict)
     """The backend's parameters; those left out are filled in with their defaults."""
     seed: int | None = None
-    """Makes draws repeat for the same operations in the same order since the table was made."""
+    """Makes draws reproducible for the same operations in the same order since the table was created."""
     rate_limit: RateLimit | None = None
-    """Keeps draws and inserts in step; None: they are not held up."""
+    """Keeps draws and inserts in a fixed ratio; None: no limit."""
     owner: str = ""
-    """Name of the token by which it was made; empty: none. Callers neither give nor see it."""
+    """Name of the token that created it; empty: none. Not visible to callers."""
 
     def __post_init__(self) -> None:
         """Check every field and fill in the backend's defaults.
@@ -121,7 +121,7 @@ class TableConfig:
 
     @property
     def is_queue(self) -> bool:
-        """Whether rows are gone once they were drawn, and are not overwritten before."""
+        """Whether draws remove rows, and inserts never overwrite them."""
         return self.backend == QUEUE
 
     @property

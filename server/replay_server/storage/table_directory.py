@@ -210,7 +210,7 @@ class TableDirectory:
         return self.header.sync_failed and not self._is_stored_anew
 
     def store_anew(self) -> Iterator[None]:
-        """Store everything once more, a piece with every step, so that the next sync writes it.
+        """Rewrite everything, piece by piece, so that the next sync writes it.
 
         To be done where all else is stored: a store beside it would be lost.
 

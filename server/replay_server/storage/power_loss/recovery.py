@@ -195,7 +195,7 @@ def _roll_forward(
 
 
 def _count_whole(checksums: RowChecksums, first_key: int, slots: int) -> int:
-    """How many rows verify from this key on, one after the other."""
+    """Number of consecutive valid rows from this key on."""
     count = 0
     while count < slots:
         whole = checksums.whole(first_key + count, min(_ROWS_AT_ONCE, slots - count))
@@ -206,7 +206,7 @@ def _count_whole(checksums: RowChecksums, first_key: int, slots: int) -> int:
 
 
 def _newest_run(checksums: RowChecksums, oldest: int, end: int) -> range:
-    """The newest consecutive keys whose rows verify; if there are none, none before ``end``."""
+    """The newest run of consecutive keys with valid rows; empty at ``end`` if there is none."""
     chunks = [checksums.whole(first, min(_ROWS_AT_ONCE, end - first)) for first in range(oldest, end, _ROWS_AT_ONCE)]
     # With a hole on either side, every run has a beginning and an end.
     steps = np.diff(np.concatenate([[False], *chunks, [False]]).astype(np.int8))
@@ -215,7 +215,7 @@ def _newest_run(checksums: RowChecksums, oldest: int, end: int) -> range:
 
 
 def _without_half_an_insert(checksums: RowChecksums, live: range, slack: int) -> range:
-    """The rows without those of a writer's insert at their end of which more would follow."""
+    """The rows without an incomplete insert at their end."""
     first = max(live.start, live.stop - slack)
     *_, last = inserts_in(checksums.origins(first, live.stop - first))
     return range(live.start, first + last.start) if last.has_writer and not last.has_last else live

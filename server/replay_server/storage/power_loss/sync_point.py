@@ -1,4 +1,4 @@
-"""Up to where a table is known to be on the disk: a small state of it, stored after everything that it speaks of.
+"""Sync points: a small state of a table, stored after everything it refers to is on disk.
 
 A file with two places, used in turn. A loss of power can tear the one that is being written, and the checksum tells;
 the other one still holds.
@@ -29,7 +29,7 @@ SYNC_POINT_BYTES = _PLACES * _PLACE_BYTES
 
 @dataclass(frozen=True)
 class SyncPoint:
-    """A table at a moment whose rows are all on the disk, or were overwritten by later ones."""
+    """The state of a table at a moment whose rows are all on disk, or were overwritten later."""
 
     state: TableState
     """The table's counters."""
@@ -47,7 +47,7 @@ class SyncPoints:
         self.file = MappedFile(folder / SYNC_POINT_FILE, SYNC_POINT_BYTES, create=create)
         self.file.reserve(SYNC_POINT_BYTES)
         self._number, self.newest = max((self._load(place) for place in range(_PLACES)), key=lambda found: found[0])
-        """The last one that was stored whole; None: there is none."""
+        """The last complete one, or None."""
 
     def store(self, point: SyncPoint) -> None:
         """Keep a sync point and write it to the disk; what it speaks of is there.

@@ -1,4 +1,4 @@
-"""What happened to one table since the server began: recorded as it happens, read as one snapshot.
+"""Statistics of one table since the server started, recorded incrementally, read as a snapshot.
 
 figures.updated(distinct=200, stale=3)
 with figures.one_waits():
