@@ -180,7 +180,7 @@ def test_only_so_many_buffers_are_kept(near: Table) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(take, range(2000)))
-    assert len(near._reader._buffers._buffers._free) == 32
+    assert 0 < len(near._reader._buffers._buffers._free) <= 32
 
 
 # Where it does not go.

@@ -247,7 +247,7 @@ def test_a_table_whose_rows_nothing_vouches_for_gets_no_checksums(start_server: 
     refused = run_to_its_end("--data-dir", str(data), *POWER)
     assert refused.returncode == 1
     assert table.name in refused.stderr
-    assert "no checksums" in refused.stderr
+    assert "Without checksums" in refused.stderr
     # As the message says.
     server.restart()
     server.terminate()

@@ -162,7 +162,7 @@ def test_tables_that_are_there_are_not_overwritten(caller: Caller, start_server:
     start_server(*flags).terminate()
     ended = run_to_its_end(*flags)
     assert ended.returncode == 1
-    assert "table 'precious' exists in" in ended.stderr
+    assert "table 'precious' already exists in" in ended.stderr
 
 
 # While service goes on.

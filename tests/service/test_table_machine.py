@@ -111,7 +111,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(writer=st.sampled_from(WRITERS), ahead=st.integers(2, 5))
     def skip_an_insert(self, writer: bytes, ahead: int) -> None:
         known = self.sequences[writer] > 0
-        with pytest.raises(RequestError, match="sequence" if known else "not known"):
+        with pytest.raises(RequestError, match="sequence" if known else "unknown writer"):
             self.table.insert(self._new_rows(1, None, (2, 2)), WriterStamp(writer, self.sequences[writer] + ahead))
 
     @rule(data=st.data())

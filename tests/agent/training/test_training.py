@@ -192,7 +192,7 @@ def test_rows_that_came_after_the_checkpoint_are_steps_of_the_run_where_the_tabl
         rows = client.table(table or f"counted-{counted}")
         drawn = rows.sample(40, beta=0.5)
         rows.insert({name: drawn[name] for name in ("obs", "action", "reward", "discount", "next_obs")})
-    second = make_trainer(resume=tmp_path / "runs" / f"counted-{counted}")
+    second = make_trainer(resume=tmp_path / "runs" / f"counted-{counted}", table=table)
     second.resume()
     pending = 2 if counted else 0  # counted as steps before their rows were complete
     assert second.pacer.env_steps == 300 + max(0, counted - pending)
