@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 
 from tests.attacks.attack import Setup, Target
-from tests.attacks.bystander import Bystander, Listing, Routine, Sampling
+from tests.attacks.bystander import OFTEN_S, SLOWLY_S, Bystander, Listing, Routine, Sampling
 from tests.support.access import ADMIN, ALL, MINE, READ, WRITE, Authority, tls_flags, token_entry
 from tests.support.caller import CalledTable, Caller
 from tests.support.deadlines import wait_until
@@ -29,8 +29,13 @@ _ROWS = 20_000
 class Arena:
     """A server with a running bystander."""
 
-    def __init__(self, setup: Setup) -> None:
-        """Start them."""
+    def __init__(self, setup: Setup, *, is_brief: bool = False) -> None:
+        """Start them.
+
+        Args:
+            setup: how the server is started.
+            is_brief: whether nothing is measured: the server is forked if it can be, and the bystander takes its time.
+        """
         self.folder = Path(tempfile.mkdtemp(prefix="attacks-"))
         self.authority = Authority(self.folder / "authority")
         mine = self.authority.certify("client", "client") if setup.needs_certificates else None
@@ -46,12 +51,13 @@ class Arena:
             *place,
             *setup.flags,
             within=within,
+            forked=is_brief,
         )
         self.owner = self.caller(OWNER)
         if setup.has_tables:
             self.owner.create(THEIRS, capacity=_ROWS).insert(np.arange(_ROWS), 1.0 + np.arange(_ROWS))
         routine: Routine = Sampling(THEIRS, OWNER) if setup.has_tables else Listing(OWNER)
-        self.bystander = Bystander(self.target(), routine)
+        self.bystander = Bystander(self.target(), routine, SLOWLY_S if is_brief else OFTEN_S)
 
     def target(self) -> Target:
         """What is known about it."""

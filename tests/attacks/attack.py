@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.attacks.arena import Arena
 
 _CONNECT_S = 10.0
+_LOOK_S = 0.05
 _ATTACKERS_HOST = "127.0.0.2"
 """Attackers do not call from the host of others, so far as they speak for themselves: gRPC cannot choose an address."""
 STRANGERS_MB = 50.0
@@ -54,6 +55,8 @@ class Target:
     """Certificate of the authority that signed its own, PEM; None: it has no TLS."""
     key_and_certificate: tuple[bytes, bytes] | None = None
     """Client certificate, PEM; None: none."""
+    lasts_s: float = 0.0
+    """How long the attack lasts at most."""
     until: float = 0.0
     """When the attack ends, by the monotonic clock."""
     tries: int = 0
@@ -77,8 +80,9 @@ class Target:
         return time.monotonic() < self.until
 
     def wait(self) -> None:
-        """Do nothing until the end."""
-        time.sleep(max(0.0, self.until - time.monotonic()))
+        """Do nothing until the end, which may come early."""
+        while (left_s := self.until - time.monotonic()) > 0.0:
+            time.sleep(min(_LOOK_S, left_s))
 
     @contextmanager
     def channel(self, **options: int) -> Iterator[grpc.Channel]:
@@ -127,6 +131,8 @@ class Attack:
     """Attackers at work."""
     least_s: ClassVar[float] = 0.0
     """It takes so long at least."""
+    longest_look_s: ClassVar[float] = 0.0
+    """It goes on for so long at most, beyond its time, until `meanwhile` has seen enough."""
     most_mb: ClassVar[float] = STRANGERS_MB
     """Limit on the growth of the server's memory."""
 

@@ -18,8 +18,8 @@ from tests.attacks.attack import Target, bearer
 from tests.attacks.processes import CONTEXT
 
 BATCH_SIZE = 256
-_PAUSE_S = 0.004
-"""Between two calls."""
+OFTEN_S, SLOWLY_S = 0.004, 0.04
+"""Pauses between two calls: where waits are measured, and where only errors count."""
 _NEWCOMER_EVERY_S = 0.25
 _TIMEOUT_S = 20.0
 _NEWCOMERS_PATIENCE_S = 5.0
@@ -103,9 +103,10 @@ class Listing:
 class Bystander:
     """The process; it is at work from the beginning."""
 
-    def __init__(self, target: Target, routine: Routine) -> None:
+    def __init__(self, target: Target, routine: Routine, pause_s: float) -> None:
+        """Start it; it makes a call every ``pause_s`` seconds."""
         self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_work, args=(target, routine, theirs), daemon=True)
+        self._process = CONTEXT.Process(target=_work, args=(target, routine, pause_s, theirs), daemon=True)
         self._process.start()
         theirs.close()
         self.take()
@@ -137,8 +138,9 @@ class Bystander:
 
 
 class _Worker:
-    def __init__(self, target: Target, routine: Routine) -> None:
+    def __init__(self, target: Target, routine: Routine, pause_s: float) -> None:
         self._target = target
+        self._pause_s = pause_s
         self._routine = routine
         self._lock = threading.Lock()
         self._record = Record()
@@ -152,7 +154,7 @@ class _Worker:
             while True:
                 if is_at_work:
                     self._count(lambda: self._routine.once(channel), "")
-                while pipe.poll(_PAUSE_S):
+                while pipe.poll(self._pause_s):
                     match pipe.recv():
                         case "come":
                             self._comes.set()
@@ -195,8 +197,8 @@ class _Worker:
             return record
 
 
-def _work(target: Target, routine: Routine, pipe: Connection) -> None:
-    worker = _Worker(target, routine)
+def _work(target: Target, routine: Routine, pause_s: float, pipe: Connection) -> None:
+    worker = _Worker(target, routine, pause_s)
     threading.Thread(target=worker.come_anew, daemon=True).start()
     try:
         worker.make_calls(pipe)

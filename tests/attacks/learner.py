@@ -28,7 +28,7 @@ class OnLearner(Attack):
     """Training goes on beside it."""
 
     setup = Setup(has_learner=True)
-    least_s = 2 * _LOOKS * _HARDLY_ANY_S
+    longest_look_s = _LOOKS * _HARDLY_ANY_S
     """Every look comes while the attack goes on: the first when half of it is over."""
 
     def prepare(self, arena: Arena) -> None:

@@ -17,7 +17,7 @@ from replay_proto.v1 import learner_pb2
 
 from tests.attacks.arena import Arena, remove
 from tests.attacks.attack import Target, bearer
-from tests.attacks.bystander import Bystander
+from tests.attacks.bystander import OFTEN_S, SLOWLY_S, Bystander
 from tests.support.access import MINE, WRITE, Authority, write_usual_tokens
 from tests.support.deadlines import wait_until
 from tests.support.server_process import server_environment
@@ -109,7 +109,7 @@ class TrainerProcess:
 class LearnerArena(Arena):
     """The learner takes the server's place; it has a replay server of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_brief: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="attacks-"))
         self.authority = Authority(self.folder / "authority")
         tokens = write_usual_tokens(self.folder / "tokens.toml")
@@ -125,7 +125,7 @@ class LearnerArena(Arena):
         self._channel = self.target().open_channel()
         self._actor = Reporting(WRITE)
         wait_until(lambda: self._versions() > 1, "training has begun")
-        self.bystander = Bystander(self.target(), Reporting(WRITE))
+        self.bystander = Bystander(self.target(), Reporting(WRITE), SLOWLY_S if is_brief else OFTEN_S)
 
     def target(self) -> Target:
         """What is known about it."""

@@ -57,7 +57,7 @@ class PlantedInMemory(Attack):
             (linked / "lock").symlink_to(self.kept / "made")
 
     def check(self, arena: Arena) -> None:
-        server = ServerProcess(arena.folder / "another.log", "--memory-dir", str(self.memory))
+        server = ServerProcess(arena.folder / "another.log", "--memory-dir", str(self.memory), forked=True)
         try:
             assert server.terminate() == 0
         finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -84,11 +86,17 @@ def carry_out(attack: Attack, arena: Arena, seconds: float, alone_s: float = 0.0
     logged_before = len(arena.server.log())
     seconds = max(seconds, attack.least_s)
     target = arena.target()
-    target.until = time.monotonic() + seconds
+    target.lasts_s = seconds + attack.longest_look_s
     with MemoryWatch(arena.server.pid) as memory:
         attackers = [_Attacker(attack, target) for _ in range(attack.processes)]
+        for attacker in attackers:
+            attacker.wait_until_it_begins()
+        began = time.monotonic()
         time.sleep(seconds / 2)
         _note(effects, lambda: attack.meanwhile(arena))
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
+        for attacker in attackers:
+            attacker.stop()
         ends = [attacker.end() for attacker in attackers]
     beside = arena.bystander.take()
     _note(effects, lambda: attack.check(arena))
@@ -120,6 +128,16 @@ class _Attacker:
         self._process.start()
         theirs.close()
 
+    def wait_until_it_begins(self) -> None:
+        """However long its process takes to start."""
+        assert self._pipe.poll(_PATIENCE_S), "an attacker did not begin"
+        self._target = self._pipe.recv()
+
+    def stop(self) -> None:
+        """Ask it to end now, though it might have gone on for the sake of a look."""
+        with suppress(OSError):  # it has ended
+            self._pipe.send("stop")
+
     def end(self) -> Target:
         """Wait for its end and return its record."""
         end = self._target
@@ -137,6 +155,9 @@ class _Attacker:
 
 def _act(attack: Attack, target: Target, pipe: Connection) -> None:
     keep_to_attackers_processors()
+    target.until = time.monotonic() + target.lasts_s
+    pipe.send(target)
+    threading.Thread(target=_end_when_asked, args=(target, pipe), daemon=True).start()
     try:
         attack.act(target)
     except Exception:
@@ -144,9 +165,15 @@ def _act(attack: Attack, target: Target, pipe: Connection) -> None:
     pipe.send(target)
 
 
-def open_arena(setup: Setup) -> Arena:
-    """Start what is attacked."""
-    return LearnerArena() if setup.has_learner else Arena(setup)
+def _end_when_asked(target: Target, pipe: Connection) -> None:
+    with suppress(EOFError, OSError):
+        pipe.recv()
+        target.until = min(target.until, time.monotonic())
+
+
+def open_arena(setup: Setup, *, is_brief: bool = False) -> Arena:
+    """Start what is attacked; see `Arena`."""
+    return LearnerArena(is_brief=is_brief) if setup.has_learner else Arena(setup, is_brief=is_brief)
 
 
 def in_an_arena_of_its_own(kind: type[Attack], seconds: float, alone_s: float) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,38 +10,46 @@ from tests.attacks.arena import Arena
 from tests.attacks.attack import Attack, Setup
 from tests.attacks.runner import GROUPS, carry_out, open_arena
 
-SECONDS = 0.7
+SECONDS = 0.35
 EVERY = [kind for kinds in GROUPS.values() for kind in kinds]
-SHARED = (Setup(), Setup(has_learner=True))
-"""Servers that several attacks are made on, one after another."""
+OF_LEARNERS = [kind for kind in EVERY if kind.setup.has_learner]
+OF_SERVERS = [kind for kind in EVERY if kind.setup == Setup()]
+ON_THEIR_OWN = [kind for kind in EVERY if kind not in (*OF_LEARNERS, *OF_SERVERS)]
+"""Attacks on servers with settings of their own."""
 
 
 @pytest.fixture(scope="module")
-def arena_for() -> Iterator[Callable[[Setup], Arena]]:
-    """Servers for those attacks that need none of their own."""
-    open_now: dict[Setup, Arena] = {}
-
-    def find(setup: Setup) -> Arena:
-        if setup not in open_now:
-            open_now[setup] = open_arena(setup)
-        return open_now[setup]
-
-    yield find
-    for arena in open_now.values():
-        arena.close()
+def arena() -> Iterator[Arena]:
+    """A server for those attacks that need none of their own, one after another."""
+    opened = open_arena(Setup(), is_brief=True)
+    yield opened
+    opened.close()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in EVERY if kind.setup in SHARED], ids=lambda kind: kind.__name__)
-def test_an_attack_has_no_effect(arena_for: Callable[[Setup], Arena], kind: type[Attack]) -> None:
-    outcome = carry_out(kind(), arena_for(kind.setup), SECONDS)
-    assert not (faults := [*outcome.faults(None)]), "\n".join(faults)
+def faults_of(kind: type[Attack], arena: Arena) -> list[str]:
+    return [f"{kind.__name__}: {fault}" for fault in carry_out(kind(), arena, SECONDS).faults(None)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in EVERY if kind.setup not in SHARED], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", OF_SERVERS, ids=lambda kind: kind.__name__)
+def test_an_attack_has_no_effect(arena: Arena, kind: type[Attack]) -> None:
+    assert not (faults := faults_of(kind, arena)), "\n".join(faults)
+
+
+@pytest.mark.parametrize("kind", ON_THEIR_OWN, ids=lambda kind: kind.__name__)
 def test_an_attack_on_a_server_of_its_own_has_no_effect(kind: type[Attack]) -> None:
-    arena = open_arena(kind.setup)
+    arena = open_arena(kind.setup, is_brief=True)
     try:
-        outcome = carry_out(kind(), arena, SECONDS)
+        faults = faults_of(kind, arena)
     finally:
         arena.close()
-    assert not (faults := [*outcome.faults(None)]), "\n".join(faults)
+    assert not faults, "\n".join(faults)
+
+
+def test_attacks_on_a_learner_have_no_effect() -> None:
+    """One after another on the same learner, which trains all the time and takes long to start."""
+    arena = open_arena(Setup(has_learner=True), is_brief=True)
+    try:
+        faults = [fault for kind in OF_LEARNERS for fault in faults_of(kind, arena)]
+    finally:
+        arena.close()
+    assert not faults, "\n".join(faults)
