@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import torch
 from replay_agent.acting.environments import inspect_environment
 from replay_agent.commands import replay_train
+from replay_agent.processes import actor_pool, embedded_server
+from replay_agent.processes.child_process import start_module
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.tensorboard import MetricsLog, NoLog
 from replay_agent.settings.train_settings import TrainSettings
@@ -21,6 +24,45 @@ from replay_client import ReplayClient
 
 from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Trained, flags_of
 from tests.support.server_process import ServerProcess
+from tests.support.warm_program import ACTOR, SERVER, ForkedProcess, warm_program
+
+FORKED = {"replay_server": SERVER, "replay_agent.commands.replay_actor": ACTOR}
+"""Modules that a trainer runs, and the programs that are forked in their place."""
+
+
+def fork_module(
+    module: str,
+    arguments: Sequence[str],
+    log_path: Path,
+    *,
+    pipe_output: bool,
+    environment: Mapping[str, str] | None = None,
+    keep_open: Sequence[int] = (),
+) -> subprocess.Popen[str] | ForkedProcess:
+    """Fork what `start_module` starts, if it is to run as it would be started here."""
+    variables = os.environ if environment is None else environment
+    warm = warm_program(FORKED[module])
+    if not warm.can_fork(variables):
+        return start_module(
+            module, arguments, log_path, pipe_output=pipe_output, environment=environment, keep_open=keep_open
+        )
+    with log_path.open("a") as log:
+        return warm.start(
+            arguments,
+            variables,
+            subprocess.PIPE,
+            log.fileno(),
+            subprocess.PIPE if pipe_output else log.fileno(),
+            new_session=True,
+            keep_open=keep_open,
+        )
+
+
+@pytest.fixture(autouse=True)
+def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers and actors of trainers that run here are forked from processes that have loaded them."""
+    for starting in (actor_pool, embedded_server):
+        monkeypatch.setattr(starting, "start_module", fork_module)
 
 
 @pytest.fixture

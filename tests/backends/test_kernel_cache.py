@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ import replay_proto
 import replay_server
 from replay_server.kernels import kernel_cache
 
-from tests.support.deadlines import PATIENCE_S
 from tests.support.small_disk import mounted_disk
 
 NOWHERE = "/proc/nobody"
@@ -39,11 +39,34 @@ from replay_server.callee import callee
 def caller(number: int) -> int:
     return callee(number)
 """
-CALL = """
+USERS = """
+# Loads numba once, all of it, which takes a second, and is forked for each process of a user that is asked for.
+import json, os, sys, tempfile
+import numba, numpy
+
+numba.njit(lambda number: number + 1)(0)
+for line in sys.stdin:
+    asked = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        break
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+else:
+    sys.exit()
+os.environ.clear()
+os.environ.update(asked["variables"])
+tempfile.tempdir = None
+sys.path.insert(0, asked["site"])
+for number, name in ((1, "said"), (2, "complained")):
+    with open(asked[name], "w") as file:
+        os.dup2(file.fileno(), number)
+
 from replay_server.caller import caller
 from replay_server.kernels import kernel_cache
 print(caller(0), sum(caller.stats.cache_hits.values()), kernel_cache.folder())
 """
+Call = Callable[[Path, Mapping[str, str]], tuple[int, int, Path]]
 
 
 @pytest.fixture
@@ -73,29 +96,43 @@ def install(place: Path, step: int) -> Path:
     return site
 
 
-def call(place: Path, variables: Mapping[str, str]) -> tuple[int, int, Path]:
-    """Call the kernel in a process of a user who may not write to the installation.
+@pytest.fixture(scope="module")
+def call() -> Iterator[Call]:
+    """Calls the kernel in a process of a user who may not write to the installation.
 
-    Returns:
-        What it returned, how often it came out of the cache, and where that is.
+    It returns what the kernel did, how often that came out of the cache, and where the cache is.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-    done = subprocess.run(
-        [*POWERLESS, sys.executable, "-P", "-c", CALL],
-        env={**inherited, "PYTHONPATH": str(place / "site"), "TMPDIR": str(place / "tmp"), **variables},
+    with subprocess.Popen(
+        [*POWERLESS, sys.executable, "-P", "-c", USERS],
+        env=inherited,
         cwd="/",
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=4 * PATIENCE_S,  # numba is loaded, and a kernel compiled
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result, hits, folder = done.stdout.split()
-    return int(result), int(hits), Path(folder)
+    ) as users:
+        assert users.stdin is not None
+        assert users.stdout is not None
+        asked, answered = users.stdin, users.stdout
+
+        def ask(place: Path, variables: Mapping[str, str]) -> tuple[int, int, Path]:
+            said, complained = place / "said", place / "complained"
+            given = {**inherited, "TMPDIR": str(place / "tmp"), **variables}
+            files = {"site": str(place / "site"), "said": str(said), "complained": str(complained)}
+            asked.write(json.dumps({"variables": given, **files}) + "\n")
+            asked.flush()
+            status = answered.readline()
+            assert status == "0\n", complained.read_text()
+            result, hits, folder = said.read_text().split()
+            return int(result), int(hits), Path(folder)
+
+        yield ask
 
 
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME"])
-def test_a_new_version_in_a_read_only_place_never_uses_kernels_of_the_old_one(place: Path, variable: str) -> None:
+def test_a_new_version_in_a_read_only_place_never_uses_kernels_of_the_old_one(
+    call: Call, place: Path, variable: str
+) -> None:
     writable = place / "cache"
     nowhere = {"HOME": NOWHERE, "XDG_CACHE_HOME": ""}
     variables = {**nowhere, variable: str(writable)}
@@ -110,7 +147,7 @@ def test_a_new_version_in_a_read_only_place_never_uses_kernels_of_the_old_one(pl
     assert first[2] == again[2] != second[2]
 
 
-def test_without_any_writable_place_kernels_go_with_their_process(place: Path) -> None:
+def test_without_any_writable_place_kernels_go_with_their_process(call: Call, place: Path) -> None:
     install(place, step=1)
     result, _, folder = call(place, {"HOME": NOWHERE, "XDG_CACHE_HOME": ""})
     assert result == 1
@@ -118,7 +155,7 @@ def test_without_any_writable_place_kernels_go_with_their_process(place: Path) -
     assert list((place / "tmp").iterdir()) == []
 
 
-def test_kernels_in_a_place_that_became_read_only_are_used_from_a_copy(place: Path) -> None:
+def test_kernels_in_a_place_that_became_read_only_are_used_from_a_copy(call: Call, place: Path) -> None:
     cache = place / "cache"
     install(place, step=1)
     variables = {"HOME": NOWHERE, "XDG_CACHE_HOME": "", "NUMBA_CACHE_DIR": str(cache)}
@@ -131,7 +168,7 @@ def test_kernels_in_a_place_that_became_read_only_are_used_from_a_copy(place: Pa
     assert copy.is_relative_to(place / "tmp")
 
 
-def test_a_version_that_nobody_has_used_for_weeks_is_removed(place: Path) -> None:
+def test_a_version_that_nobody_has_used_for_weeks_is_removed(call: Call, place: Path) -> None:
     cache = place / "cache"
     old, recent = (cache / f"{kernel_cache.PREFIX}{name}" for name in ("old", "recent"))
     old.mkdir(parents=True)
@@ -145,23 +182,20 @@ def test_a_version_that_nobody_has_used_for_weeks_is_removed(place: Path) -> Non
     assert {path.name for path in cache.iterdir()} == {recent.name, folder.name}
 
 
-@pytest.mark.parametrize(
-    ("kind", "content"),
-    [("nbi", b""), ("nbi", b"\x80\x04garbage"), ("nbc", bytes(5000))],
-    ids=["an empty index", "a garbled index", "a kernel of zeros"],
-)
-def test_kernels_that_a_loss_of_power_tore_are_compiled_again(place: Path, kind: str, content: bytes) -> None:
+def test_kernels_that_a_loss_of_power_tore_are_compiled_again(call: Call, place: Path) -> None:
     variables = {"NUMBA_CACHE_DIR": str(place / "cache")}
     install(place, step=1)
     call(place, variables)
-    torn = list((place / "cache").rglob(f"*.{kind}"))
-    assert torn
-    for path in torn:
-        path.write_bytes(content)
-    assert [call(place, variables)[:2] for _ in range(2)] == [(1, 0), (1, 1)]
+    for kind, content in (("nbi", b""), ("nbi", b"\x80\x04garbage"), ("nbc", bytes(5000))):
+        torn = list((place / "cache").rglob(f"*.{kind}"))
+        assert torn
+        for path in torn:
+            path.write_bytes(content)
+        assert call(place, variables)[:2] == (1, 0), f"{kind} of {content[:9]!r}"
+        assert call(place, variables)[:2] == (1, 1), f"after {kind} of {content[:9]!r}"
 
 
-def test_kernels_are_not_kept_where_there_is_no_room(place: Path) -> None:
+def test_kernels_are_not_kept_where_there_is_no_room(call: Call, place: Path) -> None:
     install(place, step=1)
     with mounted_disk(place / "small", 1) as small:
         result, _, folder = call(place, {"HOME": NOWHERE, "XDG_CACHE_HOME": "", "NUMBA_CACHE_DIR": str(small)})
@@ -171,7 +205,7 @@ def test_kernels_are_not_kept_where_there_is_no_room(place: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
 @pytest.mark.parametrize("what", ["the directory", "a kernel"])
-def test_kernels_of_another_user_are_not_loaded(place: Path, what: str) -> None:
+def test_kernels_of_another_user_are_not_loaded(call: Call, place: Path, what: str) -> None:
     cache = place / "cache"
     variables = {"HOME": NOWHERE, "XDG_CACHE_HOME": "", "NUMBA_CACHE_DIR": str(cache)}
     install(place, step=1)

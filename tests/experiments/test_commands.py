@@ -141,41 +141,25 @@ def test_the_tables_of_the_experiments_fit_80_characters() -> None:
 
 
 @pytest.mark.timeout(240)
-def test_learning_curves_are_trained_in_parallel_and_only_once(server: ServerProcess, tmp_path: Path) -> None:
+def test_learning_curves_are_trained_in_parallel_and_only_once(tmp_path: Path) -> None:
+    """On the server that the comparison starts, which runs reach by its token."""
     settings = CompareSettings(
-        methods=(ReplayMethod.UNIFORM, ReplayMethod.RANK),
-        seeds=1,
-        sweep_seeds=0,
-        steps=1100,
-        jobs=2,
-        server=server.address,
-        out=tmp_path / "compared",
+        methods=(ReplayMethod.UNIFORM, ReplayMethod.RANK), seeds=1, sweep_seeds=0, steps=1100, jobs=2, out=tmp_path
     )
     compare(settings, StopRequest(), Console(quiet=True))
-    path = tmp_path / "compared" / "curves.csv"
+    path = settings.directory / "curves.csv"
     rows = lines_of(path)
     assert {(row["method"], row["step_size_factor"], row["seed"]) for row in rows} == {
         ("uniform", "1.0", "0"),
         ("rank", "0.25", "0"),
     }
     assert {row["step"] for row in rows} == {"1000", "1100"}
-    assert (tmp_path / "compared" / "curves.png").read_bytes().startswith(PNG)
-    with ReplayClient(server.address) as client:
-        assert not [table.name for table in client.tables() if table.name.startswith("compared")]
+    assert (settings.directory / "curves.png").read_bytes().startswith(PNG)
+    assert list((settings.directory / "access").iterdir()) == []
 
     before = path.read_text()
     compare(settings, StopRequest(), Console(quiet=True))
     assert path.read_text() == before
-
-
-@pytest.mark.timeout(240)
-def test_runs_reach_the_server_that_the_comparison_starts_by_its_token(tmp_path: Path) -> None:
-    settings = CompareSettings(
-        methods=(ReplayMethod.UNIFORM,), seeds=1, sweep_seeds=0, steps=1100, jobs=1, out=tmp_path
-    )
-    compare(settings, StopRequest(), Console(quiet=True))
-    assert {row["step"] for row in lines_of(settings.directory / "curves.csv")} == {"1000", "1100"}
-    assert list((settings.directory / "access").iterdir()) == []
 
 
 @pytest.mark.timeout(120)

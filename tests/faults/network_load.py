@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,12 +24,15 @@ from replay_client import ReplayClient, Table
 
 from tests.client.conftest import COLUMNS
 from tests.client.numbered import assert_whole, rows
+from tests.support.deadlines import wait_until
 
 VALUES_PER_WRITER = 10**9
 """Row n of writer w has the number ``w * VALUES_PER_WRITER + n``."""
 CAPACITIES = {"large": 1_000_000, "small": 1000}
 """A table that keeps most rows, and one whose rows are overwritten all the time."""
 PATIENCE_S = 120.0
+LEAST = 1_000
+"""Rows, batches, and priorities in the large table that an audit is worth: slow machines take longer for them."""
 _BATCH = 32
 _LEARNERS = 2
 _READ_AT_ONCE = 100_000
@@ -56,18 +59,16 @@ class NetworkFigures:
 
 
 class Paced:
-    """Counts steps, and how long the longest took."""
+    """How long the longest step took."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
-        self.steps = 0
         self._last_s = time.monotonic()
 
     def step(self) -> None:
         now = time.monotonic()
         self.longest_s = max(self.longest_s, now - self._last_s)
         self._last_s = now
-        self.steps += 1
 
 
 class Load:
@@ -81,13 +82,15 @@ class Load:
         self.set_to: list[dict[int, float]] = [{} for _ in range(_LEARNERS)]
         """Priority last set, by key and learner."""
         self.paces: list[Paced] = []
+        self.batches: Counter[int] = Counter()
+        """Drawn, by learner."""
 
-    def begin(self, threads: ThreadPoolExecutor) -> Iterator[Callable[[], None]]:
-        """Start all; what waits for each of them."""
-        yield threads.submit(self._write, 0).result
-        yield threads.submit(self._insert, 1).result
+    def begin(self, threads: ThreadPoolExecutor) -> Iterator[Future[None]]:
+        """Start all."""
+        yield threads.submit(self._write, 0)
+        yield threads.submit(self._insert, 1)
         for learner in range(_LEARNERS):
-            yield threads.submit(self._learn, learner).result
+            yield threads.submit(self._learn, learner)
 
     def _paced(self) -> Paced:
         self.paces.append(Paced())
@@ -123,6 +126,7 @@ class Load:
                 sampler.update_priorities(mine, priorities)
                 self.set_to[learner].update(zip(mine.tolist(), priorities.tolist(), strict=True))
                 pace.step()
+                self.batches[learner] += 1
                 if self.stop.is_set():
                     return sampler.flush(timeout_s=PATIENCE_S)
         raise AssertionError("a sampler has no end")
@@ -182,19 +186,31 @@ def run(address: str, until: Callable[[], object]) -> NetworkFigures:
             for name, capacity in CAPACITIES.items()
         ]
         with ThreadPoolExecutor(16) as threads:
-            results = [result for load in loads for result in load.begin(threads)]
+            begun = [each for load in loads for each in load.begin(threads)]
             try:
                 until()
+                wait_until(
+                    lambda: _is_enough(loads) or any(each.done() for each in begun),  # one that ended has failed
+                    "there is enough to audit",
+                    PATIENCE_S,
+                )
             finally:
                 stop.set()
-            for result in results:
-                result()
+            for each in begun:
+                each.result()
         for load in loads:
             load.audit(figures)
             figures.priorities += sum(map(len, load.set_to))
-            figures.batches += sum(pace.steps for pace in load.paces[-_LEARNERS:])
+            figures.batches += load.batches.total()
             figures.longest_pause_s = max(figures.longest_pause_s, *(pace.longest_s for pace in load.paces))
     return figures
+
+
+def _is_enough(loads: Sequence[Load]) -> bool:
+    rows_sent = sum(load.sent.total() for load in loads)
+    batches = sum(load.batches.total() for load in loads)
+    priorities_kept = sum(map(len, loads[0].set_to))
+    return min(rows_sent, batches, priorities_kept) > LEAST
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.link import Link, obstacle
+from tests.faults.network_load import LEAST
 from tests.faults.network_torture import TROUBLES, NetworkTorture, server_flags, torture
 from tests.support.server_process import ServerProcess
 
@@ -70,8 +71,7 @@ def test_nothing_is_lost_or_doubled_whatever_the_network_does(
     troubles = NetworkTorture(link, random.Random(3), 0.8, 2.0)
     figures = torture(link, server, troubles, iter(range(ROUNDS)))
     assert troubles.troubles == dict.fromkeys(TROUBLES, 2)
-    assert min(figures.rows, figures.batches, figures.priorities_audited) > 1000
-    assert figures.rows_audited > 1000
+    assert min(figures.rows, figures.batches, figures.priorities_audited, figures.rows_audited) > LEAST
     assert figures.longest_pause_s > 0.5, "no trouble was felt"
     assert "Traceback" not in server.log()
 

@@ -68,13 +68,13 @@ def test_a_base_install_is_the_client_without_what_the_extras_add(wheel: Path, t
     venv.create(tmp_path, symlinks=True)
     python = tmp_path / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python)
-    run(*pip, "install", "--quiet", "--constraint", CONSTRAINTS, wheel)
+    run(*pip, "install", "--quiet", "--no-compile", "--constraint", CONSTRAINTS, wheel)
 
     extras = metadata()["project"]["optional-dependencies"]
     added = {canonicalize_name(Requirement(line).name) for lines in extras.values() for line in lines}
     assert {"torch", "numba", "pydantic"} <= added
     installed = {canonicalize_name(found["name"]) for found in json.loads(run(*pip, "list", "--format", "json"))}
-    assert installed & (added | {"pydantic"}) == set()
+    assert installed & added == set()
     run(python, "-I", "-W", "error", "-c", "import replay_client; replay_client.ReplayClient")
 
     for command in metadata()["project"]["scripts"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def imported(source: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+@cache
 def imports(package: str) -> list[tuple[Path, str]]:
     """Every file of a package, relative to it, with every top-level name it imports."""
     folder = PACKAGES[package]

@@ -1,7 +1,7 @@
 """A process that has loaded a program, and forks it each time it is asked: the other end of `warm_program`.
 
-To load the server or the command `replay` takes a second of processor time, most of it for modules and kernels that
-every one of them needs. A forked program runs what the command runs, from the reading of its command line to the end of
+To load the server or the command `replay` takes a second of processor time, an actor three, most of it for modules and
+kernels that every one of them needs. A forked program runs what the command runs, from the reading of its command line to the end of
 the interpreter. Nothing of gRPC, and no thread of Python's, is begun before the fork.
 """
 
@@ -15,10 +15,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.warm_program import LONGEST_REQUEST, REPLAY, SERVER
+from tests.support.warm_program import ACTOR, LONGEST_REQUEST, REPLAY, SERVER
 
 STREAMS = 3
 """Standard input, output and error come with a request for a program."""
+_MOST_DESCRIPTORS = 8
 
 
 def load_server() -> Callable[[], None]:
@@ -41,7 +42,15 @@ def load_replay() -> Callable[[], None]:
     return replay_client.cli.main
 
 
-LOAD = {SERVER: load_server, REPLAY: load_replay}
+def load_actor() -> Callable[[], None]:
+    """Load ``replay-actor``, and return what runs it."""
+    import replay_agent.distributed.acting_run
+    from replay_agent.commands import replay_actor
+
+    return lambda: sys.exit(replay_actor.main())
+
+
+LOAD = {SERVER: load_server, REPLAY: load_replay, ACTOR: load_actor}
 
 
 def fork_when_asked(control: socket.socket) -> bool:
@@ -51,7 +60,7 @@ def fork_when_asked(control: socket.socket) -> bool:
         True in each process that is to be a program; False here, once nobody is left to ask.
     """
     while True:
-        message, streams, _, _ = socket.recv_fds(control, LONGEST_REQUEST, STREAMS)
+        message, streams, _, _ = socket.recv_fds(control, LONGEST_REQUEST, _MOST_DESCRIPTORS)
         if not message:
             return False
         request = json.loads(message)
@@ -70,7 +79,9 @@ def fork_when_asked(control: socket.socket) -> bool:
 
 def _become(request: dict[str, Any], streams: list[int]) -> None:
     """Set up the inherited state of a process."""
-    for number, stream in enumerate(streams):
+    if request["new_session"]:
+        os.setsid()
+    for number, stream in enumerate(streams[:STREAMS]):  # further ones are kept open
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(request["folder"])

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-SERVER, REPLAY = "replay-server", "replay"
+SERVER, REPLAY, ACTOR = "replay-server", "replay", "replay-actor"
 """The programs that can be forked."""
 LONGEST_REQUEST = 1 << 17
 """Bytes of a request to the program that forks."""
@@ -53,6 +53,10 @@ class ForkedProcess:
         if self.poll() is None:
             signal.pidfd_send_signal(self._handle, number)
 
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Abort it."""
         self.send_signal(signal.SIGKILL)
@@ -68,7 +72,7 @@ class WarmProgram:
     """The process that forks a program, as a child of this one."""
 
     def __init__(self, name: str) -> None:
-        """Begin to load `SERVER` or `REPLAY`."""
+        """Begin to load `SERVER`, `REPLAY` or `ACTOR`."""
         self._environment = _other_variables(os.environ)
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -93,6 +97,9 @@ class WarmProgram:
         stdin: int,
         stderr: int,
         stdout: int = subprocess.PIPE,
+        *,
+        new_session: bool = False,
+        keep_open: Sequence[int] = (),
     ) -> ForkedProcess:
         """Fork the program.
 
@@ -102,6 +109,8 @@ class WarmProgram:
             stdin: file descriptor that it reads, ``subprocess.PIPE`` or ``subprocess.DEVNULL``.
             stderr: file descriptor that it logs to.
             stdout: file descriptor that it writes to, or ``subprocess.PIPE``.
+            new_session: whether Ctrl-C in the terminal does not reach it.
+            keep_open: further file descriptors that it holds open; their numbers are others there.
         """
         output, its_output = os.pipe() if stdout == subprocess.PIPE else (None, os.dup(stdout))
         its_input, given = os.pipe() if stdin == subprocess.PIPE else (_opened(stdin), None)
@@ -112,8 +121,9 @@ class WarmProgram:
             "environment": dict(environment),
             "folder": os.getcwd(),
             "umask": umask,
+            "new_session": new_session,
         }
-        pid = self._ask(request, [its_input, its_output, stderr])
+        pid = self._ask(request, [its_input, its_output, stderr, *keep_open])
         os.close(its_input)
         os.close(its_output)
         return ForkedProcess(
@@ -144,7 +154,7 @@ _loaded: dict[str, WarmProgram] = {}
 
 
 def warm_program(name: str) -> WarmProgram:
-    """The process that forks `SERVER` or `REPLAY` for this one."""
+    """The process that forks `SERVER`, `REPLAY` or `ACTOR` for this one."""
     if name not in _loaded:
         _loaded[name] = WarmProgram(name)
     return _loaded[name]
@@ -162,7 +172,7 @@ def run_forked(
     """Run a program to its end.
 
     Args:
-        name: `SERVER` or `REPLAY`.
+        name: `SERVER`, `REPLAY` or `ACTOR`.
         arguments: its command line.
         environment: all of its variables.
         text: its standard input.
