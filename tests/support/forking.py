@@ -1,12 +1,14 @@
 """A process that has loaded a program, and forks it each time it is asked: the other end of `warm_program`.
 
 To load the server or the command `replay` takes a second of processor time, an actor three, most of it for modules and
-kernels that every one of them needs. A forked program runs what the command runs, from the reading of its command line to the end of
-the interpreter. Nothing of gRPC, and no thread of Python's, is begun before the fork.
+kernels that every one of them needs. A forked program runs what the command runs, from the reading of its command line
+to the end of the interpreter. Nothing of gRPC, and no thread of Python's, is begun before the fork.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import signal
@@ -44,9 +46,9 @@ def load_replay() -> Callable[[], None]:
 
 def load_actor() -> Callable[[], None]:
     """Load ``replay-actor``, and return what runs it."""
-    import replay_agent.distributed.acting_run
     from replay_agent.commands import replay_actor
 
+    importlib.import_module("replay_agent.distributed.acting_run")  # the command loads it late
     return lambda: sys.exit(replay_actor.main())
 
 
@@ -96,6 +98,7 @@ if __name__ == "__main__":
     # Ctrl-C is for the tests. This program ends with them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run = LOAD[sys.argv[1]]()
+    gc.freeze()  # What is loaded is never garbage: to look through it would copy its memory in every fork.
     with socket.socket(fileno=int(sys.argv[2])) as asked:
         is_program = fork_when_asked(asked)
     if is_program:
