@@ -14,7 +14,7 @@ PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
 # How a test run begins: kernels are compiled once, not by every worker at the same time. The test of a first start
 # compiles all of them, and leaves them to the others.
-FIRST_START := tests/service/test_first_start.py
+FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
 

@@ -17,7 +17,7 @@ import pytest
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from tests.service.test_restart import BACKENDS, lived_in
+from tests.server.lifecycle.test_restart import BACKENDS, lived_in
 from tests.support.caller import Caller
 from tests.support.deadlines import wait_until
 from tests.support.flow import rate_limiter

@@ -25,7 +25,7 @@ from replay_server.storage.root import Root
 from tests.support.refusals import CODES, METADATA
 from tests.support.wire import METHODS, STREAMS
 
-CONTRACT = Path(__file__).parents[2] / "proto" / "replay" / "v1" / "replay.proto"
+CONTRACT = Path(__file__).parents[3] / "proto" / "replay" / "v1" / "replay.proto"
 ERRORS: list[RequestError] = [
     errors.invalid_field(FieldError("field", "this", "that")),
     errors.table_not_found("table"),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_server.table.figures.ages import InsertClock
 
-from tests.statistics.clocks import SetClock
+from tests.server.statistics.clocks import SetClock
 
 READINGS = 256
 

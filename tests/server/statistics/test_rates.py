@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_server.table.figures.rates import WINDOW_S, Rate
 
-from tests.statistics.clocks import SetClock
+from tests.server.statistics.clocks import SetClock
 
 
 def test_before_any_time_has_passed_there_is_no_rate() -> None:

@@ -9,7 +9,7 @@ import pytest
 from replay_server.backends import DEAD_PRIORITY, LiveRows, make_index
 from scipy import stats
 
-from tests.backends.indexed_ring import IndexedRing
+from tests.server.backends.indexed_ring import IndexedRing
 from tests.support.invariants import check_index
 
 LAST_FRACTION = float(np.nextafter(1.0, 0.0))

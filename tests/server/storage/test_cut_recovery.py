@@ -11,7 +11,7 @@ import pytest
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import Table
 
-from tests.storage.test_power_loss import Life, live_values
+from tests.server.storage.test_power_loss import Life, live_values
 from tests.support.invariants import check_table
 from tests.support.power import copy_of, damage_pages, mixture, write_files
 

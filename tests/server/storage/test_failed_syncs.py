@@ -16,7 +16,7 @@ from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import NewRows, Table, WriterStamp
 
-from tests.storage.test_power_loss import live_values
+from tests.server.storage.test_power_loss import live_values
 from tests.support.inserting import insert_all
 from tests.support.power import PAGE_BYTES, copy_of, write_files
 from tests.support.rows import WHOLE, columns_of

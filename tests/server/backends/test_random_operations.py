@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from numpy.typing import NDArray
 from replay_server.backends import BACKENDS
 
-from tests.backends.indexed_ring import IndexedRing
+from tests.server.backends.indexed_ring import IndexedRing
 
 SHAPES = ("random", "equal", "few values", "rising", "falling", "zero", "huge range")
 PARAMETERS: dict[str, st.SearchStrategy[dict[str, float]]] = {

@@ -11,7 +11,7 @@ from replay_server.backends.structures import rank_tree
 from replay_server.backends.structures.power_sums import PowerSums, find_ranks, power_sums
 from replay_server.storage.table_config import TableConfig
 
-from tests.backends.indexed_ring import IndexedRing
+from tests.server.backends.indexed_ring import IndexedRing
 from tests.support.invariants import check_index, nbytes
 from tests.support.rows import WHOLE
 

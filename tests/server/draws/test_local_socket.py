@@ -17,7 +17,7 @@ import pytest
 from replay_proto.v1 import replay_pb2
 from replay_server.defaults import DEFAULT_MAX_ROWS_PER_CALL
 
-from tests.service.test_hostile_messages import NO_MESSAGES
+from tests.server.rpc.test_hostile_messages import NO_MESSAGES
 from tests.support.caller import (
     SAME_HOST,
     CalledTable,

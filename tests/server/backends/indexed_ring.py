@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_server.backends import DEAD_PRIORITY, Drawn, LiveRows, make_index
 
-from tests.backends.oracles import Expected, oracle_for
+from tests.server.backends.oracles import Expected, oracle_for
 from tests.support.invariants import check_index
 
 

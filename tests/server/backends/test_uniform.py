@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.backends.indexed_ring import IndexedRing
+from tests.server.backends.indexed_ring import IndexedRing
 from tests.support.invariants import check_index
 
 

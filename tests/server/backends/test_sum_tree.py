@@ -12,7 +12,7 @@ from replay_server.backends import LiveRows, SumTree, SumTreeParameters
 from replay_server.backends.index import LEAST_PROBABILITY
 from replay_server.backends.sum_tree import MASS_LIMIT
 
-from tests.backends.indexed_ring import IndexedRing
+from tests.server.backends.indexed_ring import IndexedRing
 from tests.support.invariants import check_index, nbytes
 
 

@@ -1,0 +1,1 @@
+"""Connections: errors, restarts, time limits and interrupts."""

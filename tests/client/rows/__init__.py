@@ -1,0 +1,1 @@
+"""Rows and batches, and the libraries that take them."""

@@ -1,0 +1,1 @@
+"""Handles of tables: inserts, draws, writers and samplers."""

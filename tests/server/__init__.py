@@ -1,0 +1,1 @@
+"""The server: over gRPC by generated messages alone, and its parts in process."""

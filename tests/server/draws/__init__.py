@@ -1,0 +1,1 @@
+"""Draws, reads and updates, over gRPC and over the local socket."""

@@ -1,0 +1,1 @@
+"""Inserts and writers."""

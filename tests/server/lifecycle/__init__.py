@@ -1,0 +1,1 @@
+"""Start, end, restart, and disks without room."""

@@ -1,0 +1,1 @@
+"""The contract, refusals and hostile bytes."""

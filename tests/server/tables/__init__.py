@@ -1,0 +1,1 @@
+"""Tables: creation, concurrency and a model of what they do."""

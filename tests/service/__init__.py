@@ -1,1 +1,0 @@
-"""The service, spoken to over gRPC by generated messages alone."""
