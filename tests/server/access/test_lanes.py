@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -20,7 +19,6 @@ from tests.support.access import Authority, tls_flags
 from tests.support.http2 import RawFrames, header_block, opening
 from tests.support.server_process import ServerProcess
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux chooses the lane")
 LANES = 5
 CONNECTIONS = 40
 CALLS = 96
