@@ -23,6 +23,8 @@ _READ_LATE = ("REPLAY_", "COLUMNS", "TERM", "PYTEST_CURRENT_TEST", "TORCHINDUCTO
 
 A library that a test imports sets the last one.
 """
+_SET_BY_PROGRAMS = ("GRPC_VERBOSITY", "NONE")
+"""Programs set it themselves. So does this process, once a test runs a command in it."""
 _PATIENCE_S = 60
 
 
@@ -83,7 +85,7 @@ class WarmProgram:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 # The command sets it before it loads gRPC, which is loaded here before anything is forked.
-                env={"GRPC_VERBOSITY": "NONE", **os.environ},
+                env={**dict([_SET_BY_PROGRAMS]), **os.environ},
             )
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
@@ -206,4 +208,8 @@ def _opened(stdin: int) -> int:
 
 
 def _other_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_READ_LATE) and (name, value) != _SET_BY_PROGRAMS
+    }

@@ -57,4 +57,6 @@ def test_it_says_the_same_when_it_does_not_serve(flags: list[str], status: int) 
 def test_variables_of_a_server_are_read_and_with_others_it_is_started(start_server: StartServer) -> None:
     environment = {"REPLAY_SERVER_KEEPALIVE_S": "-1"}
     assert "--keepalive-s" in run_to_its_end(environment=environment).stderr
-    assert not isinstance(start_server(environment={"GRPC_VERBOSITY": "ERROR"}).process, ForkedProcess)
+    for verbosity, is_forked in (("ERROR", False), ("NONE", True)):  # a server sets NONE itself
+        started = start_server(environment={"GRPC_VERBOSITY": verbosity})
+        assert isinstance(started.process, ForkedProcess) == is_forked
