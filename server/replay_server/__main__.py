@@ -20,7 +20,7 @@ def main() -> None:
     quiet_grpc()
     # Loaded lazily for fast answers: settings take 0.3 s to import, the server 1 s.
     with needs_extras("replay-server", "server"):
-        from replay_server.process.command_line import read_command_line
+        from replay_server.process.settings import read_command_line
 
         settings = read_command_line(sys.argv[1:])
         run = load_server()

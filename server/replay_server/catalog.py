@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from replay_proto.access.tokens import Grant
+
 from replay_server import errors
-from replay_server.auth.quota import Quota
 from replay_server.files.durable_files import sync_path
 from replay_server.files.mapped_file import NoSpaceError
-from replay_server.flow.bounds import Bounds, check_descriptors, no_descriptors
+from replay_server.flow.bounds import Bounds, check_descriptors, check_quota, no_descriptors
 from replay_server.flow.budgets import Budget, QueuedBudget
 from replay_server.flow.long_calls import LongCalls
 from replay_server.flow.waiting import Waiters
@@ -28,10 +29,6 @@ from replay_server.table.table import Table, memory_bytes
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-class NotWrittenError(Exception):
-    """Tables could not be synced to disk at shutdown."""
 
 
 class Catalog:
@@ -47,7 +44,6 @@ class Catalog:
         self._boot = None if root.temporary else BootMark(root.path)
         self.bounds = bounds or Bounds()
         self._tables: dict[str, Table] = {}
-        self._holds: dict[bytes, asyncio.Lock] = {}
         self._changing = asyncio.Lock()
         bounds, share = self.bounds, self.bounds.caller_share
         waiting = Budget("waiting calls", "max_waiting_calls of the server", bounds.max_waiting_calls, share)
@@ -115,10 +111,6 @@ class Catalog:
         """The table with this name, or None."""
         return self._tables.get(name)
 
-    def hold(self, table: Table) -> asyncio.Lock:
-        """Lock that worker threads hold while they use a table's files, to delay their removal."""
-        return self._holds.setdefault(table.uid, asyncio.Lock())
-
     def find(self, name: str, uid: bytes = b"") -> Table:
         """Find a table by name, and by uid unless that is empty.
 
@@ -132,7 +124,7 @@ class Catalog:
             table.check_uid(uid)
         return table
 
-    async def create(self, config: TableConfig, quota: Quota | None = None) -> tuple[Table, bool]:
+    async def create(self, config: TableConfig, creator: Grant | None = None) -> tuple[Table, bool]:
         """Create a table within its creator's quota, or find the existing one with this name and config.
 
         Returns:
@@ -141,10 +133,10 @@ class Catalog:
         Raises:
             RequestError: TABLE_EXISTS (with another config), TOO_LARGE or NO_SPACE.
         """
-        quota = quota or Quota()
-        return await _to_its_end(self._create(replace(config, owner=quota.owner), quota))
+        config = replace(config, owner="" if creator is None else creator.name)
+        return await _to_its_end(self._create(config, creator))
 
-    async def _create(self, config: TableConfig, quota: Quota) -> tuple[Table, bool]:
+    async def _create(self, config: TableConfig, creator: Grant | None) -> tuple[Table, bool]:
         async with self._changing:
             existing = self._tables.get(config.name)
             if existing is not None:
@@ -152,10 +144,12 @@ class Catalog:
                 if difference is not None:
                     raise errors.table_exists(config.name, difference)
                 return existing, False
-            size = full_bytes(config, checked=self._checked) + memory_bytes(config)
-            others = {table: table.directory.full_bytes + memory_bytes(table.config) for table in self}
+            size = _full_bytes(config, checked=self._checked)
+            others = {table: _full_bytes(table.config, checked=table.directory.is_checked) for table in self}
             self.bounds.check_table(config, size, [*others.values()])
-            quota.check(size, [taken for table, taken in others.items() if table.config.owner == quota.owner])
+            if creator is not None:
+                own = [taken for table, taken in others.items() if table.config.owner == creator.name]
+                check_quota(creator, size, own)
             check_descriptors(config, [table.config for table in self._tables.values()])
             try:
                 table = await asyncio.to_thread(self._make, config)
@@ -184,7 +178,7 @@ class Catalog:
             self.waiters.send_away(table, errors.table_not_found)
             table.turns.refuse_all(errors.table_not_found(name))
             await table.turns.ended()
-            async with self.hold(table):
+            async with table.directory.in_use:
                 try:
                     hidden = table.directory.hide()
                 except OSError:
@@ -199,7 +193,6 @@ class Catalog:
                 await asyncio.to_thread(sync_path, self._root.tables)
         finally:
             await asyncio.to_thread(shutil.rmtree, hidden, ignore_errors=True)
-            del self._holds[table.uid]
 
     async def inserts_ended(self) -> None:
         """Wait for running inserts, including those whose callers hung up."""
@@ -210,7 +203,7 @@ class Catalog:
         """Sync durable tables to disk and close all tables.
 
         Raises:
-            NotWrittenError: some could not be synced; the others were.
+            FatalError: some could not be synced; the others were.
         """
         refused: dict[str, OSError] = {}
         for table in self._tables.values():
@@ -223,7 +216,7 @@ class Catalog:
         self._tables.clear()
         if refused:
             reasons = "; ".join(f"{name}: {error}" for name, error in refused.items())
-            raise NotWrittenError(f"tables not synced to disk, which a power loss may damage: {reasons}")
+            raise errors.FatalError(f"tables not synced to disk, which a power loss may damage: {reasons}")
         if self._boot is not None:
             self._boot.end()
 
@@ -234,6 +227,11 @@ class Catalog:
         except BaseException:  # for example, no memory for its index
             shutil.rmtree(directory.hide(), ignore_errors=True)
             raise
+
+
+def _full_bytes(config: TableConfig, *, checked: bool) -> int:
+    """Bytes that a table takes once it is full, its index included."""
+    return full_bytes(config, checked=checked) + memory_bytes(config)
 
 
 async def _to_its_end(change: Coroutine[Any, Any, T]) -> T:

@@ -1,7 +1,7 @@
 """Callers, identified by token, and their rights.
 
-    caller = authenticator.caller(token)          # once per call, stream or connection
-    caller.check(Right.WRITE, "cartpole")         # before each thing that is done
+    caller = authenticator.caller_of(metadata, peer)    # once per call, stream or connection
+    caller.check(Right.WRITE, "cartpole")               # before each thing that is done
 
 Without a tokens file, everyone may do everything. With one, removed and expired tokens are refused from then on, and
 their waiting calls and open streams end.
@@ -12,128 +12,81 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Protocol
 
 from replay_proto.access.tokens import Grant, Right, Tokens, bearer_token
 
 from replay_server import errors
 from replay_server.auth.identity import of_peer, of_token
-from replay_server.auth.quota import Quota
 from replay_server.auth.revocation import End, Revocations
 
 _HEADER = "authorization"
 
 
-class Caller(Protocol):
-    """The caller."""
+class Caller:
+    """A caller of a server without tokens, who may do everything; `TokenHolder` is one of a server with tokens.
 
-    @property
-    def identity(self) -> str:
-        """Identifies the caller in shared budgets; see `replay_server.auth.identity`."""
-        ...
+    All methods raise RequestError (UNAUTHENTICATED) once the caller's token is no longer valid.
+    """
+
+    def __init__(self, identity: str = "") -> None:
+        """Create a caller; ``identity`` is what it counts as in shared budgets (`replay_server.auth.identity`)."""
+        self.identity = identity
+
+    def grant(self) -> Grant | None:
+        """What its token allows; None: everything."""
+        return None
+
+    def check_valid(self) -> None:
+        """Require a valid token."""
+        self.grant()
 
     def may(self, one_of: Right, table: str | None = None) -> bool:
-        """Whether it has one of these rights on a table; None: on any table.
-
-        Raises:
-            RequestError: UNAUTHENTICATED if its token is no longer valid.
-        """
-        ...
+        """Whether it has one of these rights on a table; None: on any table."""
+        grant = self.grant()
+        return grant is None or grant.allows(one_of, table)
 
     def check(self, one_of: Right, table: str | None = None) -> None:
         """Require one of these rights on a table; None: on any table.
 
         Raises:
-            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is no longer valid.
+            RequestError: PERMISSION_DENIED.
         """
-        ...
+        grant = self.grant()
+        if grant is not None and not grant.allows(one_of, table):
+            on = "any table" if table is None else f"table {table!r}"
+            raise errors.permission_denied(grant.name, one_of.words(), on, table or "")
 
     def may_on_all(self, one_of: Right) -> bool:
-        """Whether it has one of these rights on all tables, including future ones.
-
-        Raises:
-            RequestError: UNAUTHENTICATED if its token is no longer valid.
-        """
-        ...
+        """Whether it has one of these rights on all tables, including future ones."""
+        grant = self.grant()
+        return grant is None or grant.allows_on_all(one_of)
 
     def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
-        """Require one of these rights on all tables, including future ones.
-
-        Args:
-            one_of: the rights.
-            what: the object named in the refusal.
+        """Require one of these rights on all tables, including future ones; refusals name ``what``.
 
         Raises:
-            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is no longer valid.
+            RequestError: PERMISSION_DENIED.
         """
-        ...
+        grant = self.grant()
+        if grant is not None and not grant.allows_on_all(one_of):
+            raise errors.permission_denied(grant.name, one_of.words(), what)
 
     def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
         """Require one of these rights on each of these tables; refusals name ``what`` instead.
 
         Raises:
-            RequestError: PERMISSION_DENIED, or UNAUTHENTICATED if its token is no longer valid.
+            RequestError: PERMISSION_DENIED.
         """
-        ...
-
-    def check_valid(self) -> None:
-        """Require a valid token.
-
-        Raises:
-            RequestError: UNAUTHENTICATED.
-        """
-        ...
-
-    def quota(self) -> Quota:
-        """Quota of the tables it creates.
-
-        Raises:
-            RequestError: UNAUTHENTICATED if its token is no longer valid.
-        """
-        ...
+        grant = self.grant()
+        if grant is not None and not all(grant.allows(one_of, table) for table in tables):
+            raise errors.permission_denied(grant.name, one_of.words(), what)
 
     def while_valid(self, end: End) -> AbstractContextManager[None]:
         """Inside the block, call ``end`` if the caller's token becomes invalid."""
-        ...
-
-
-class Anyone:
-    """A caller of a server without tokens, who may do everything."""
-
-    def __init__(self, identity: str = "") -> None:
-        """Remember its address."""
-        self.identity = identity
-
-    def may(self, one_of: Right, table: str | None = None) -> bool:
-        """Return True."""
-        return True
-
-    def check(self, one_of: Right, table: str | None = None) -> None:
-        """Do nothing."""
-
-    def may_on_all(self, one_of: Right) -> bool:
-        """Return True."""
-        return True
-
-    def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
-        """Do nothing."""
-
-    def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
-        """Do nothing."""
-
-    def check_valid(self) -> None:
-        """Do nothing."""
-
-    def quota(self) -> Quota:
-        """Unlimited."""
-        return Quota()
-
-    def while_valid(self, _end: End) -> AbstractContextManager[None]:
-        """Do nothing."""
         return nullcontext()
 
 
-class TokenHolder:
+class TokenHolder(Caller):
     """A caller with a known token."""
 
     def __init__(self, tokens: Tokens, digest: bytes, revocations: Revocations) -> None:
@@ -145,58 +98,18 @@ class TokenHolder:
         self._tokens = tokens
         self._digest = digest
         self._revocations = revocations
-        self.identity = of_token(self._grant().name)
+        super().__init__(of_token(self.grant().name))
 
-    def check_valid(self) -> None:
-        """See `Caller`."""
-        self._grant()
-
-    def quota(self) -> Quota:
-        """See `Caller`."""
-        grant = self._grant()
-        return Quota(grant.name, grant.max_tables, grant.max_bytes)
+    def grant(self) -> Grant:
+        """What its token allows."""
+        return _valid_grant(self._tokens, self._digest)
 
     def while_valid(self, end: End) -> AbstractContextManager[None]:
         """See `Caller`."""
         return self._revocations.ending(self._digest, end)
 
-    def may(self, one_of: Right, table: str | None = None) -> bool:
-        """See `Caller`."""
-        return self._grant().allows(one_of, table)
-
-    def check(self, one_of: Right, table: str | None = None) -> None:
-        """See `Caller`."""
-        grant = self._grant()
-        if not grant.allows(one_of, table):
-            on = "any table" if table is None else f"table {table!r}"
-            raise errors.permission_denied(grant.name, one_of.words(), on, table or "")
-
-    def may_on_all(self, one_of: Right) -> bool:
-        """See `Caller`."""
-        return self._grant().allows_on_all(one_of)
-
-    def check_on_all(self, one_of: Right, what: str = "all tables") -> None:
-        """See `Caller`."""
-        grant = self._grant()
-        if not grant.allows_on_all(one_of):
-            raise errors.permission_denied(grant.name, one_of.words(), what)
-
-    def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
-        """See `Caller`."""
-        grant = self._grant()
-        if not all(grant.allows(one_of, table) for table in tables):
-            raise errors.permission_denied(grant.name, one_of.words(), what)
-
-    def _grant(self) -> Grant:
-        return _valid_grant(self._tokens, self._digest)
-
 
 def _valid_grant(tokens: Tokens, digest: bytes) -> Grant:
-    """The token's grant.
-
-    Raises:
-        RequestError: UNAUTHENTICATED if the token expired or was removed.
-    """
     grant = tokens.grant(digest)
     if grant is None:
         raise errors.unauthenticated("the token of this call is no longer valid")
@@ -220,33 +133,24 @@ class Authenticator:
         self._tokens = None if tokens is None else Tokens(tokens)
         self._revocations = Revocations(self._check)
 
-    def caller(self, token: str | None, peer: str = "") -> Caller:
-        """Identify a caller by its token and its peer, in gRPC's format.
+    def caller_of(self, metadata: Iterable[tuple[str, str | bytes]], peer: str = "") -> Caller:
+        """Identify a caller by the metadata of its call and its peer, in gRPC's format.
 
         Raises:
             RequestError: UNAUTHENTICATED if a token is required and this one is missing, wrong or expired.
         """
         if self._tokens is None:
-            return Anyone(of_peer(peer))
+            return Caller(of_peer(peer))
+        try:
+            token = bearer_token([str(value) for name, value in metadata if name == _HEADER])
+        except ValueError as error:
+            raise errors.unauthenticated(str(error)) from None
         if token is None:
             raise errors.unauthenticated("this server requires a token, and the call has none")
         digest = self._tokens.digest_of(token)
         if digest is None:
             raise errors.unauthenticated("the token of this call is unknown to this server")
         return TokenHolder(self._tokens, digest, self._revocations)
-
-    def caller_of(self, metadata: Iterable[tuple[str, str | bytes]], peer: str = "") -> Caller:
-        """Identify a caller by the metadata of its call and its peer, in gRPC's format.
-
-        Raises:
-            RequestError: UNAUTHENTICATED, see `caller`.
-        """
-        if self._tokens is None:
-            return Anyone(of_peer(peer))
-        try:
-            return self.caller(bearer_token([str(value) for name, value in metadata if name == _HEADER]))
-        except ValueError as error:
-            raise errors.unauthenticated(str(error)) from None
 
     def _check(self, digest: bytes) -> None:
         if self._tokens is not None:

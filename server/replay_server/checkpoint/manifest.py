@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replay_server.errors import FatalError
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_state import TableState
 
@@ -18,20 +19,18 @@ MANIFEST_FILE = "checkpoint.json"
 _UID_BYTES = 16
 
 
-class DamagedCheckpointError(Exception):
+class DamagedCheckpointError(FatalError):
     """A checkpoint file is corrupt."""
 
     def __init__(self, path: Path, fault: str) -> None:
-        """Name the file and what is wrong with it."""
         super().__init__(f"{path}: {fault}")
         self.path = path
 
 
-class CheckpointRemovedError(Exception):
+class CheckpointRemovedError(FatalError):
     """A checkpoint was removed while it was read."""
 
     def __init__(self, folder: Path) -> None:
-        """Name it."""
         super().__init__(f"{folder} was removed while it was read; `replay checkpoint list` lists the existing ones")
 
 
@@ -67,15 +66,12 @@ class TableManifest:
     """A table in a checkpoint."""
 
     config: TableConfig
-    """The table's config."""
     uid: bytes
-    """The table's uid."""
     state: TableState
     """The table's counters. Its rows have the keys from ``state.floor`` up to ``state.inserted``."""
     left_out: int
     """Oldest rows that were overwritten before they could be copied."""
     files: Sequence[FileManifest]
-    """Its files."""
 
     @property
     def size(self) -> int:
@@ -145,9 +141,8 @@ class CheckpointManifest:
             document = json.loads(path.read_bytes())
             if document["format_version"] != FORMAT_VERSION:
                 raise ValueError(
-                    f"expected format version {FORMAT_VERSION}, found "
-                    f"{document['format_version']}; "
-                    "restore it with the replay-server version that wrote it"
+                    f"expected format version {FORMAT_VERSION}, found {document['format_version']}; restore it with "
+                    "the replay-server version that wrote it"
                 )
             content = document["content"]
             if document["crc32"] != _checksum(content):

@@ -20,13 +20,14 @@ from replay_server.checkpoint.manifest import (
     unless_removed,
 )
 from replay_server.checkpoint.writing import PRIORITIES_FILE, WRITERS_FILE
+from replay_server.errors import FatalError
 from replay_server.storage.row_store import store_in_ring
 from replay_server.storage.table_directory import TableDirectory
 
 _CHUNK_BYTES = 4 << 20
 
 
-class RestoreError(Exception):
+class RestoreError(FatalError):
     """A checkpoint cannot be restored here; the message says why."""
 
 
@@ -38,23 +39,19 @@ def verify(folder: Path) -> CheckpointManifest:
         CheckpointRemovedError: it was removed meanwhile.
     """
     with unless_removed(folder):
-        return _verify(folder)
-
-
-def _verify(folder: Path) -> CheckpointManifest:
-    manifest = CheckpointManifest.load(folder)
-    for table in manifest.tables:
-        for file in table.files:
-            path = folder / table.config.name / file.name
-            try:
-                size, crc32 = _measured(path)
-            except OSError as error:
-                raise DamagedCheckpointError(path, error.strerror or str(error)) from error
-            if (size, crc32) != (file.size, file.crc32):
-                raise DamagedCheckpointError(
-                    path, f"expected {file.size} bytes of checksum {file.crc32:08x}, found {size} of {crc32:08x}"
-                )
-    return manifest
+        manifest = CheckpointManifest.load(folder)
+        for table in manifest.tables:
+            for file in table.files:
+                path = folder / table.config.name / file.name
+                try:
+                    size, crc32 = _measured(path)
+                except OSError as error:
+                    raise DamagedCheckpointError(path, error.strerror or str(error)) from error
+                if (size, crc32) != (file.size, file.crc32):
+                    raise DamagedCheckpointError(
+                        path, f"expected {file.size} bytes of checksum {file.crc32:08x}, found {size} of {crc32:08x}"
+                    )
+        return manifest
 
 
 def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointManifest:
@@ -99,7 +96,6 @@ def _no_checkpoint(folder: Path) -> str:
 
 
 def _measured(path: Path) -> tuple[int, int]:
-    """Size and checksum of a file."""
     size = crc32 = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

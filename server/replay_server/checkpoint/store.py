@@ -48,18 +48,13 @@ _REMOVED = ".removed-"
 _NUMBERED = re.compile(r"(.+)-(\d{6,})")
 
 
-class CheckpointsInUseError(Exception):
-    """Another server uses the checkpoint directory."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """An existing checkpoint."""
 
     folder: Path
-    """Its directory, named after the checkpoint."""
+    """Named after the checkpoint."""
     manifest: CheckpointManifest
-    """Its manifest."""
 
 
 class Checkpoints:
@@ -69,7 +64,7 @@ class Checkpoints:
         """Lock the directory of checkpoints and remove partial ones; keep the newest ``keep`` of each series.
 
         Raises:
-            CheckpointsInUseError: another server uses the directory.
+            InUseError: another server uses the directory.
             OSError: it cannot be created.
         """
         self.folder = folder.absolute()
@@ -77,9 +72,7 @@ class Checkpoints:
         self._keep = keep
         self._writing = asyncio.Lock()
         self._cancelled = threading.Event()
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        in_use = CheckpointsInUseError(f"{folder} is in use by another server; choose another --checkpoint-dir")
-        self._lock = held_folders.lock(self.folder, in_use)
+        self._lock = held_folders.lock(self.folder, "--checkpoint-dir")
         for path in self.folder.iterdir():
             if path.name.startswith((_PARTIAL, _REMOVED)):
                 shutil.rmtree(path, ignore_errors=True)
@@ -194,11 +187,6 @@ class Checkpoints:
             os.close(self._lock)
 
     def _check_room(self, series: str, size: int) -> None:
-        """Refuse a checkpoint beyond the limits on size and number of series.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
         there = [path for path in self.folder.iterdir() if _is_name(path.name)]
         others = sum(_bytes_below(path) for path in there)
         self._catalog.bounds.check_checkpoint({series, *map(_series_of, there)}, others + size)
@@ -251,7 +239,6 @@ class Checkpoints:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a checkpoint may have this name."""
     return _NUMBERED.fullmatch(name) is not None and is_table_name(name)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import zlib
 from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,40 +34,33 @@ class _ChecksummedFile:
     """A sequentially written file that can be restarted from the beginning."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._begin()
-
-    def _begin(self) -> None:
+        self._name = path.name
+        self._file = io.FileIO(path, "x", opener=partial(os.open, mode=0o600))
         self._size = self._crc32 = self._unsynced = 0
 
     def begin_anew(self) -> None:
-        """Forget what was written."""
-        os.ftruncate(self._file, 0)
-        os.lseek(self._file, 0, os.SEEK_SET)
-        self._begin()
+        self._file.seek(0)
+        self._file.truncate()
+        self._size = self._crc32 = self._unsynced = 0
 
     def write(self, values: Array) -> None:
-        """Add values."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
         self._crc32 = zlib.crc32(data, self._crc32)
         while data:
-            data = data[os.write(self._file, data) :]
-        added = values.nbytes
-        self._size += added
-        self._unsynced += added
+            data = data[self._file.write(data) :]
+        self._size += values.nbytes
+        self._unsynced += values.nbytes
         if self._unsynced >= _SYNC_BYTES:
-            os.fdatasync(self._file)
+            os.fdatasync(self._file.fileno())
             self._unsynced = 0
 
     def finish(self) -> FileManifest:
         """Sync the file and return its manifest."""
-        os.fsync(self._file)
-        return FileManifest(self._path.name, self._size, self._crc32)
+        os.fsync(self._file.fileno())
+        return FileManifest(self._name, self._size, self._crc32)
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        self._file.close()
 
 
 def write_checkpoint(
@@ -83,12 +79,9 @@ def write_checkpoint(
 
 
 def _write_file(path: Path, values: Array) -> FileManifest:
-    file = _ChecksummedFile(path)
-    try:
+    with closing(_ChecksummedFile(path)) as file:
         file.write(values)
         return file.finish()
-    finally:
-        file.close()
 
 
 def _write_table(parent: Path, snapshot: TableSnapshot, cancelled: threading.Event) -> TableManifest:

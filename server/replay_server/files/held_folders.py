@@ -10,6 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from replay_server.errors import FatalError
+
 log = logging.getLogger(__name__)
 
 LOCK = "lock"
@@ -20,12 +22,12 @@ _SWEEP_S = 5.0
 """Time limit for the sweep, because other users may have filled a shared directory."""
 
 
-def open_lock(folder: Path) -> int:
-    """Open the folder's lock file without locking it, creating it if missing.
+class InUseError(FatalError):
+    """Another server holds the folder."""
 
-    Raises:
-        OSError: it cannot be opened.
-    """
+
+def open_lock(folder: Path) -> int:
+    """Open the folder's lock file without locking it, creating it if missing."""
     return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _OWN_FILE, 0o600)
 
 
@@ -38,17 +40,18 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def lock(folder: Path, in_use: Exception) -> int:
-    """Lock a folder until the returned descriptor is closed.
+def lock(folder: Path, flag: str) -> int:
+    """Create a folder unless it exists, and lock it until the returned descriptor is closed.
 
     Raises:
-        in_use: another process holds the lock.
-        OSError: it cannot be opened.
+        InUseError: another process holds the lock; it names the ``flag`` to choose another folder with.
+        OSError: it cannot be created or opened.
     """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = open_lock(folder)
     if not try_lock(descriptor):
         os.close(descriptor)
-        raise in_use
+        raise InUseError(f"{folder} is in use by another server; stop it, or choose another {flag}")
     return descriptor
 
 
@@ -71,11 +74,7 @@ def make(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def sweep(parent: Path, prefix: str) -> list[Path]:
-    """Remove folders in ``parent`` left by dead processes of this user. Never raises.
-
-    Returns:
-        The removed folders.
-    """
+    """Remove folders in ``parent`` left by dead processes of this user, and return them. Never raises."""
     swept: list[Path] = []
     ends = time.monotonic() + _SWEEP_S
     try:

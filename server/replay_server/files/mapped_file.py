@@ -60,7 +60,8 @@ class MappedFile:
         # A dropped table may still have readers; its files are closed after the last one.
         self._closing = weakref.finalize(self, os.close, self._file)
         self.size = size
-        self._reserved = 0
+        self.reserved = 0
+        """Bytes reserved so far."""
         self.bytes = np.frombuffer(self._map, np.uint8)
         """uint8[size]: the content, writable."""
 
@@ -74,20 +75,15 @@ class MappedFile:
         Raises:
             NoSpaceError: the file system is full; earlier reservations are kept.
         """
-        if size <= self._reserved:
+        if size <= self.reserved:
             return
-        generous = min(self.size, max(size, self._reserved + RESERVE_STEP_BYTES))
+        generous = min(self.size, max(size, self.reserved + RESERVE_STEP_BYTES))
         try:
             self._allocate(generous)
         except NoSpaceError:
             if generous == size:
                 raise
             self._allocate(size)
-
-    @property
-    def reserved(self) -> int:
-        """Bytes reserved so far."""
-        return self._reserved
 
     def flush(self) -> None:
         """Write the content to the disk."""
@@ -118,9 +114,9 @@ class MappedFile:
 
     def _allocate(self, size: int) -> None:
         try:
-            os.posix_fallocate(self._file, self._reserved, size - self._reserved)
+            os.posix_fallocate(self._file, self.reserved, size - self.reserved)
         except OSError as error:
             if tells_full(error):
                 raise NoSpaceError(*error.args) from error
             raise
-        self._reserved = size
+        self.reserved = size

@@ -63,8 +63,7 @@ def check_entries(entries: Iterable[Path], *, owners: Collection[int] = ()) -> N
             continue
         if stat.S_ISLNK(found.st_mode):
             raise UntrustedError(
-                f"{path}: expected a file or directory of {_user(os.geteuid())}, "
-                "found a symbolic link; replace it "
+                f"{path}: expected a file or directory of {_user(os.geteuid())}, found a symbolic link; replace it "
                 f"with its target (`cp -a --remove-destination`), or remove it with `rm {_quoted(path)}`"
             )
         if found.st_uid not in trusted:
@@ -79,12 +78,7 @@ def check_entries(entries: Iterable[Path], *, owners: Collection[int] = ()) -> N
 
 
 def check_tree(folder: Path) -> None:
-    """Check everything below a checked directory; see `check_entries`.
-
-    Raises:
-        UntrustedError: as `check_entries`.
-        OSError: if a directory cannot be read.
-    """
+    """Check everything below a checked directory as `check_entries` does."""
     pending = [folder]
     while pending:
         entries = list(pending.pop().iterdir())
@@ -138,10 +132,9 @@ def _check_owner(path: Path, found: os.stat_result, owners: Collection[int], kin
     if found.st_uid not in owners:
         flag = " -h" if kind == "link" else ""
         raise UntrustedError(
-            f"{path} is a {kind} of {_user(found.st_uid)}, who can "
-            "change its target and contents: "
-            f"expected one owned by {_own_user()}; run the server as that user, "
-            f"`chown{flag} {os.geteuid()} {_quoted(path)}`, or choose another directory"
+            f"{path} is a {kind} of {_user(found.st_uid)}, who can change its target and contents: expected one owned "
+            f"by {_own_user()}; run the server as that user, `chown{flag} {os.geteuid()} {_quoted(path)}`, or choose "
+            "another directory"
         )
 
 

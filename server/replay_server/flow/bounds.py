@@ -10,24 +10,17 @@ import math
 import resource
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from replay_proto.access.serving import DEFAULT_MAX_CONNECTIONS
 from replay_proto.inserts import MOST_ROWS_AT_ONCE
 
 from replay_server import errors
-from replay_server.defaults import (
-    DEFAULT_CALLER_SHARE,
-    DEFAULT_MAX_CHECKPOINT_SERIES,
-    DEFAULT_MAX_OUTGOING_BYTES,
-    DEFAULT_MAX_REPLY_BYTES,
-    DEFAULT_MAX_REQUEST_BYTES,
-    DEFAULT_MAX_ROWS_PER_CALL,
-    DEFAULT_MAX_STREAMS,
-    DEFAULT_MAX_WAITING,
-    DEFAULT_MAX_WAITING_BYTES,
-)
-from replay_server.storage.table_config import TableConfig
+
+if TYPE_CHECKING:  # settings have these bounds, and are read before the kernels are loaded
+    from replay_proto.access.tokens import Grant
+
+    from replay_server.storage.table_config import TableConfig
 
 PLAIN_BYTES: Final = 1 << 20
 """Maximum bytes of a request besides rows, keys and priorities, as documented in the protocol."""
@@ -52,16 +45,21 @@ ABOUT_A_BATCH_BYTES = 128
 class Bounds:
     """Limits; see the settings with the same names in `ServerSettings`. None: limited by the file system."""
 
-    max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
-    max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES
-    max_rows_per_call: int = DEFAULT_MAX_ROWS_PER_CALL
-    max_waiting_calls: int = DEFAULT_MAX_WAITING
-    max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES
+    max_request_bytes: int = 8 << 20
+    """gRPC assembles it on the event loop, at up to 1 ms per MiB; the client sends at most 4 MiB, or one row."""
+    max_reply_bytes: int = 512 << 20
+    max_rows_per_call: int = 1 << 15
+    """A draw or update of this size blocks the event loop for about 10 ms."""
+    max_waiting_calls: int = 16_384
+    max_waiting_bytes: int = 1 << 30
     max_wait_s: float = math.inf
-    max_outgoing_bytes: int = DEFAULT_MAX_OUTGOING_BYTES
-    caller_share: float = DEFAULT_CALLER_SHARE
+    max_outgoing_bytes: int = 2 << 30
+    """Half of it holds 35 batches of 256 Atari transitions."""
+    caller_share: float = 0.5
+    """A single caller cannot exhaust a budget, and a fleet with one token, or on one machine, still has plenty."""
     max_connections: int = DEFAULT_MAX_CONNECTIONS
-    max_streams: int = DEFAULT_MAX_STREAMS
+    max_streams: int = 16_384
+    """Each takes about 40 kB."""
     max_streams_per_connection: int = 96
     max_local_connections: int = 1024
     max_tables: int = 1024
@@ -69,7 +67,7 @@ class Bounds:
     max_table_bytes: int | None = None
     max_bytes: int | None = None
     max_checkpoint_bytes: int | None = None
-    max_checkpoint_series: int = DEFAULT_MAX_CHECKPOINT_SERIES
+    max_checkpoint_series: int = 256
 
     @property
     def max_rows_bytes(self) -> int:
@@ -99,6 +97,11 @@ class Bounds:
             most, setting = PLAIN_BYTES + _BYTES_PER_ROW * MOST_ROWS_AT_ONCE, "not a setting"
         _check("bytes of a message besides its rows", most, size, setting)
 
+    def check_local_connections(self, connections: int) -> None:
+        """Refuse one connection too many."""
+        setting = "max_local_connections of the server"
+        _check("connections to the local socket", self.max_local_connections, connections, setting)
+
     def check_columns(self, columns: int) -> None:
         """Refuse more columns than a table may have."""
         _check("columns of a table", self.max_columns, columns, "max_columns of the server")
@@ -125,6 +128,13 @@ class Bounds:
         """Refuse a checkpoint beyond the limits on series and bytes."""
         _check("series of checkpoints", self.max_checkpoint_series, len(series), "max_checkpoint_series of the server")
         _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
+
+
+def check_quota(creator: Grant, size: int, others: Sequence[int]) -> None:
+    """Refuse a table beyond the quota of its creator, who has the ``others``; sizes are from `full_bytes`."""
+    of = f"of the token {creator.name!r}"
+    _check(f"tables {of}", creator.max_tables, len(others) + 1, f"max_tables {of}")
+    _check(f"bytes of all tables when full, {of}", creator.max_bytes, size + sum(others), f"max_bytes {of}")
 
 
 def descriptors_of(config: TableConfig) -> int:

@@ -28,8 +28,6 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Draw:
-    """A waiting draw."""
-
     rows: int
     admitted: asyncio.Future[None]
     granted: int = 0
@@ -37,8 +35,6 @@ class _Draw:
 
 @dataclass(eq=False)
 class _Insert:
-    """A waiting insert."""
-
     rows: NewRows
     stamp: WriterStamp | None
     admitted: asyncio.Future[range | Awaitable[range]]
@@ -68,13 +64,7 @@ class Waiters:
     """Lets calls wait until they may proceed, the table is reset or dropped, or the server shuts down."""
 
     def __init__(self, calls: Budget, rows: Budget, longest_s: float = math.inf) -> None:
-        """Start without waiting calls.
-
-        Args:
-            calls: budget of waiting calls.
-            rows: budget of bytes in waiting inserts.
-            longest_s: maximum wait in seconds.
-        """
+        """Start with budgets of waiting calls and of bytes in waiting inserts; ``longest_s``: maximum wait."""
         self._longest_s = longest_s
         self._calls = calls
         self._rows = rows
@@ -171,7 +161,7 @@ class Waiters:
         self._rows.check(caller.identity, size)
         insert = _Insert(rows, stamp, asyncio.get_running_loop().create_future())
         self._lines_of(table).inserts.append(insert)
-        table.figures.insert_waits()
+        table.figures.counts.waiting_inserts += 1
         self._rows.take(caller.identity, size)
         return self._inserted(caller, table, gate, insert, size, wait_s)
 
@@ -185,7 +175,7 @@ class Waiters:
                 caller, table, insert.admitted, wait_s, lambda: gate.insert_lacks(_rows_up_to(line, insert))
             )
         finally:
-            table.figures.insert_left()
+            table.figures.counts.waiting_inserts -= 1
             self._rows.give_back(caller.identity, size)
             if insert in line:
                 line.remove(insert)
@@ -253,7 +243,7 @@ class Waiters:
             if self._closing:
                 raise errors.shutting_down()
             self._calls.check(caller.identity)
-            table.figures.has_to_wait()
+            table.figures.counts.waited += 1
 
         def expire(allowed_s: float) -> None:
             # A call served at the last moment stays served: a refused call must have had no effect.

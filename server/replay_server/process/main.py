@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import resource
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,46 +23,29 @@ from replay_proto.errors import FieldError
 
 from replay_server import __version__
 from replay_server.auth.caller import Authenticator
-from replay_server.catalog import Catalog, NotWrittenError
-from replay_server.checkpoint.manifest import CheckpointRemovedError, DamagedCheckpointError
-from replay_server.checkpoint.reading import RestoreError, restore
-from replay_server.checkpoint.store import Checkpoints, CheckpointsInUseError
-from replay_server.errors import RequestError
+from replay_server.catalog import Catalog
+from replay_server.checkpoint.reading import restore
+from replay_server.checkpoint.store import Checkpoints
+from replay_server.errors import FatalError, RequestError
 from replay_server.files import trust
-from replay_server.process.allocation import tune_allocator
 from replay_server.process.loading import loading
-from replay_server.process.server import BindError, ReplayServer
+from replay_server.process.server import ReplayServer
 from replay_server.process.settings import ServerSettings
 from replay_server.process.syncing import Syncer
 from replay_server.process.warming import WarmUpCancelledError, warm_up
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
 from replay_server.rpc.over_grpc.lanes import Credentials
-from replay_server.storage.permissions import GROUP_UMASK, UMASK, GroupError, keep_private, share_with_group
-from replay_server.storage.root import Root, RootInUseError
-from replay_server.storage.table_directory import DamagedTableError
+from replay_server.storage.permissions import GROUP_UMASK, UMASK, keep_private, share_with_group
+from replay_server.storage.root import Root
 
 T = TypeVar("T")
 
 log = logging.getLogger("replay_server")
 
-
-class StartError(Exception):
-    """The server cannot start with these settings; the message says why."""
-
-
-REFUSALS_TO_START = (
-    StartError,
-    BindError,
-    UnusableFileError,
-    GroupError,
-    RootInUseError,
-    DamagedTableError,
-    CheckpointsInUseError,
-    DamagedCheckpointError,
-    CheckpointRemovedError,
-    RestoreError,
-    OSError,
-)
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENAS = -3, -1, -8
+"""Parameters of glibc's `mallopt`."""
+_KEPT_BLOCK_BYTES = 32 << 20
+_KEPT_BYTES = 64 << 20
 
 
 def run(settings: ServerSettings) -> None:
@@ -69,10 +54,10 @@ def run(settings: ServerSettings) -> None:
     Exits with 1 if it cannot start, or the disk does not take its tables at the end.
     """
     _allow_many_files()
-    tune_allocator()
+    _tune_allocator()
     try:
         uvloop.run(serve(settings))
-    except (*REFUSALS_TO_START, NotWrittenError) as error:
+    except (FatalError, UnusableFileError, OSError) as error:
         log.error("%s", error)
         sys.exit(1)
 
@@ -81,20 +66,12 @@ async def serve(settings: ServerSettings) -> None:
     """Serve until told to stop.
 
     Raises:
-        StartError: if a table of the config file cannot be made.
-        BindError: if the address cannot be listened on.
+        FatalError: if the server cannot start as it was told to, or the disk did not take the tables at the end.
         UnusableFileError: if the tokens or certificates cannot be used.
-        GroupError: if files cannot be given to the group.
-        RootInUseError: if another server has the data directory.
-        DamagedTableError: if a stored table cannot be read.
-        CheckpointsInUseError: if another server has the directory for checkpoints.
-        DamagedCheckpointError: if the checkpoint to restore cannot be read.
-        CheckpointRemovedError: if the checkpoint to restore is removed meanwhile.
-        RestoreError: if the checkpoint to restore has tables that are there already.
-        NotWrittenError: if the disk did not take the tables at the end.
     """
     stop = asyncio.Event()
-    _stop_on_signals(stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if settings.exit_with_parent:
         _stop_with_parent(stop)
     authenticator, credentials = Authenticator(settings.tokens), _credentials(settings)
@@ -106,20 +83,13 @@ async def serve(settings: ServerSettings) -> None:
     checkpoints: Checkpoints | None = None
     try:
         keep_private(root) if settings.group is None else share_with_group(root, settings.group)
-        checkpoints = _checkpoints(catalog, settings)
-        server = ReplayServer(
-            catalog,
-            keepalive_s=settings.keepalive_s,
-            connection_s=settings.max_connection_s if settings.tls_client_ca is not None else None,
-            offer_reflection=settings.reflection,
-            socket=root.tables / SOCKET_NAME if settings.same_host else None,
-            offer_health=settings.health,
-            authenticator=authenticator,
-            credentials=credentials,
-            checkpoints=checkpoints,
-        )
+        if settings.checkpoint_dir is not None:
+            use = partial(Checkpoints, catalog, keep=settings.keep_checkpoints)
+            checkpoints = _in_directory(settings, "checkpoint_dir", Checkpoints.check, use)
+        socket = root.tables / SOCKET_NAME if settings.same_host else None
+        server = ReplayServer(catalog, settings, socket=socket, authenticator=authenticator, checkpoints=checkpoints)
         # Before anything is made: a port that is taken is found out while all is as it was.
-        port = server.bind(settings.host, settings.port)
+        port = server.lanes.bind(settings.host, settings.port, credentials)
         if not await _warm_up(stop):
             return
         if settings.restore is not None:
@@ -133,7 +103,9 @@ async def serve(settings: ServerSettings) -> None:
         await server.start()
         log.info("version %s, tables in %s", __version__, root.path)
         print(f"replay-server listening on {settings.host}:{port}", flush=True)
-        periodic = _periodic_checkpoints(checkpoints, settings.checkpoint_every)
+        periodic: asyncio.Task[None] | None = None
+        if checkpoints is not None and settings.checkpoint_every is not None:
+            periodic = asyncio.create_task(checkpoints.create_every(settings.checkpoint_every))
         await stop.wait()
         log.info("stopping")
         if periodic is not None:
@@ -147,7 +119,10 @@ async def serve(settings: ServerSettings) -> None:
             if syncer is not None:
                 await syncer.close()
         finally:
-            _let_go_of(catalog, root)
+            try:
+                catalog.close()
+            finally:
+                root.close()
     log.info("stopped")
 
 
@@ -172,70 +147,32 @@ async def _warm_up(stop: asyncio.Event) -> bool:
     return True
 
 
-def _let_go_of(catalog: Catalog, root: Root) -> None:
-    """Write the tables out.
-
-    Raises:
-        NotWrittenError: if the disk does not take some.
-    """
-    try:
-        catalog.close()
-    finally:
-        root.close()
-
-
 def _root(settings: ServerSettings) -> Root:
-    """Where the tables are.
-
-    Raises:
-        StartError: if they cannot be there.
-        RootInUseError: if another server has the data directory.
-    """
     if settings.data_dir is None:
-        return _in_directory("memory_dir", settings.memory_dir, trust.check_folder, Root.in_memory, settings.trust_dirs)
-    return _in_directory("data_dir", settings.data_dir, Root.check_durable, Root.durable, settings.trust_dirs)
+        return _in_directory(settings, "memory_dir", trust.check_folder, Root.in_memory)
+    return _in_directory(settings, "data_dir", Root.check_durable, Root.durable)
 
 
-def _checkpoints(catalog: Catalog, settings: ServerSettings) -> Checkpoints | None:
-    """Where checkpoints are written.
-
-    Raises:
-        StartError: if they cannot be written there.
-        CheckpointsInUseError: if another server has the directory.
-    """
-    if settings.checkpoint_dir is None:
-        return None
-    return _in_directory(
-        "checkpoint_dir",
-        settings.checkpoint_dir,
-        Checkpoints.check,
-        lambda path: Checkpoints(catalog, path, settings.keep_checkpoints),
-        settings.trust_dirs,
-    )
-
-
-def _in_directory(
-    setting: str, path: Path, check: Callable[[Path], None], use: Callable[[Path], T], trust_dirs: bool
-) -> T:
+def _in_directory(settings: ServerSettings, setting: str, check: Callable[[Path], None], use: Callable[[Path], T]) -> T:
     """Check a directory before it is used.
 
     Raises:
-        StartError: if it cannot be used, or another user can change what is in it and ``trust_dirs`` is not set.
+        FatalError: if it cannot be used, or another user can change what is in it and ``trust_dirs`` is not set.
     """
+    path: Path = getattr(settings, setting)
     try:
         try:
             check(path)
         except trust.UntrustedError as error:
-            if not trust_dirs:
-                raise StartError(
-                    f"{setting}: {error}; where there are no "
-                    "other users, as in a "
-                    "container, pass --trust-dirs to skip this check"
+            if not settings.trust_dirs:
+                raise FatalError(
+                    f"{setting}: {error}; where there are no other users, as in a container, pass --trust-dirs to skip "
+                    "this check"
                 ) from error
             log.warning("%s: %s", setting, error)
         return use(path)
     except OSError as error:
-        raise StartError(f"{setting}: expected a writable directory, got {str(path)!r}: {error.strerror}") from error
+        raise FatalError(f"{setting}: expected a writable directory, got {str(path)!r}: {error.strerror}") from error
 
 
 def _credentials(settings: ServerSettings) -> Credentials | None:
@@ -251,39 +188,43 @@ async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:
         try:
             await catalog.create(wanted.to_config())
         except (FieldError, RequestError) as error:
-            raise StartError(f"table {wanted.name!r} of {settings.config}: {error}") from error
-
-
-def _periodic_checkpoints(checkpoints: Checkpoints | None, every_s: float | None) -> asyncio.Task[None] | None:
-    if checkpoints is None or every_s is None:
-        return None
-    return asyncio.create_task(checkpoints.create_every(every_s), name="periodic-checkpoints")
-
-
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+            raise FatalError(f"table {wanted.name!r} of {settings.config}: {error}") from error
 
 
 def _stop_with_parent(stop: asyncio.Event) -> None:
     """Stop when standard input ends: whoever holds its other end is gone, however it went."""
     loop = asyncio.get_running_loop()
 
-    def watch(told: Callable[[], object]) -> None:
+    def watch() -> None:
         # Not through sys.stdin: its lock, held by a thread that never ends, would break the interpreter's own end.
         while os.read(sys.stdin.fileno(), 1):
             pass
         with suppress(RuntimeError):  # the server has ended already, for another reason
-            told()
+            loop.call_soon_threadsafe(stop.set)
 
     # A daemon thread: nothing waits for it when the server stops for another reason.
-    threading.Thread(
-        target=watch, args=(lambda: loop.call_soon_threadsafe(stop.set),), name="parent-watch", daemon=True
-    ).start()
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def _allow_many_files() -> None:
     """Take as many file descriptors as we may have: a table needs two for each of its files."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _tune_allocator() -> None:
+    """Keep large blocks, and use one heap for all threads. To be called before there are further threads.
+
+    Blocks up to 32 MiB, and 64 MiB in all, are kept for the next messages instead of being given back to the kernel:
+    each page that comes from the kernel costs a page fault. For a message of 4 MiB, which gRPC copies twice, that is
+    6 of the 7 ms during which the event loop serves nobody else.
+
+    With a heap per thread, each thread of gRPC would keep the peak of some burst of calls: tens of MB in all.
+
+    Does nothing where the C library is not glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _KEPT_BLOCK_BYTES)
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_ARENAS, 1)

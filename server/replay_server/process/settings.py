@@ -19,34 +19,24 @@ A TOML file has the same names, and tables to create at startup:
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from cyclopts import Parameter
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
-from replay_proto.access.exposure import Protection
-from replay_proto.access.serving import DEFAULT_MAX_CONNECTIONS
-from replay_proto.command_line import MAX_PORT, Settings, group, read_settings
+from replay_proto.access.exposure import ExposedError, Protection, check_exposure
+from replay_proto.command_line import EXIT_USAGE, MAX_PORT, Settings, group, read_settings
 from replay_proto.rate_limit import ErrorBuffer, RateLimit
 from replay_proto.schema import Column, Schema
 
-from replay_server.defaults import (
-    DEFAULT_BACKEND,
-    DEFAULT_CALLER_SHARE,
-    DEFAULT_MAX_CHECKPOINT_SERIES,
-    DEFAULT_MAX_OUTGOING_BYTES,
-    DEFAULT_MAX_REPLY_BYTES,
-    DEFAULT_MAX_REQUEST_BYTES,
-    DEFAULT_MAX_ROWS_PER_CALL,
-    DEFAULT_MAX_STREAMS,
-    DEFAULT_MAX_WAITING,
-    DEFAULT_SYNC_EVERY_S,
-)
+from replay_server.flow.bounds import Bounds
 
 if TYPE_CHECKING:  # these load the kernels, which --help and a refusal do without
-    from replay_server.flow.bounds import Bounds
     from replay_server.storage.table_config import TableConfig
 
 BYTES_PER_MB = 1 << 20
@@ -84,8 +74,8 @@ class TableSettings(BaseModel):
     """Maximum number of rows."""
     columns: dict[str, ColumnSettings]
     """Columns by name, in order."""
-    backend: str = DEFAULT_BACKEND
-    """sum_tree, rank, uniform or fifo."""
+    backend: str = ""
+    """sum_tree, rank, uniform or fifo; empty: sum_tree."""
     parameters: dict[str, float] = {}
     """Parameters of the backend, such as alpha."""
     seed: int | None = None
@@ -103,14 +93,14 @@ class TableSettings(BaseModel):
         Raises:
             FieldError: names the invalid field.
         """
-        from replay_server.storage.table_config import TableConfig
+        from replay_server.storage.table_config import DEFAULT_BACKEND, TableConfig
 
         columns = {name: Column(column.dtype, column.shape) for name, column in self.columns.items()}
         return TableConfig(
             self.name,
             Schema(columns),
             self.capacity,
-            self.backend,
+            self.backend or DEFAULT_BACKEND,
             self.parameters,
             self.seed,
             RateLimit.of(self.min_size, self.samples_per_insert, self.error_buffer),
@@ -133,7 +123,7 @@ class ServerSettings(Settings):
     durability: Annotated[Literal["process", "power"], TABLES] = "process"
     """what tables in the data directory survive: a killed server, or also a power loss, through checksums and
     regular syncing"""
-    sync_every: Annotated[float, TABLES] = Field(DEFAULT_SYNC_EVERY_S, gt=0)
+    sync_every: Annotated[float, TABLES] = Field(1.0, gt=0)
     """with durability power: seconds of inserts that a power loss may lose"""
     memory_dir: Annotated[Path, TABLES] = Path("/dev/shm")
     """directory for tables in memory, used without a data directory"""
@@ -141,36 +131,36 @@ class ServerSettings(Settings):
     """TOML file with these settings, and tables to create at startup"""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], PROCESS] = "info"
     """minimum severity of log messages"""
-    max_request_mb: Annotated[int, LIMITS] = Field(DEFAULT_MAX_REQUEST_BYTES // BYTES_PER_MB, ge=1, le=MAX_MESSAGE_MB)
+    max_request_mb: Annotated[int, LIMITS] = Field(Bounds.max_request_bytes // BYTES_PER_MB, ge=1, le=MAX_MESSAGE_MB)
     """largest request in MiB; a row must fit; the server handles no other call while gRPC receives a request"""
-    max_reply_mb: Annotated[int, LIMITS] = Field(DEFAULT_MAX_REPLY_BYTES // BYTES_PER_MB, ge=1, le=MAX_MESSAGE_MB)
+    max_reply_mb: Annotated[int, LIMITS] = Field(Bounds.max_reply_bytes // BYTES_PER_MB, ge=1, le=MAX_MESSAGE_MB)
     """largest reply in MiB; a batch must fit"""
-    max_rows_per_call: Annotated[int, LIMITS] = Field(DEFAULT_MAX_ROWS_PER_CALL, ge=1)
+    max_rows_per_call: Annotated[int, LIMITS] = Field(Bounds.max_rows_per_call, ge=1)
     """maximum rows or keys in a request (except inserts) or its reply; the server handles no other call while it
     looks them up"""
-    max_waiting_calls: Annotated[int, LIMITS] = Field(DEFAULT_MAX_WAITING, ge=0)
+    max_waiting_calls: Annotated[int, LIMITS] = Field(Bounds.max_waiting_calls, ge=0)
     """maximum waiting calls, all tables together"""
-    max_waiting_mb: Annotated[int, LIMITS] = Field(1024, ge=1)
+    max_waiting_mb: Annotated[int, LIMITS] = Field(Bounds.max_waiting_bytes // BYTES_PER_MB, ge=1)
     """maximum MiB of rows waiting to be inserted, all tables together"""
     max_wait_s: Annotated[float, LIMITS] = Field(math.inf, gt=0, allow_inf_nan=True)
     """maximum seconds that any call may wait; default: as long as the call lasts"""
-    max_outgoing_mb: Annotated[int, LIMITS] = Field(DEFAULT_MAX_OUTGOING_BYTES // BYTES_PER_MB, ge=1)
+    max_outgoing_mb: Annotated[int, LIMITS] = Field(Bounds.max_outgoing_bytes // BYTES_PER_MB, ge=1)
     """maximum MiB of replies with rows that are being built or sent; further draws and reads wait"""
-    caller_share: Annotated[float, LIMITS] = Field(DEFAULT_CALLER_SHARE, gt=0, le=1)
+    caller_share: Annotated[float, LIMITS] = Field(Bounds.caller_share, gt=0, le=1)
     """fraction of max_waiting_calls, max_waiting_mb, max_outgoing_mb and max_streams that one caller may use;
     callers with the same token or, without tokens, from the same host count as one"""
-    max_connections: Annotated[int, LIMITS] = Field(DEFAULT_MAX_CONNECTIONS, ge=1)
+    max_connections: Annotated[int, LIMITS] = Field(Bounds.max_connections, ge=1)
     """maximum gRPC connections per lane, one of 16 that hosts are spread over; also limited to three quarters of the
     process's limit of open files; further ones are closed"""
-    max_streams: Annotated[int, LIMITS] = Field(DEFAULT_MAX_STREAMS, ge=1)
+    max_streams: Annotated[int, LIMITS] = Field(Bounds.max_streams, ge=1)
     """maximum open streams"""
-    max_streams_per_connection: Annotated[int, LIMITS] = Field(96, ge=1)
+    max_streams_per_connection: Annotated[int, LIMITS] = Field(Bounds.max_streams_per_connection, ge=1)
     """maximum open streams per gRPC connection; it may have 32 other calls as well"""
-    max_local_connections: Annotated[int, LIMITS] = Field(1024, ge=1)
+    max_local_connections: Annotated[int, LIMITS] = Field(Bounds.max_local_connections, ge=1)
     """maximum connections to the socket for clients on this host"""
-    max_tables: Annotated[int, LIMITS] = Field(1024, ge=1)
+    max_tables: Annotated[int, LIMITS] = Field(Bounds.max_tables, ge=1)
     """maximum number of tables"""
-    max_columns: Annotated[int, LIMITS] = Field(512, ge=1)
+    max_columns: Annotated[int, LIMITS] = Field(Bounds.max_columns, ge=1)
     """maximum columns per table"""
     max_table_bytes: Annotated[ByteSize | None, LIMITS] = Field(None, ge=1)
     """maximum bytes of a table when full, such as 20GiB; default: disk space"""
@@ -211,7 +201,7 @@ class ServerSettings(Settings):
     max_checkpoint_bytes: Annotated[ByteSize | None, CHECKPOINTS] = Field(None, ge=1)
     """maximum bytes of all checkpoints together, such as 100GiB; requests beyond it are refused; default: disk
     space"""
-    max_checkpoint_series: Annotated[int, CHECKPOINTS] = Field(DEFAULT_MAX_CHECKPOINT_SERIES, ge=1)
+    max_checkpoint_series: Annotated[int, CHECKPOINTS] = Field(Bounds.max_checkpoint_series, ge=1)
     """maximum series of checkpoints; requests beyond it are refused"""
     restore: Annotated[Path | None, CHECKPOINTS] = None
     """checkpoint to restore at startup"""
@@ -247,27 +237,13 @@ class ServerSettings(Settings):
 
     def bounds(self) -> Bounds:
         """Limits on requests and callers."""
-        from replay_server.flow.bounds import Bounds
-
+        same = {field.name: getattr(self, field.name) for field in fields(Bounds) if hasattr(self, field.name)}
         return Bounds(
             max_request_bytes=self.max_request_mb * BYTES_PER_MB,
             max_reply_bytes=self.max_reply_mb * BYTES_PER_MB,
-            max_rows_per_call=self.max_rows_per_call,
-            max_waiting_calls=self.max_waiting_calls,
             max_waiting_bytes=self.max_waiting_mb * BYTES_PER_MB,
-            max_wait_s=self.max_wait_s,
             max_outgoing_bytes=self.max_outgoing_mb * BYTES_PER_MB,
-            caller_share=self.caller_share,
-            max_connections=self.max_connections,
-            max_streams=self.max_streams,
-            max_streams_per_connection=self.max_streams_per_connection,
-            max_local_connections=self.max_local_connections,
-            max_tables=self.max_tables,
-            max_columns=self.max_columns,
-            max_table_bytes=self.max_table_bytes,
-            max_bytes=self.max_bytes,
-            max_checkpoint_bytes=self.max_checkpoint_bytes,
-            max_checkpoint_series=self.max_checkpoint_series,
+            **same,
         )
 
     @model_validator(mode="after")
@@ -278,9 +254,24 @@ class ServerSettings(Settings):
 
 
 def load_settings(arguments: Sequence[str]) -> ServerSettings:
-    """Read the settings; see `read_settings`.
-
-    Args:
-        arguments: the command line, without the program's name.
-    """
+    """Read the settings from the command line, without the program's name; see `read_settings`."""
     return read_settings(ServerSettings, "replay-server", "REPLAY_SERVER_", arguments)
+
+
+def read_command_line(arguments: Sequence[str]) -> ServerSettings:
+    """Read the settings, and set up logging by them.
+
+    Exits with 0 after ``--help`` and ``--version``, with 2 if the settings cannot be used.
+    """
+    settings = load_settings(arguments)
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s  %(message)s",
+    )
+    try:
+        check_exposure(settings.host, settings.protection, insecure=settings.insecure)
+    except ExposedError as error:
+        print(f"replay-server: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    return settings

@@ -7,10 +7,10 @@ since the last sync point is in the page cache, which survives a killed server b
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from replay_server.catalog import Catalog
 from replay_server.table.table import Table
@@ -30,12 +30,7 @@ class Syncer:
     """Syncs the tables of a catalog that have checksums."""
 
     def __init__(self, catalog: Catalog, every_s: float) -> None:
-        """Begin; `close` ends it.
-
-        Args:
-            catalog: the tables.
-            every_s: seconds from one sync of a table to its next one.
-        """
+        """Begin to sync each table every so many seconds; `close` ends it."""
         self._catalog = catalog
         self._every_s = every_s
         self._synced: dict[bytes, _Synced] = {}
@@ -66,11 +61,8 @@ class Syncer:
             if table.directory.is_checked and table.uid not in self._syncing and self._is_due(table):
                 task = asyncio.create_task(self._sync_held(table.name, table.uid), name=f"sync-{table.name}")
                 self._syncing[table.uid] = task
-                task.add_done_callback(functools.partial(self._ended, table.uid))
+                task.add_done_callback(lambda _, uid=table.uid: self._syncing.pop(uid))  # type: ignore[misc]
         self._synced = {table.uid: self._synced[table.uid] for table in self._catalog if table.uid in self._synced}
-
-    def _ended(self, uid: bytes, _: asyncio.Task[None]) -> None:
-        del self._syncing[uid]
 
     def _is_due(self, table: Table) -> bool:
         last = self._synced.get(table.uid)
@@ -87,7 +79,7 @@ class Syncer:
         table = self._catalog.get(name)
         if table is None or table.uid != uid:
             return
-        async with self._catalog.hold(table):
+        async with table.directory.in_use:
             if self._catalog.get(name) is table:
                 await self._try_to_sync(table)
 
@@ -98,7 +90,7 @@ class Syncer:
         try:
             await self._sync(table)
         except Exception as error:  # of whatever kind: the next sync, and those of other tables, have to go on
-            table.figures.sync_failed()
+            table.figures.counts.failed_syncs += 1
             log.error(
                 "table %s was not synced, a power loss would lose the last %d rows; retrying in %g s: %s",
                 *(table.name, table.directory.unsynced, self._every_s, error),
@@ -109,11 +101,6 @@ class Syncer:
         self._synced[table.uid] = _Synced(now, inserted, state)
 
     async def _sync(self, table: Table) -> None:
-        """Sync a table.
-
-        Raises:
-            OSError: if the disk refuses.
-        """
         directory = table.directory
         if directory.has_to_be_stored_anew:
             log.info("rewriting table %s: after a failed sync, its pages may be missing on disk", table.name)
@@ -123,11 +110,10 @@ class Syncer:
         await asyncio.get_running_loop().run_in_executor(self._threads, directory.sync, directory.sync_point())
 
 
-class _Synced:
-    def __init__(self, at_s: float, inserted: int, state: tuple[object, ...]) -> None:
-        self.at_s = at_s
-        self.inserted = inserted
-        self.state = state
+class _Synced(NamedTuple):
+    at_s: float
+    inserted: int
+    state: tuple[object, ...]
 
 
 def _state(table: Table) -> tuple[object, ...]:

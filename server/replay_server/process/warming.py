@@ -24,7 +24,7 @@ from replay_server.table.updates import first_unusable, resolve_update
 
 log = logging.getLogger(__name__)
 
-_SHARES = ("_warm_up_ranked_writes", "_warm_up_the_rest")
+_SHARES = ("rank.warm_up_writing", "_warm_up_the_rest")
 """Functions that each process runs, with similar compile times and no shared kernels; see `kernel_cache`."""
 _RANK = rank.RankIndex.name
 _LOOK_S = 0.1
@@ -54,19 +54,11 @@ def warm_up(cancelled: threading.Event | None = None) -> None:
         kernel_cache.set_complete(folder)
 
 
-def _warm_up_ranked_writes() -> None:
-    rank.warm_up_writing()
-
-
 def _warm_up_the_rest() -> None:
     rank.warm_up_drawing()
     for name in BACKENDS:
         if name != _RANK:
             warm_up_backend(name)
-    _warm_up_what_tables_share()
-
-
-def _warm_up_what_tables_share() -> None:
     keys, priorities = np.arange(4, dtype=np.int64), np.ones(4)
     counts = TimesSampled(8)
     counts.appear(len(keys))

@@ -17,11 +17,6 @@ class Stream:
     """A stream of requests while it is open."""
 
     def __init__(self, end: Callable[[RequestError], None]) -> None:
-        """Begin.
-
-        Args:
-            end: ends the stream with a refusal, after the current reply, if any.
-        """
         self.end = end
         """Ends the stream with a refusal, after the current reply, if any."""
         self._said: dict[str, str | bytes] = {}
@@ -62,14 +57,8 @@ class Call:
     """The context of a request."""
 
     def __init__(self, caller: Caller, stream: Stream | None = None) -> None:
-        """Begin.
-
-        Args:
-            caller: the sender.
-            stream: its stream; None: a unary call.
-        """
+        """Begin; without a ``stream``, it is a unary call."""
         self.caller = caller
-        """The sender."""
         self._stream = stream
         self._when_sent: list[Callable[[], None]] = []
 

@@ -50,9 +50,7 @@ class Endpoint(Generic[M]):
         self.figures = MethodFigures()
         """Counts and latencies."""
         self.demand = demand
-        """The right that each request requires."""
         self.is_stream = is_stream
-        """Whether requests come on a stream."""
         self._read = request_reader(request, demand, bounds)
         self._handler = handler
 

@@ -39,13 +39,12 @@ def all_endpoints(
         endpoints[name] = Endpoint(request, demand, handler, catalog.bounds, is_stream=is_stream)
 
     read, write, admin = map(rights.on_table, (Right.READ, Right.WRITE, Right.ADMIN))
-    to_list, to_describe = rights.to_list(), rights.on_table(Right.any())
-    all_tables, to_copy = rights.to_administer_all(), rights.to_copy(catalog.bounds.max_tables)
+    to_describe, to_copy = rights.on_table(Right.any()), rights.to_copy(catalog.bounds.max_tables)
 
     tables = TableHandlers(catalog, socket=socket)
-    add("CreateTable", replay_pb2.CreateTableRequest, rights.to_create(), tables.create)
+    add("CreateTable", replay_pb2.CreateTableRequest, rights.TO_CREATE, tables.create)
     add("DropTable", replay_pb2.DropTableRequest, admin, tables.drop)
-    add("ListTables", replay_pb2.ListTablesRequest, to_list, tables.list)
+    add("ListTables", replay_pb2.ListTablesRequest, rights.TO_LIST, tables.list)
     add("DescribeTable", replay_pb2.DescribeTableRequest, to_describe, tables.describe)
     add("ResetTable", replay_pb2.ResetTableRequest, admin, tables.reset)
 
@@ -57,14 +56,14 @@ def all_endpoints(
     add("Sample", replay_pb2.SampleRequest, read, sampling.sample)
     add("Read", replay_pb2.ReadRequest, read, sampling.read)
     add("UpdatePriorities", replay_pb2.UpdatePrioritiesRequest, write, sampling.update)
-    add("Learn", replay_pb2.LearnRequest, rights.to_learn(), sampling.learn, is_stream=True)
+    add("Learn", replay_pb2.LearnRequest, rights.TO_LEARN, sampling.learn, is_stream=True)
 
     stats, inspection = StatsHandler(catalog, endpoints), InspectionHandler(catalog)
-    add("Stats", replay_pb2.StatsRequest, rights.to_see_figures(), stats.stats)
+    add("Stats", replay_pb2.StatsRequest, rights.TO_SEE_FIGURES, stats.stats)
     add("Inspect", replay_pb2.InspectRequest, read, inspection.inspect)
 
     kept = CheckpointHandlers(checkpoints)
     add("Checkpoint", replay_pb2.CheckpointRequest, to_copy, kept.create)
-    add("ListCheckpoints", replay_pb2.ListCheckpointsRequest, all_tables, kept.list)
-    add("VerifyCheckpoint", replay_pb2.VerifyCheckpointRequest, all_tables, kept.verify)
+    add("ListCheckpoints", replay_pb2.ListCheckpointsRequest, rights.TO_ADMINISTER_ALL, kept.list)
+    add("VerifyCheckpoint", replay_pb2.VerifyCheckpointRequest, rights.TO_ADMINISTER_ALL, kept.verify)
     return endpoints

@@ -15,7 +15,6 @@ class OpenStreams:
     """Counts open streams per connection and caller."""
 
     def __init__(self, bounds: Bounds) -> None:
-        """Start empty."""
         self._most = bounds.max_streams_per_connection
         self._open: Counter[str] = Counter()
         self._of_callers = Budget("streams", "max_streams of the server", bounds.max_streams, bounds.caller_share)

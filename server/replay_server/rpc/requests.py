@@ -83,7 +83,6 @@ def _plain_bytes(described: Any, message: memoryview) -> int:
 
 
 def _has_arrays(described: Any) -> bool:
-    """Whether it, or a message in it, has arrays."""
     return any(
         field.full_name in _ARRAYS or (field.message_type is not None and _has_arrays(field.message_type))
         for field in described.fields

@@ -34,50 +34,31 @@ class Demand:
 
 def on_table(one_of: Right) -> Demand:
     """One of these rights, on the table of the message."""
-
-    def check(caller: Caller, named: Any, stream_table: str) -> None:
-        caller.check(one_of, named.table or stream_table)
-
-    return Demand(_TABLE_NAME, check)
+    return Demand(_TABLE_NAME, lambda caller, named, stream_table: caller.check(one_of, named.table or stream_table))
 
 
-def to_create() -> Demand:
-    """The right to administer the table that is to be."""
-
-    def check(caller: Caller, named: Any, _: str) -> None:
-        caller.check(Right.ADMIN, named.config.name)
-
-    return Demand(only(replay_pb2.CreateTableRequest, "config.name"), check)
-
-
-def to_list() -> Demand:
-    """The right to read any table; the others are left out of the answer."""
-
-    def check(caller: Caller, _named: None, _: str) -> None:
-        caller.check(Right.READ)
-
-    return Demand(None, check)
+TO_CREATE = Demand(
+    only(replay_pb2.CreateTableRequest, "config.name"),
+    lambda caller, named, _: caller.check(Right.ADMIN, named.config.name),
+)
+"""The right to administer the table that is to be."""
+TO_LIST = Demand(None, lambda caller, _named, _: caller.check(Right.READ))
+"""The right to read any table; the others are left out of the answer."""
+TO_SEE_FIGURES = Demand(_TABLE_NAME, lambda caller, named, _: caller.check(Right.READ, named.table or None))
+"""The right to read the table, or where none is named any; the others are left out of the answer."""
+TO_ADMINISTER_ALL = Demand(None, lambda caller, _named, _: caller.check_on_all(Right.ADMIN))
+"""The right to administer all tables, whether or not there are any."""
 
 
-def to_see_figures() -> Demand:
-    """The right to read the table, or where none is named any; the others are left out of the answer."""
-
-    def check(caller: Caller, named: Any, _: str) -> None:
-        caller.check(Right.READ, named.table or None)
-
-    return Demand(_TABLE_NAME, check)
+def _check_learn(caller: Caller, named: Any, stream_table: str) -> None:
+    table = named.table or stream_table
+    caller.check(Right.READ, table)
+    if named.HasField("update"):
+        caller.check(Right.WRITE, table)
 
 
-def to_learn() -> Demand:
-    """The right to read the table, and with an update to write to it."""
-
-    def check(caller: Caller, named: Any, stream_table: str) -> None:
-        table = named.table or stream_table
-        caller.check(Right.READ, table)
-        if named.HasField("update"):
-            caller.check(Right.WRITE, table)
-
-    return Demand(only(replay_pb2.LearnRequest, "table", "update"), check)
+TO_LEARN = Demand(only(replay_pb2.LearnRequest, "table", "update"), _check_learn)
+"""The right to read the table, and with an update to write to it."""
 
 
 def to_copy(most: int) -> Demand:
@@ -111,12 +92,3 @@ def check_series(caller: Caller, series: str, tables: Iterable[str] = ()) -> Non
     if series == PERIODIC_SERIES:
         caller.check_on_all(Right.ADMIN, what)
     caller.check_each(Right.ADMIN, [series, *tables], what)
-
-
-def to_administer_all() -> Demand:
-    """The right to administer all tables, whether or not there are any."""
-
-    def check(caller: Caller, _named: None, _: str) -> None:
-        caller.check_on_all(Right.ADMIN)
-
-    return Demand(None, check)

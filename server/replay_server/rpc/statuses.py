@@ -7,7 +7,7 @@ from typing import Final
 
 import grpc
 from google.protobuf import any_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2
 from replay_proto.errors import ERROR_DOMAIN
 from replay_proto.v1 import replay_pb2
 
@@ -49,5 +49,4 @@ def to_status(refusal: RequestError) -> status_pb2.Status:
     )
     detail = any_pb2.Any()
     detail.Pack(info)
-    code = code_pb2.Code.Value(CODES[refusal.reason].name)
-    return status_pb2.Status(code=code, message=str(refusal), details=[detail])
+    return status_pb2.Status(code=CODES[refusal.reason].value[0], message=str(refusal), details=[detail])

@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from replay_server.errors import FatalError
 from replay_server.files.mapped_file import FILE_MODE
 
 if TYPE_CHECKING:
@@ -27,30 +28,21 @@ _PRIVATE_FOLDER = 0o700
 _SHARED_FOLDER = FOLDER_MODE | stat.S_ISGID
 
 
-class GroupError(Exception):
-    """Access cannot be given to the group; the message says why."""
-
-
 def keep_private(root: Root) -> None:
     """Restrict access to the server's user, revoking what an earlier server allowed."""
-    folder = os.open(root.tables, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if stat.S_IMODE(os.fstat(folder).st_mode) != _PRIVATE_FOLDER:
-            os.fchmod(folder, _PRIVATE_FOLDER)
-    finally:
-        os.close(folder)
+    _give(root.tables, None, _PRIVATE_FOLDER)
 
 
 def share_with_group(root: Root, group: str) -> None:
     """Let members of a group read existing and future tables.
 
     Raises:
-        GroupError: if there is no such group, or the server's user is no member of it.
+        FatalError: if there is no such group, or the server's user is no member of it.
     """
     try:
         number = grp.getgrnam(group).gr_gid
     except KeyError:
-        raise GroupError(f"group: expected a group of this machine, got {group!r}, which does not exist") from None
+        raise FatalError(f"group: expected a group of this machine, got {group!r}, which does not exist") from None
     try:
         _give(root.path, number, FOLDER_MODE)
         _give(root.tables, number, _SHARED_FOLDER)
@@ -59,16 +51,18 @@ def share_with_group(root: Root, group: str) -> None:
                 continue
             _give(path, number, _SHARED_FOLDER if path.is_dir() else FILE_MODE)
     except PermissionError as error:
-        raise GroupError(
+        raise FatalError(
             f"group: expected one that the server's user belongs to, got {group!r}: {error.strerror} ({error.filename})"
         ) from error
 
 
-def _give(path: Path, group: int, mode: int) -> None:
+def _give(path: Path, group: int | None, mode: int) -> None:
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         # The mode last: a change of the group takes the set-group-ID bit away.
-        os.fchown(file, -1, group)
-        os.fchmod(file, mode)
+        if group is not None:
+            os.fchown(file, -1, group)
+        if stat.S_IMODE(os.fstat(file).st_mode) != mode:
+            os.fchmod(file, mode)
     finally:
         os.close(file)

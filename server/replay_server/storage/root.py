@@ -18,10 +18,6 @@ TEMPORARY = "replay-server-"
 """What the names of roots in memory begin with."""
 
 
-class RootInUseError(Exception):
-    """Another server holds the directory."""
-
-
 class Root:
     """A locked directory with a place for tables."""
 
@@ -38,13 +34,10 @@ class Root:
         """The user's directory: tables in it outlive the server. It is made if there is none.
 
         Raises:
-            RootInUseError: if another server holds it.
+            InUseError: if another server holds it.
             OSError: if it cannot be made.
         """
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        in_use = RootInUseError(f"{path} is in use by another server; stop it, or choose another --data-dir")
-        lock = held_folders.lock(path, in_use)
-        return cls(path, lock, temporary=False)
+        return cls(path, held_folders.lock(path, "--data-dir"), temporary=False)
 
     @staticmethod
     def check_durable(path: Path) -> None:

@@ -17,8 +17,8 @@ from replay_proto.v1 import replay_pb2
 from replay_server.backends import BACKENDS
 from replay_server.backends.parameters import read_parameters
 from replay_server.backends.uniform import UniformIndex
-from replay_server.defaults import DEFAULT_BACKEND
 
+DEFAULT_BACKEND = "sum_tree"
 QUEUE = "fifo"
 """What the contract calls the backend of a table whose rows go out oldest first."""
 MAX_TIMES_SAMPLED = 10_000
@@ -213,20 +213,12 @@ class TableConfig:
 
         Raises:
             FieldError: names the field that cannot be used.
-            KeyError: if one is missing.
+            KeyError, TypeError: if one is missing or unknown.
         """
-        columns = {name: Column(column["dtype"], column["shape"]) for name, column in config["columns"].items()}
-        rate_limit = config["rate_limit"]
-        return cls(
-            config["name"],
-            Schema(columns),
-            config["capacity"],
-            config["backend"],
-            config["parameters"],
-            config["seed"],
-            None if rate_limit is None else RateLimit(**rate_limit),
-            config.get("owner", ""),  # not there before tables had owners
-        )
+        plain = dict(config)
+        schema = Schema({name: Column(**column) for name, column in plain.pop("columns").items()})
+        rate_limit = plain.pop("rate_limit")
+        return cls(**plain, schema=schema, rate_limit=None if rate_limit is None else RateLimit(**rate_limit))
 
 
 def _finite_only(numbers: Mapping[str, float | None]) -> dict[str, float]:

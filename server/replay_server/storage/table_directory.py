@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
+from replay_server.errors import FatalError
 from replay_server.files.durable_files import replace_file, sync_path
 from replay_server.files.mapped_file import MappedFile, NoSpaceError, tells_full
 from replay_server.storage.header import Header
@@ -53,7 +54,7 @@ _UNFINISHED = ".new-"
 _REMOVED = ".dropped-"
 
 
-class DamagedTableError(Exception):
+class DamagedTableError(FatalError):
     """A table's directory is not what this version can read; the message names the file and the fault."""
 
 
@@ -85,6 +86,8 @@ class TableDirectory:
         self._is_stored_anew = False
         self.storing_beside = asyncio.Lock()
         """Held while a worker thread stores rows, and during `store_anew`, so that they never overlap."""
+        self.in_use = asyncio.Lock()
+        """Held while a worker thread uses the files, to delay their removal."""
         self._rows_synced_to: int | None = None
         """Rows ever inserted when their files were last synced; None: not since this was opened, or a sync failed."""
         if checked:
@@ -150,8 +153,7 @@ class TableDirectory:
             version = manifest["format_version"]
             if version not in (FORMAT_VERSION, CHECKED_FORMAT_VERSION):
                 raise ValueError(
-                    f"expected format version {FORMAT_VERSION} or "
-                    f"{CHECKED_FORMAT_VERSION}, found {version}; use the "
+                    f"expected format version {FORMAT_VERSION} or {CHECKED_FORMAT_VERSION}, found {version}; use the "
                     "version of replay-server that created it, or another --data-dir"
                 )
             if manifest["crc32"] != _checksum(manifest):
@@ -177,11 +179,6 @@ class TableDirectory:
         """Bytes that the table's files take so far."""
         synced = SYNC_POINT_BYTES if self.is_checked else 0
         return self.rows.reserved_bytes + self._priorities_file.reserved + self.writers.file.reserved + synced
-
-    @property
-    def full_bytes(self) -> int:
-        """Bytes that they take once the table is full."""
-        return full_bytes(self.config, checked=self.is_checked)
 
     @property
     def is_checked(self) -> bool:
@@ -349,7 +346,6 @@ def _manifest(uid: bytes, config: TableConfig, *, checked: bool) -> str:
 
 
 def _checksum(manifest: Mapping[str, Any]) -> int:
-    """Of what defines the table."""
     content = {"uid": manifest["uid"], "config": manifest["config"]}
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 

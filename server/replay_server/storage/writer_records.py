@@ -118,11 +118,6 @@ class WriterRecords:
         return forgotten.place
 
     def _check(self, inserted: int) -> None:
-        """Make sure that every record is one that could have been stored.
-
-        Raises:
-            ValueError: if one is not.
-        """
         records = self._records
         sequence, first_key = records["sequence"], records["first_key"]
         impossible = (sequence < 0) | (
@@ -136,11 +131,8 @@ class WriterRecords:
         )
         if impossible.any():
             place, index = np.argwhere(impossible)[0]
-            raise ValueError(
-                f"{self._path}: record {index} of writer "
-                f"{place} is invalid: "
-                f"{records[place, index]}; the file is corrupt"
-            )
+            which = f"record {index} of writer {place}"
+            raise ValueError(f"{self._path}: {which} is invalid: {records[place, index]}; the file is corrupt")
 
     def _recover(self, inserted: int) -> None:
         uncommitted = self._records["first_key"] + self._records["count"] > inserted

@@ -1,20 +1,13 @@
-"""Requests and results of draws, and the interface of draw policies.
-
-`replay_server.table.priority_draws` and `replay_server.table.oldest_first` implement it.
-"""
+"""Requests and results of draws."""
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractAsyncContextManager
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from replay_server.backends.index import Drawn, LiveRows
-from replay_server.table.gates import Gate
 
 
 class DrawMode(Enum):
@@ -67,42 +60,6 @@ class DrawnBatch(NamedTuple):
     """Probability of the least probable live row of non-zero mass."""
     inserted: int
     """Rows ever inserted."""
-
-
-class DrawPolicy(Protocol):
-    """Decides which rows a draw returns, and what happens to them."""
-
-    @property
-    def gate(self) -> Gate | None:
-        """The gate of draws and inserts, if any."""
-
-    @property
-    def turn(self) -> AbstractAsyncContextManager[Any]:
-        """Lock held by a draw until its rows are handed out."""
-
-    @property
-    def copyable(self) -> bool:
-        """Whether clients on this host may copy drawn rows, because draws do not remove them."""
-
-    def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
-        """float64[count * batch_size] in [0, 1): at which points of the mass ``count`` batches are drawn."""
-
-    def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
-        """Return the rows at these points; changes nothing."""
-
-    def smallest_probability(self, live: LiveRows) -> float:
-        """The smallest probability of a row that can be drawn; ``live`` has at least one."""
-
-    def probabilities(
-        self, priorities: NDArray[np.float64], ranks: NDArray[np.int64], live: LiveRows
-    ) -> NDArray[np.float64]:
-        """float64[n]: with which rows of these priorities and ranks are drawn now, whether there are such or not.
-
-        Rank 1 is the largest priority; of equal ones the newest comes first.
-        """
-
-    def hand_out(self, rows: int) -> None:
-        """Count the last ``rows`` drawn rows as handed out."""
 
 
 def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:

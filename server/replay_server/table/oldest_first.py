@@ -17,7 +17,7 @@ from replay_server.table.gates import Gate
 
 
 class OldestFirst(Gate):
-    """The order of a queue, which is also its gate: no insert over rows not yet gone. A `DrawPolicy`.
+    """The order of a queue, which is also its gate: no insert over rows not yet gone.
 
     Each time a row goes out counts as a delivery. Deliveries are numbered: row k has those from ``k * times`` on. The
     number of the next one is stored before a reply is sent, in one word from which the oldest live row follows: no row

@@ -18,14 +18,13 @@ from replay_proto.layout import HEADER_FILE
 
 from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index
-from replay_server.backends.index import PriorityIndex, live_slots
+from replay_server.backends.index import live_slots
 from replay_server.files.mapped_file import NoSpaceError
-from replay_server.storage.header import Header
 from replay_server.storage.power_loss.recovery import PRIORITIES_FILE
 from replay_server.storage.power_loss.row_checksums import origin_word
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
-from replay_server.table.draws import Draw, DrawnBatch, DrawPolicy, WeightNorm, importance_weights
+from replay_server.table.draws import Draw, DrawnBatch, WeightNorm, importance_weights
 from replay_server.table.figures.table_figures import TableFigures
 from replay_server.table.figures.times_sampled import COUNT_BYTES
 from replay_server.table.gates import Gate
@@ -85,7 +84,11 @@ class Table:
         self._index = make_index(self.config.index_backend, self.config.index_parameters, directory.priorities)
         _check_priorities(directory, self.live, self._index.priority_limit)
         self._index.rebuild(self.live)
-        self.draws = draw_policy(self.config, self._header, self._index)
+        self.draws: OldestFirst | PriorityDraws = (
+            OldestFirst(self.config, self._header)
+            if self.config.is_queue
+            else PriorityDraws(self.config, self._header, self._index)
+        )
         """Which rows draws take: by priority, or the oldest."""
         self.gate: Gate | None = self.draws.gate
         """The gate of draws and inserts, if any."""
@@ -206,7 +209,7 @@ class Table:
         """
         repeated = None if stamp is None else self.directory.writers.find(stamp.writer_id, stamp.sequence)
         if repeated is not None:
-            self.figures.insert_repeated()
+            self.figures.counts.repeated_inserts += 1
             return range(repeated[0], repeated[0] + repeated[1])
         return None
 
@@ -266,7 +269,7 @@ class Table:
 
         Args:
             draw: what the caller asks for.
-            points: of one batch after the other, as `DrawPolicy.choose_points` gives them.
+            points: of one batch after the other, as `choose_points` of its `draws` gives them.
 
         Raises:
             RequestError: TABLE_EMPTY.
@@ -326,7 +329,7 @@ class Table:
         return np.take(self.directory.priorities, keys % self.config.slots)
 
     def probabilities(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-        """float64[n]: with which rows are drawn now; see `DrawPolicy.probabilities`."""
+        """float64[n]: with which rows are drawn now; see `PriorityDraws.probabilities`."""
         return self.draws.probabilities(priorities, ranks, self.live)
 
     def overtaken(self, keys: NDArray[np.int64]) -> bool:
@@ -359,11 +362,6 @@ class Table:
         keys = np.arange(first, end)
         self._index.clear(keys)
         self.figures.evicted(keys)
-
-
-def draw_policy(config: TableConfig, header: Header, index: PriorityIndex) -> DrawPolicy:
-    """The order in which rows of a table are drawn."""
-    return OldestFirst(config, header) if config.is_queue else PriorityDraws(config, header, index)
 
 
 def _check_priorities(directory: TableDirectory, live: LiveRows, limit: float) -> None:

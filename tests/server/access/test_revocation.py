@@ -16,7 +16,7 @@ import pytest
 from replay_client.security import token_metadata
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 from replay_server import errors
-from replay_server.auth.caller import Anyone
+from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.storage.root import Root
@@ -166,7 +166,7 @@ def test_what_waits_ends_when_its_token_expires(calls_of: Callable[[str], Calls]
     assert datetime.now(UTC) >= soon
 
 
-class Revoked(Anyone):
+class Revoked(Caller):
     """A caller whose token was taken away just now; nobody has looked yet."""
 
     def check_valid(self) -> None:
@@ -180,10 +180,10 @@ def test_a_draw_that_has_waited_takes_nothing_for_a_token_that_is_valid_no_more(
     async def play() -> None:
         table, _ = await catalog.create(TableConfig("queue", WHOLE, capacity=10, backend="fifo"))
 
-        async def draw(caller: Anyone) -> None:
+        async def draw(caller: Caller) -> None:
             await catalog.waiters.draw(caller, table, 1, math.inf)
 
-        first, second = asyncio.create_task(draw(Revoked())), asyncio.create_task(draw(Anyone()))
+        first, second = asyncio.create_task(draw(Revoked())), asyncio.create_task(draw(Caller()))
         while table.figures.snapshot().waiting < 2:
             await asyncio.sleep(0)
         table.insert(NewRows(columns_of(np.arange(1)), 1), None)

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from replay_proto.v1 import replay_pb2
-from replay_server.defaults import DEFAULT_MAX_ROWS_PER_CALL
+from replay_server.flow.bounds import Bounds
 
 from tests.server.rpc.test_hostile_messages import NO_MESSAGES
 from tests.support.caller import (
@@ -183,7 +183,7 @@ def test_a_hello_that_is_too_long_is_not_received(link: FrameLink, size: int) ->
 
 def test_a_frame_that_is_too_long_is_refused_before_it_came(filled: CalledTable) -> None:
     """It has no rows: keys and priorities for one call are all that the server takes."""
-    longest = (1 << 20) + 16 * DEFAULT_MAX_ROWS_PER_CALL
+    longest = (1 << 20) + 16 * Bounds.max_rows_per_call
     link = greeted(filled.describe(), "UpdatePriorities")
     link.socket.sendall(HEAD.pack(longest + 1, 0) + b"the first of it")
     with refused("TOO_LARGE", limit=longest, got=longest + 1, setting="max_rows_per_call of the server"):
@@ -272,7 +272,7 @@ def test_many_requests_in_one_piece_are_answered_in_order(filled: CalledTable) -
 def test_large_updates_are_taken(filled: CalledTable) -> None:
     """8 MiB: more than a connection's queue takes before reading stops."""
     link = greeted(filled.describe(), "UpdatePriorities")
-    count = DEFAULT_MAX_ROWS_PER_CALL
+    count = Bounds.max_rows_per_call
     update = replay_pb2.PriorityUpdate(keys=int64(np.full(count, 5)), priorities=float64(np.arange(count)))
     for _ in range(16):
         request = replay_pb2.UpdatePrioritiesRequest(table=filled.name, table_uid=filled.uid, update=update)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from replay_proto.framing import NO_ROWS, Framed
 from replay_proto.v1 import replay_pb2
-from replay_server.auth.caller import Anyone
+from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call, Stream
 from replay_server.rpc.handlers import gathering
@@ -69,7 +69,7 @@ def sample(handlers: SamplingHandlers, table: Table) -> np.ndarray[Any, np.dtype
     """Draw a batch; places of its rows among the live ones."""
     request = replay_pb2.SampleRequest(table=table.name, draw=make_draw(ROWS))
     answer = replay_pb2.SampleResponse.FromString(
-        asyncio.run(handlers.sample(Framed(request, NO_ROWS), Call(Anyone())))
+        asyncio.run(handlers.sample(Framed(request, NO_ROWS), Call(Caller())))
     )
     keys = np.frombuffer(answer.batch.keys, np.int64)
     assert len(table.live_keys(keys)) == ROWS
@@ -79,7 +79,7 @@ def sample(handlers: SamplingHandlers, table: Table) -> np.ndarray[Any, np.dtype
 def learn(handlers: SamplingHandlers, table: Table, batches: int) -> replay_pb2.LearnResponse:
     """Draw batches on a learner's stream."""
     request = replay_pb2.LearnRequest(table=table.name, draw=make_draw(ROWS), batches=batches, ahead=2)
-    call = Call(Anyone(), Stream(lambda _: None))
+    call = Call(Caller(), Stream(lambda _: None))
     return replay_pb2.LearnResponse.FromString(asyncio.run(handlers.learn(Framed(request, NO_ROWS), call)))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from replay_proto.framing import NO_ROWS, Framed
 from replay_proto.v1 import replay_pb2
-from replay_server.auth.caller import Anyone
+from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.rpc.call import Call
@@ -74,7 +74,7 @@ def sample(catalog: Catalog, table: Table) -> asyncio.Task[bytes]:
     """Begin to draw a batch."""
     request = replay_pb2.SampleRequest(table=table.name, draw=make_draw(ROWS))
     handlers = SamplingHandlers(catalog, same_host=False)
-    return asyncio.create_task(handlers.sample(Framed(request, NO_ROWS), Call(Anyone("caller"))))
+    return asyncio.create_task(handlers.sample(Framed(request, NO_ROWS), Call(Caller("caller"))))
 
 
 def keys_of(answer: bytes) -> list[int]:

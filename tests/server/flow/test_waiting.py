@@ -14,7 +14,7 @@ import pytest
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
-from replay_server.auth.caller import Anyone
+from replay_server.auth import caller as callers
 from replay_server.errors import RequestError
 from replay_server.flow.budgets import Budget
 from replay_server.flow.waiting import Waiters
@@ -461,7 +461,7 @@ def test_a_draw_that_was_let_on_is_sent_away_by_a_reset_before_it_goes_on(tmp_pa
     waiters = Waiters(Budget("calls", "a setting", 10, 1.0), Budget("bytes", "a setting", 1 << 20, 1.0))
 
     async def let_one_on_and_reset() -> None:
-        draw = asyncio.create_task(waiters.draw(Anyone(), table, 1, math.inf))
+        draw = asyncio.create_task(waiters.draw(callers.Caller(), table, 1, math.inf))
         await asyncio.sleep(0)
         table.insert(NewRows({"value": np.zeros(1, np.int64)}, 1), None)
         waiters.changed(table)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 from replay_proto.rate_limit import RateLimit
-from replay_server.auth.caller import Anyone
+from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
 from replay_server.errors import RequestError
 from replay_server.files.mapped_file import NoSpaceError
@@ -69,7 +69,7 @@ class Held:
 
     def insert(self, rows: NewRows, stamp: WriterStamp | None = None) -> asyncio.Task[range]:
         """Begin another insert."""
-        return asyncio.create_task(self.catalog.waiters.insert(Anyone(), self.table, rows, stamp, None))
+        return asyncio.create_task(self.catalog.waiters.insert(Caller(), self.table, rows, stamp, None))
 
     def let_on(self) -> None:
         """Let the large insert store its rows."""
@@ -83,7 +83,7 @@ async def held(
     """Begin a large insert of rows 0, 1, ... into a new table, after three rows of 1000, 1001 and 1002."""
     catalog = Catalog(Root.durable(folder), checked=config.pop("checked", False))
     table, _ = await catalog.create(TableConfig("t", WHOLE, **{"capacity": CAPACITY, **config}))
-    await catalog.waiters.insert(Anyone(), table, rows_from(1000, 3, np.array([1.0, 7.0, 3.0])), None, None)
+    await catalog.waiters.insert(Caller(), table, rows_from(1000, 3, np.array([1.0, 7.0, 3.0])), None, None)
     await table.directory.storing_beside.acquire()
     it = Held(catalog, table, rows or rows_from(0, LARGE), stamp)
     while table.turns.under_way is None:
@@ -190,10 +190,10 @@ def test_after_a_reset_the_rate_limiter_is_asked_again(tmp_path: Path) -> None:
     async def test() -> None:
         catalog = Catalog(Root.durable(tmp_path), checked=True)
         table, _ = await catalog.create(TableConfig("t", WHOLE, capacity=CAPACITY, rate_limit=limit))
-        await catalog.waiters.insert(Anyone(), table, rows_from(1000, 3), None, None)
-        await catalog.waiters.draw(Anyone(), table, 2 * LARGE + 3, 0)
+        await catalog.waiters.insert(Caller(), table, rows_from(1000, 3), None, None)
+        await catalog.waiters.draw(Caller(), table, 2 * LARGE + 3, 0)
         await table.directory.storing_beside.acquire()
-        large = asyncio.create_task(catalog.waiters.insert(Anyone(), table, rows, None, 0))
+        large = asyncio.create_task(catalog.waiters.insert(Caller(), table, rows, None, 0))
         while table.turns.under_way is None:
             await asyncio.sleep(0)
         table.reset()
@@ -204,7 +204,7 @@ def test_after_a_reset_the_rate_limiter_is_asked_again(tmp_path: Path) -> None:
         checksums = table.directory.rows.checksums
         assert checksums is not None
         assert not checksums.whole(3, LARGE).any(), "a loss of power would bring rows of it back"
-        assert await catalog.waiters.insert(Anyone(), table, rows_from(7, 3), None, 0) == range(3, 6)
+        assert await catalog.waiters.insert(Caller(), table, rows_from(7, 3), None, 0) == range(3, 6)
         catalog.close()
 
     run(test)
@@ -239,9 +239,9 @@ def test_one_that_finds_no_space_changes_nothing_and_lets_others_on(
         with monkeypatch.context() as patch:
             patch.setattr(RowStore, "reserve", full)
             with pytest.raises(RequestError, match="no space left"):
-                await catalog.waiters.insert(Anyone(), table, rows_from(0, LARGE), None, None)
+                await catalog.waiters.insert(Caller(), table, rows_from(0, LARGE), None, None)
         assert (table.inserted, table.write_horizon) == (0, 0)
-        assert await catalog.waiters.insert(Anyone(), table, rows_from(0, 2), None, None) == range(2)
+        assert await catalog.waiters.insert(Caller(), table, rows_from(0, 2), None, None) == range(2)
         check_table(table)
         catalog.close()
 
@@ -277,7 +277,7 @@ class Calls:
 
     def _begin(self, first: int, count: int, stamp: WriterStamp | None) -> asyncio.Task[range]:
         call = asyncio.create_task(
-            self.catalog.waiters.insert(Anyone(), self.table, rows_from(first, count), stamp, None)
+            self.catalog.waiters.insert(Caller(), self.table, rows_from(first, count), stamp, None)
         )
         self.begun.append((call, first, count))
         return call

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from replay_server.files import held_folders
-from replay_server.storage.root import TEMPORARY, Root, RootInUseError
+from replay_server.storage.root import TEMPORARY, Root
 
 
 def abandoned(parent: Path) -> Path:
@@ -42,7 +42,7 @@ def test_a_durable_root_stays(tmp_path: Path) -> None:
 
 def test_a_root_has_one_server_at_a_time(tmp_path: Path) -> None:
     first = Root.durable(tmp_path)
-    with pytest.raises(RootInUseError, match=str(tmp_path)):
+    with pytest.raises(held_folders.InUseError, match=str(tmp_path)):
         Root.durable(tmp_path)
     first.close()
     Root.durable(tmp_path).close()
@@ -52,7 +52,7 @@ def test_a_root_that_was_refused_leaks_no_descriptor(tmp_path: Path) -> None:
     first = Root.durable(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
-        with pytest.raises(RootInUseError):
+        with pytest.raises(held_folders.InUseError):
             Root.durable(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == before
     first.close()
@@ -90,7 +90,7 @@ def test_a_root_that_is_being_swept_is_taken_by_nobody(tmp_path: Path, monkeypat
     refused = []
 
     def take_then_remove(path: Path, ignore_errors: bool = False) -> None:
-        with pytest.raises(RootInUseError):
+        with pytest.raises(held_folders.InUseError):
             Root.durable(path)
         refused.append(path)
         removed(path, ignore_errors)

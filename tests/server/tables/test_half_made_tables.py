@@ -53,7 +53,7 @@ def test_a_table_whose_dropper_hangs_up_is_gone_and_can_be_made_again(
     async def run() -> None:
         catalog = Catalog(Root.durable(tmp_path), checked=checked)
         table, _ = await catalog.create(CONFIG)
-        hold = catalog.hold(table)
+        hold = table.directory.in_use
         if is_held:
             await hold.acquire()
         await hang_up(asyncio.create_task(catalog.drop("t", b"")), turns)

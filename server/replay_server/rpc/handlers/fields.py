@@ -32,7 +32,7 @@ _LARGEST_FINITE = float(np.finfo(np.float64).max)
 MAX_AHEAD = 1 << 20
 """Limit on batches in flight, far above realistic values; sums of it cannot overflow."""
 MAX_BATCHES = 256
-"""Maximum batches per message: they are drawn together while other callers wait."""
+"""Maximum batches per message, where 0 counts as 1: they are drawn together while other callers wait."""
 
 
 def table_uid(value: bytes, *, required: bool = False) -> bytes:
@@ -75,13 +75,6 @@ def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
     return array
 
 
-def row_count(value: int) -> int:
-    """Number of rows of an insert."""
-    if value < 1:
-        raise FieldError("row_count", "at least 1", str(value))
-    return value
-
-
 def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
     """Rows of an insert by column, as they lie in the message."""
     expected = count * schema.row_bytes
@@ -94,17 +87,16 @@ def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
     return views
 
 
-def sequence(value: int) -> int:
-    """Sequence number of a writer's insert."""
-    if value < 1:
-        raise FieldError("sequence", "at least 1 where there is a writer_id", str(value))
+def at_least(field: str, least: int, value: int, where: str = "") -> int:
+    """Check a lower limit; ``where`` is added to it in refusals."""
+    if value < least:
+        raise FieldError(field, f"at least {least}{where}", str(value))
     return value
 
 
 def draw(value: replay_pb2.Draw) -> Draw:
     """A batch to draw."""
-    if value.batch_size < 1:
-        raise FieldError("batch_size", "at least 1", str(value.batch_size))
+    at_least("batch_size", 1, value.batch_size)
     if not (math.isfinite(value.beta) and value.beta >= 0):
         raise FieldError("beta", "a finite number of at least 0", str(value.beta))
     mode = _DRAW_MODES.get(value.draw_mode)
@@ -128,15 +120,8 @@ def wait_s(value: float) -> float:
     return value
 
 
-def batch_count(value: int) -> int:
-    """Number of batches requested in a message."""
-    if not 0 <= value <= MAX_BATCHES:
-        raise FieldError("batches", f"0 (which counts as 1) to {MAX_BATCHES}", str(value))
-    return value or 1
-
-
-def ahead(value: int) -> int:
-    """Number of batches in flight before these."""
-    if not 0 <= value <= MAX_AHEAD:
-        raise FieldError("ahead", f"0 to {MAX_AHEAD}", str(value))
+def up_to(field: str, most: int, value: int) -> int:
+    """Check that a number is between 0 and ``most``."""
+    if not 0 <= value <= most:
+        raise FieldError(field, f"0 to {most}", str(value))
     return value

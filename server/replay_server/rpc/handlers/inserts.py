@@ -20,7 +20,6 @@ class InsertHandlers:
     """Handlers of inserts."""
 
     def __init__(self, catalog: Catalog) -> None:
-        """Serve these tables."""
         self._catalog = catalog
         self._streams = WriterStreams()
 
@@ -62,7 +61,7 @@ class InsertHandlers:
 
 
 def _new_rows(table: Table, insertion: replay_pb2.Insertion, rows: memoryview) -> NewRows:
-    count = fields.row_count(insertion.row_count)
+    count = fields.at_least("row_count", 1, insertion.row_count)
     return NewRows(
         columns=fields.columns(table.config.schema, rows, count),
         count=count,
@@ -79,7 +78,8 @@ def _stamp(writer_id: bytes, sequence: int) -> WriterStamp | None:
         if sequence:
             raise FieldError("sequence", "0 where there is no writer_id", str(sequence))
         return None
-    return WriterStamp(fields.writer_id(writer_id), fields.sequence(sequence))
+    sequence = fields.at_least("sequence", 1, sequence, " where there is a writer_id")
+    return WriterStamp(fields.writer_id(writer_id), sequence)
 
 
 def _key_range(keys: range) -> replay_pb2.KeyRange:

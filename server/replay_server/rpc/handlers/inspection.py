@@ -24,7 +24,6 @@ class InspectionHandler:
     """Inspects tables in a worker thread, one at a time."""
 
     def __init__(self, catalog: Catalog) -> None:
-        """Serve these tables."""
         self._catalog = catalog
         self._random = np.random.default_rng()
         # Inspections use at most one of the worker threads for gathers.

@@ -32,8 +32,6 @@ class _Wanted(NamedTuple):
     batches: int
     wait_s: float
     same_host: replay_pb2.SameHost
-    ahead: int = 0
-    """Batches in flight before these, on a learner's stream."""
 
     @property
     def rows(self) -> int:
@@ -45,26 +43,13 @@ class SamplingHandlers:
     """Handlers of draws, reads and updates."""
 
     def __init__(self, catalog: Catalog, *, same_host: bool) -> None:
-        """Serve these tables.
-
-        Args:
-            catalog: the tables.
-            same_host: whether clients on this host may copy rows themselves.
-        """
+        """Serve these tables; if ``same_host``, clients on this host may copy rows themselves."""
         self._catalog = catalog
         self._same_host = same_host
 
     async def sample(self, request: Framed[replay_pb2.SampleRequest], call: Call) -> bytes:
         """Draw a batch."""
-        message = request.head
-        wanted = _Wanted(
-            table=message.table,
-            uid=fields.table_uid(message.table_uid),
-            draw=fields.draw(message.draw),
-            batches=1,
-            wait_s=fields.wait_s(message.draw.wait_s),
-            same_host=message.same_host,
-        )
+        wanted = _wanted(request.head.table, fields.table_uid(request.head.table_uid), request.head)
         self._check_size(wanted)
 
         def reply(table: Table, drawn: Sequence[DrawnBatch]) -> Message:
@@ -110,7 +95,9 @@ class SamplingHandlers:
         message = request.head
         name = call.stream.constant("table", message.table)
         uid = call.stream.constant("table_uid", fields.table_uid(message.table_uid))
-        wanted = _wanted_on_a_stream(name, uid, message)
+        batches = fields.up_to("batches", fields.MAX_BATCHES, message.batches) or 1
+        ahead = fields.up_to("ahead", fields.MAX_AHEAD, message.ahead)
+        wanted = _wanted(name, uid, message, batches) if message.HasField("draw") else None
         table = self._catalog.find(name, uid)
         if wanted is not None:
             self._check_size(wanted)
@@ -131,15 +118,10 @@ class SamplingHandlers:
 
         table = await self._admit(call, wanted)
         answer = await self._drawn(call, table, wanted, reply)
-        table.figures.asked_ahead(wanted.batches, wanted.ahead)
+        table.figures.asked_ahead(batches, ahead)
         return answer
 
     def _check_size(self, wanted: _Wanted) -> None:
-        """Check the limits on the rows of a call.
-
-        Raises:
-            RequestError: TOO_LARGE, or TABLE_NOT_FOUND.
-        """
         table, bounds = self._catalog.find(wanted.table, wanted.uid), self._catalog.bounds
         check_reply_size(table, wanted.rows, bounds.max_rows_bytes, wanted.batches)
         bounds.check_rows(wanted.rows)
@@ -171,11 +153,7 @@ class SamplingHandlers:
         return table
 
     async def _drawn(self, call: Call, table: Table, wanted: _Wanted, reply: Reply) -> bytes:
-        """Draw admitted batches and build the reply.
-
-        Raises:
-            RequestError: the table was dropped or reset since they were admitted, or the reply is too large.
-        """
+        """Draw admitted batches and build the reply; refuse if the table was dropped or reset since."""
         resets = table.resets
         copies = self._may_copy(table, wanted.same_host) and not wanted.same_host.overtaken
         row_bytes = 0 if copies else table.config.schema.row_bytes
@@ -189,14 +167,7 @@ class SamplingHandlers:
             raise
 
     async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, *, copies: bool) -> bytes:
-        """Build the reply. Statistics count what is finally returned.
-
-        Args:
-            table: to draw from.
-            wanted: the draws.
-            reply: creates the reply without rows.
-            copies: whether the caller copies the rows itself.
-        """
+        """Build the reply, without rows if the caller ``copies`` them. Statistics count what is finally returned."""
         resets = table.resets
         points = table.draws.choose_points(wanted.draw, wanted.batches)
         drawn: list[DrawnBatch] = []
@@ -207,10 +178,10 @@ class SamplingHandlers:
 
         if copies:
             answer = choose()[0].SerializeToString()
-            table.figures.copied_by_client(len(points))
+            table.figures.counts.copied_by_clients += len(points)
         else:
             if self._replaces_batch(table, wanted.same_host):
-                table.figures.copy_overtaken()
+                table.figures.counts.overtaken_copies += 1
             answer = await reply_with_rows(table, choose, len(points))
         self._check_same(table, resets)
         table.hand_out(drawn)
@@ -219,27 +190,19 @@ class SamplingHandlers:
         return answer
 
     def _check_same(self, table: Table, resets: int) -> None:
-        """Refuse a draw whose table was dropped or reset since it was admitted.
-
-        Raises:
-            RequestError: TABLE_NOT_FOUND, TABLE_REPLACED or TABLE_RESET.
-        """
         self._catalog.find(table.name, table.uid)
         if table.resets != resets:
             raise errors.table_reset(table.name)
 
 
-def _wanted_on_a_stream(name: str, uid: bytes, message: replay_pb2.LearnRequest) -> _Wanted | None:
-    """What a learner's message asks for; None if it only sets priorities."""
-    batches, ahead = fields.batch_count(message.batches), fields.ahead(message.ahead)
+def _wanted(
+    name: str, uid: bytes, message: replay_pb2.SampleRequest | replay_pb2.LearnRequest, batches: int = 1
+) -> _Wanted:
     wait_s = fields.wait_s(message.draw.wait_s)
-    if not message.HasField("draw"):
-        return None
-    return _Wanted(name, uid, fields.draw(message.draw), batches, wait_s, message.same_host, ahead)
+    return _Wanted(name, uid, fields.draw(message.draw), batches, wait_s, message.same_host)
 
 
 def _fields(batch: DrawnBatch) -> dict[str, Any]:
-    """Of a replay.v1.Batch."""
     return {
         "keys": batch.keys.tobytes(),
         "probabilities": batch.probabilities.tobytes(),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 import numpy as np
 import psutil
@@ -31,7 +32,6 @@ class StatsHandler:
     """Reports statistics without scanning all rows."""
 
     def __init__(self, catalog: Catalog, endpoints: Mapping[str, AnyEndpoint]) -> None:
-        """Report on these tables and RPCs."""
         self._catalog = catalog
         self._endpoints = endpoints
         self._began = time.monotonic()
@@ -40,16 +40,11 @@ class StatsHandler:
 
     async def stats(self, request: Framed[replay_pb2.StatsRequest], call: Call) -> bytes:
         """Figures of the server, and of one table or all that the caller may read."""
-        name = request.head.table
-        tables = (
-            [self._table(self._catalog.find(name))]
-            if name
-            else [
-                self._table(table)
-                async for table in self._catalog.in_turns()
-                if call.caller.may(Right.READ, table.name)
-            ]
-        )
+        if request.head.table:
+            tables = [self._table(self._catalog.find(request.head.table))]
+        else:
+            may_read = partial(call.caller.may, Right.READ)
+            tables = [self._table(table) async for table in self._catalog.in_turns() if may_read(table.name)]
         return replay_pb2.StatsResponse(server=self._server(), tables=tables).SerializeToString()
 
     def _server(self) -> replay_pb2.ServerStats:
@@ -80,9 +75,9 @@ class StatsHandler:
             repeated_inserts=figures.repeated_inserts,
             rates=replay_pb2.Rates(
                 window_s=WINDOW_S,
-                inserted_per_s=figures.rates.inserted,
-                sampled_per_s=figures.rates.sampled,
-                updated_per_s=figures.rates.updated,
+                inserted_per_s=figures.inserted_per_s,
+                sampled_per_s=figures.sampled_per_s,
+                updated_per_s=figures.updated_per_s,
             ),
             waiting=figures.waiting,
             waiting_inserts=figures.waiting_inserts,
@@ -116,10 +111,7 @@ class StatsHandler:
         values = np.quantile(table.priorities(keys), _QUANTILES)
         # Use the exact minimum and maximum.
         values[0], values[-1] = table.smallest_priority, table.largest_priority
-        return [
-            replay_pb2.Quantile(fraction=fraction, value=value)
-            for fraction, value in zip(_QUANTILES, values, strict=True)
-        ]
+        return _quantiles(values)
 
 
 def _limiter(table: Table) -> replay_pb2.LimiterStats | None:
@@ -135,10 +127,12 @@ def _age_quantiles(table: Table) -> list[replay_pb2.Quantile]:
     if table.size == 0:
         return []
     newest = table.inserted - 1
-    return [
-        replay_pb2.Quantile(fraction=fraction, value=table.figures.age_s(newest - int(fraction * (table.size - 1))))
-        for fraction in _QUANTILES
-    ]
+    return _quantiles(table.figures.age_s(newest - int(fraction * (table.size - 1))) for fraction in _QUANTILES)
+
+
+def _quantiles(values: Iterable[float]) -> list[replay_pb2.Quantile]:
+    pairs = zip(_QUANTILES, values, strict=True)
+    return [replay_pb2.Quantile(fraction=fraction, value=value) for fraction, value in pairs]
 
 
 def _method(name: str, figures: MethodFigures) -> replay_pb2.MethodStats:

@@ -35,12 +35,7 @@ class TableHandlers:
     """Handlers of RPCs on whole tables."""
 
     def __init__(self, catalog: Catalog, *, socket: Path | None) -> None:
-        """Serve these tables.
-
-        Args:
-            catalog: the tables.
-            socket: path disclosed to clients on this host, with that of the tables' files; None: neither.
-        """
+        """Serve these tables; clients on this host learn the ``socket``, if any, and the tables' paths."""
         self._catalog = catalog
         self._socket = socket
 
@@ -48,7 +43,7 @@ class TableHandlers:
         """Create a table, or find an existing one with the same config."""
         config = request.head.config
         self._catalog.bounds.check_columns(len(config.columns))  # before processing them
-        table, created = await self._catalog.create(TableConfig.from_proto(config), call.caller.quota())
+        table, created = await self._catalog.create(TableConfig.from_proto(config), call.caller.grant())
         description = self._describe(table, call.caller)
         return replay_pb2.CreateTableResponse(table=description, created=created).SerializeToString()
 

@@ -13,7 +13,6 @@ class WriterStreams:
     """The live stream of each writer, per table."""
 
     def __init__(self) -> None:
-        """Begin without streams."""
         self._streams: dict[Place, Stream] = {}
         self._places: dict[Stream, Place] = {}
 

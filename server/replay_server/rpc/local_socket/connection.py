@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from replay_proto.frames import FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
 
 from replay_server import errors
 from replay_server.auth.caller import Caller
 from replay_server.errors import RequestError
+from replay_server.flow.bounds import Bounds
 from replay_server.rpc.call import Call, Stream
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.local_socket.eager import start
-from replay_server.rpc.open_streams import OpenStreams
 from replay_server.rpc.statuses import to_status
+
+if TYPE_CHECKING:
+    from replay_server.rpc.local_socket.listener import LocalSocket
 
 _HELLO_BYTES: Final = 1 << 20
 """Longest hello."""
@@ -34,44 +36,18 @@ _IN_A_ROW: Final = 8
 """Queued requests of one client answered before others get a turn."""
 
 
-@dataclass(frozen=True)
-class Admitted:
+class Admitted(NamedTuple):
     """An admitted connection."""
 
     endpoint: AnyEndpoint
-    """The endpoint of the connection."""
     caller: Caller
-    """The caller."""
-    limit_bytes: int
-    """Maximum size of a request."""
-    limit_setting: str
-    """The setting that limits it."""
-
-
-class Host(Protocol):
-    """What a connection needs from its listener."""
-
-    streams: OpenStreams
-    """Counts open streams."""
-
-    def one_more(self, connection: LocalConnection) -> AbstractContextManager[None]:
-        """Count a connection while it is open."""
-        ...
-
-    def admit(self, hello: bytes, connection: LocalConnection) -> Admitted:
-        """Admit a client by its hello.
-
-        Raises:
-            RequestError: it is refused.
-        """
-        ...
+    bounds: Bounds
 
 
 class LocalConnection(asyncio.Protocol):
     """See the module. Lives on the event loop."""
 
-    def __init__(self, host: Host) -> None:
-        """Wait for the client of this socket."""
+    def __init__(self, host: LocalSocket) -> None:
         self._host = host
         self._open = ExitStack()  # resources of the connection
         self._parser = FrameParser(_HELLO_BYTES)
@@ -142,7 +118,6 @@ class LocalConnection(asyncio.Protocol):
 
     @property
     def _is_free(self) -> bool:
-        """Whether a request may be answered now."""
         return self._call is None and self._may_write and not self._is_closed
 
     def _go_on(self) -> None:
@@ -171,7 +146,7 @@ class LocalConnection(asyncio.Protocol):
             if self._admitted is None:
                 self.abort()
             else:
-                setting = self._admitted.limit_setting
+                setting = self._admitted.bounds.head_setting
                 self._refuse(errors.too_large("bytes of a request", error.limit_bytes, error.got_bytes, setting))
             return None
         except FrameError:
@@ -211,21 +186,19 @@ class LocalConnection(asyncio.Protocol):
         self._go_on()
 
     def _greet(self, hello: bytes) -> None:
-        """Admit or refuse the client."""
         self._silence.cancel()
         try:
-            self._admitted = self._host.admit(hello, self)
+            self._admitted = self._host.admit(hello)
             if self._admitted.endpoint.is_stream:
                 self._stream = self._open.enter_context(self._opened(self._admitted))
         except RequestError as refusal:
             self._refuse(refusal)
             return
-        self._parser.limit_bytes = self._admitted.limit_bytes
+        self._parser.limit_bytes = self._admitted.bounds.max_head_bytes
         self._send(b"")
 
     @contextmanager
     def _opened(self, admitted: Admitted) -> Iterator[Stream]:
-        """A stream, while the connection lasts."""
         stream, caller = Stream(self._end), admitted.caller
         with (
             admitted.endpoint.figures.at_work(),

@@ -35,7 +35,6 @@ def start(work: Coroutine[Any, Any, T]) -> T | asyncio.Task[T]:
 
 @types.coroutine
 def _rest(work: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
-    """The rest of a coroutine that waits."""
     try:
         yield awaited
     except BaseException as error:  # what was awaited has failed, or the task is cancelled

@@ -53,16 +53,8 @@ class LocalSocket:
         authenticator: Authenticator,
         streams: OpenStreams,
     ) -> None:
-        """Prepare; nothing listens yet.
-
-        Args:
-            catalog: the tables.
-            endpoints: by name of the method.
-            authenticator: finds out who calls.
-            streams: how many streams are open.
-        """
+        """Prepare; nothing listens yet. ``endpoints`` are by name of the method."""
         self.streams = streams
-        """Counts open streams."""
         self._catalog = catalog
         self._endpoints = endpoints
         self._authenticator = authenticator
@@ -109,7 +101,7 @@ class LocalSocket:
         finally:
             del self._connections[connection]
 
-    def admit(self, hello: bytes, connection: LocalConnection) -> Admitted:
+    def admit(self, hello: bytes) -> Admitted:
         """Admit a client that can read the nonce of a table.
 
         Raises:
@@ -123,26 +115,15 @@ class LocalSocket:
         if self._is_stopping:
             raise errors.shutting_down()
         bounds = self._catalog.bounds
-        most, got_now = bounds.max_local_connections, len(self._connections)
-        if got_now > most:
-            setting = "max_local_connections of the server"
-            raise errors.too_large("connections to the local socket", most, got_now, setting)
+        bounds.check_local_connections(len(self._connections))
         if said.method not in METHODS:
             raise errors.invalid_field(FieldError("method", " or ".join(METHODS), repr(said.method)))
         table = self._catalog.find(said.table, said.table_uid)
         if not hmac.compare_digest(said.nonce, table.directory.nonce):
             raise errors.invalid_field(FieldError("nonce", "the content of the table's file", "something else"))
-        return Admitted(
-            endpoint=self._endpoints[said.method],
-            caller=self._authenticator.caller_of(_metadata(said)),
-            limit_bytes=bounds.max_head_bytes,
-            limit_setting=bounds.head_setting,
-        )
-
-
-def _metadata(hello: replay_pb2.FrameHello) -> tuple[tuple[str, str], ...]:
-    """The equivalent gRPC metadata."""
-    return (("authorization", hello.authorization),) if hello.authorization else ()
+        # The equivalent gRPC metadata.
+        metadata = [("authorization", said.authorization)] if said.authorization else []
+        return Admitted(self._endpoints[said.method], self._authenticator.caller_of(metadata), bounds)
 
 
 def _bound(path: Path) -> socket.socket:

@@ -12,11 +12,11 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from replay_server.auth.identity import of_peer
-from replay_server.defaults import DEFAULT_CALLER_SHARE
 from replay_server.errors import RequestError
+from replay_server.flow.bounds import Bounds
 from replay_server.flow.budgets import Budget
 from replay_server.rpc.over_grpc.lanes import Lanes
-from replay_server.rpc.statuses import CODES
+from replay_server.rpc.over_grpc.methods import Context, abort
 
 SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _Answer: Final = health_pb2.HealthCheckResponse
@@ -24,16 +24,14 @@ _SERVING: Final[bytes] = _Answer(status=_Answer.SERVING).SerializeToString()
 _NOT_SERVING: Final[bytes] = _Answer(status=_Answer.NOT_SERVING).SerializeToString()
 MOST_WATCHING: Final = 1024
 """Streams of Watch at once; those of one host are half of it."""
-Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class Health:
     """Reports whether the server is serving."""
 
     def __init__(self) -> None:
-        """Start as serving."""
         self._stopping = asyncio.Event()
-        self._watching = Budget("streams of Watch", "not a setting", MOST_WATCHING, DEFAULT_CALLER_SHARE)
+        self._watching = Budget("streams of Watch", "not a setting", MOST_WATCHING, Bounds.caller_share)
 
     def add_to(self, server: Lanes) -> None:
         """Add the service."""
@@ -53,11 +51,10 @@ class Health:
     async def _watch(self, _requests: object, context: Context) -> None:
         host = of_peer(context.peer())
         try:
-            self._watching.check(host)
+            with self._watching.held(host):
+                if not self._stopping.is_set():
+                    await context.write(_SERVING)
+                    await self._stopping.wait()
+                await context.write(_NOT_SERVING)
         except RequestError as refusal:
-            await context.abort(CODES[refusal.reason], str(refusal))
-        with self._watching.held(host):
-            if not self._stopping.is_set():
-                await context.write(_SERVING)
-                await self._stopping.wait()
-            await context.write(_NOT_SERVING)
+            await abort(context, refusal)

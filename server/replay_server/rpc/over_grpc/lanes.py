@@ -11,12 +11,14 @@ import asyncio
 import ctypes
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import grpc
 from replay_proto.access.serving import connections_that_fit, defer_silent_connections, listeners
+
+from replay_server.errors import FatalError
 
 MOST_LANES: Final = 16
 _ATTACH_REUSEPORT_CBPF: Final = 51
@@ -47,27 +49,28 @@ class Lanes:
         for server in self._servers:
             server.add_generic_rpc_handlers(handlers)
 
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """The same handlers by name, as generated code adds them where gRPC knows of it."""
-        for server in self._servers:
-            server.add_registered_method_handlers(service, handlers)
-
-    def bind(self, address: str, credentials: Credentials | None) -> int:
-        """Take the port.
+    def bind(self, host: str, port: int, credentials: Credentials | None) -> int:
+        """Take the port. Who connects from now on waits until `start`.
 
         Args:
-            address: where to listen.
+            host: the address to listen on.
+            port: 0: a free one.
             credentials: makes those of one lane, for TLS; None: connections are not encrypted.
 
         Returns:
-            The port, which is another than asked for if that was 0.
+            The port.
 
         Raises:
-            RuntimeError: if the address cannot be listened on.
+            FatalError: if the address cannot be listened on.
         """
-        host = address.rpartition(":")[0]
+        host = f"[{host}]" if ":" in host else host
         first, *others = self._servers
-        port = _add_port(first, address, credentials)
+        try:
+            port = _add_port(first, f"{host}:{port}", credentials)
+        except RuntimeError as error:
+            raise FatalError(
+                f"cannot listen on {host}:{port}: the port may be in use, or the address not on this machine"
+            ) from error
         if others:
             for found in listeners(port):
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

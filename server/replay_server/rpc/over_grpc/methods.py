@@ -19,102 +19,72 @@ from replay_server.rpc.statuses import to_status
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class GrpcMethods:
-    """Makes handlers for gRPC out of endpoints."""
+def grpc_handler(
+    endpoint: AnyEndpoint, authenticator: Authenticator, streams: OpenStreams
+) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """Serve an endpoint to callers that the authenticator knows, over so many streams."""
 
-    def __init__(self, authenticator: Authenticator, streams: OpenStreams) -> None:
-        """Create handlers that check callers and count streams."""
-        self._authenticator = authenticator
-        self._streams = streams
+    def caller_of(context: Context) -> Caller:
+        return authenticator.caller_of(context.invocation_metadata() or (), context.peer())
 
-    def handler(self, endpoint: AnyEndpoint) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Serve an endpoint."""
-        if endpoint.is_stream:
-            return grpc.stream_stream_rpc_method_handler(_Messages(self, endpoint).serve)
-        return grpc.stream_unary_rpc_method_handler(_OneMessage(self, endpoint).serve)
-
-    def caller(self, context: Context) -> Caller:
-        """Who calls.
-
-        Raises:
-            RequestError: UNAUTHENTICATED.
-        """
-        return self._authenticator.caller_of(context.invocation_metadata() or (), context.peer())
-
-    @property
-    def streams(self) -> OpenStreams:
-        """Counts open streams."""
-        return self._streams
-
-
-class _OneMessage:
-    """A unary call."""
-
-    def __init__(self, methods: GrpcMethods, endpoint: AnyEndpoint) -> None:
-        self._methods = methods
-        self._endpoint = endpoint
-
-    async def serve(self, _requests: object, context: Context) -> bytes:
+    async def one_message(_requests: object, context: Context) -> bytes:
         try:
-            call = Call(self._methods.caller(context))
-            return await self._answer(await only_message(context), call, context)
+            call = Call(caller_of(context))
+            return await _answer(endpoint, await only_message(context), call, context)
         except Exception as error:
-            await _refuse(context, error, self._endpoint)
+            await _refuse(context, error, endpoint)
 
-    async def _answer(self, data: bytes, call: Call, context: Context) -> bytes:
-        """Compute the reply. The call's resources are released when gRPC has sent it."""
-        try:
-            answer = await self._endpoint.answer(data, call)
-        except BaseException:
-            call.sent()
-            raise
-        if call.holds_something:
-
-            def sent(_: Context) -> None:
-                call.sent()
-
-            context.add_done_callback(sent)  # type: ignore[arg-type]  # the stubs have it called without the context
-        return answer
-
-
-class _Messages:
-    """A stream on which each request is answered in order."""
-
-    def __init__(self, methods: GrpcMethods, endpoint: AnyEndpoint) -> None:
-        self._methods = methods
-        self._endpoint = endpoint
-
-    async def serve(self, _requests: object, context: Context) -> None:
-        with self._endpoint.figures.at_work():
+    async def messages(_requests: object, context: Context) -> None:
+        with endpoint.figures.at_work():
             try:
-                caller = self._methods.caller(context)
-                with self._methods.streams.one_more(context.peer(), caller.identity):
-                    await self._serve(caller, context)
+                caller = caller_of(context)
+                with streams.one_more(context.peer(), caller.identity):
+                    await _answer_each(endpoint, caller, context)
             except Exception as error:
-                await _refuse(context, error, self._endpoint)
+                await _refuse(context, error, endpoint)
 
-    async def _serve(self, caller: Caller, context: Context) -> None:
-        reader = _Reader(context)
-        stream = Stream(reader.end)
-        try:
-            with caller.while_valid(reader.end):
-                while isinstance(data := await reader.read(), bytes):
-                    call = Call(caller, stream)
-                    try:
-                        await context.write(await self._endpoint.answer(data, call))
-                    finally:
-                        call.sent()
-        finally:
-            stream.close()
+    if endpoint.is_stream:
+        return grpc.stream_stream_rpc_method_handler(messages)
+    return grpc.stream_unary_rpc_method_handler(one_message)
+
+
+async def _answer(endpoint: AnyEndpoint, data: bytes, call: Call, context: Context) -> bytes:
+    """Compute the reply. The call's resources are released when gRPC has sent it."""
+    try:
+        answer = await endpoint.answer(data, call)
+    except BaseException:
+        call.sent()
+        raise
+    if call.holds_something:
+
+        def sent(_: Context) -> None:
+            call.sent()
+
+        context.add_done_callback(sent)  # type: ignore[arg-type]  # the stubs have it called without the context
+    return answer
+
+
+async def _answer_each(endpoint: AnyEndpoint, caller: Caller, context: Context) -> None:
+    reader = _Reader(context)
+    stream = Stream(reader.end)
+    try:
+        with caller.while_valid(reader.end):
+            while isinstance(data := await reader.read(), bytes):
+                call = Call(caller, stream)
+                try:
+                    await context.write(await endpoint.answer(data, call))
+                finally:
+                    call.sent()
+    finally:
+        stream.close()
 
 
 class _Reader:
     """Reads a stream. Others may end it, but not during a reply, because then its status could not be sent."""
 
     def __init__(self, context: Context) -> None:
-        """Create a reader for the current task."""
         self._context = context
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task()  # the one that serves the stream
         self._reading = False
         self._refusal: RequestError | None = None
 
@@ -148,8 +118,14 @@ async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> 
     if isinstance(error, grpc.aio.InternalError):
         endpoint.figures.errors += 1
         raise asyncio.CancelledError  # the caller ended the call while it was answered
-    status = rpc_status.to_status(to_status(endpoint.as_refusal(error)))
+    refusal = endpoint.as_refusal(error)
     _forget_frames(error)
+    await abort(context, refusal)
+
+
+async def abort(context: Context, refusal: RequestError) -> NoReturn:
+    """End a call with the status of a refusal."""
+    status = rpc_status.to_status(to_status(refusal))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise asyncio.CancelledError  # abort() never returns; its type does not say so
 

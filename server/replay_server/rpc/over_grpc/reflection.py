@@ -5,17 +5,16 @@ gRPC has one size limit per server, and ours is meant for rows; reflection would
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
 
 import grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
-from grpc_status import rpc_status
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from replay_server.auth.caller import Authenticator
 from replay_server.errors import RequestError
 from replay_server.rpc.over_grpc.lanes import Lanes
-from replay_server.rpc.statuses import to_status
+from replay_server.rpc.over_grpc.methods import Context, abort
 
 MOST_BYTES: Final = 1 << 16
 """Maximum size of a request, which contains names of services."""
@@ -24,62 +23,24 @@ SERVICE: Final = reflection.SERVICE_NAME
 
 def add_reflection(server: Lanes, services: Sequence[str], authenticator: Authenticator) -> None:
     """Offer reflection of these services; requires a token if the server does."""
-    servicer = reflection.aio.ReflectionServicer(services)
-    guarded: Any = _Guarded(server, authenticator)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, guarded)
+    servicer: Any = reflection.aio.ReflectionServicer(services)
 
-
-class _Guarded:
-    """Wraps a server to guard the services added to it."""
-
-    def __init__(self, server: Lanes, authenticator: Authenticator) -> None:
-        self._server = server
-        self._authenticator = authenticator
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Add these, guarded."""
-        self._server.add_generic_rpc_handlers([_Handlers(handler, self._authenticator) for handler in handlers])
-
-    def add_registered_method_handlers(self, _service: str, _handlers: Mapping[str, Any]) -> None:
-        """Ignore the same handlers by name: newer gRPC versions would call them without the guard."""
-
-
-class _Handlers(grpc.GenericRpcHandler):
-    """Handlers that reject unknown callers and long requests."""
-
-    def __init__(self, handler: grpc.GenericRpcHandler, authenticator: Authenticator) -> None:
-        self._handler = handler
-        self._authenticator = authenticator
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The handler of a call; None if the service has none."""
-        found: Any = self._handler.service(handler_call_details)
-        if found is None:
-            return None
+    async def serve(_requests: object, context: Context) -> None:
         try:
-            self._authenticator.caller_of(handler_call_details.invocation_metadata)
-        except RequestError as error:
-            return _refusing(error)
-        bounded: grpc.RpcMethodHandler[Any, Any] = found._replace(
-            request_deserializer=_up_to_bound(found.request_deserializer)
-        )
-        return bounded
+            authenticator.caller_of(context.invocation_metadata() or ())
+        except RequestError as refusal:
+            await abort(context, refusal)
+        async for answer in servicer.ServerReflectionInfo(_requests_in(context), context):
+            await context.write(answer.SerializeToString())
+
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(serve)
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
 
 
-def _refusing(error: RequestError) -> grpc.RpcMethodHandler[Any, Any]:
-    """Refuses a call before its first message."""
-    status = rpc_status.to_status(to_status(error))
-
-    async def refuse(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-        await context.abort(status.code, status.details, status.trailing_metadata)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-def _up_to_bound(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
-    def bounded(data: bytes) -> object:
+async def _requests_in(context: Context) -> AsyncIterator[Any]:
+    while isinstance(data := await context.read(), bytes):
         if len(data) > MOST_BYTES:
             raise ValueError(f"expected a request of at most {MOST_BYTES} bytes, got {len(data)}")
-        return parse(data)
-
-    return bounded
+        yield reflection_pb2.ServerReflectionRequest.FromString(data)

@@ -123,8 +123,7 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
 def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState, int]:
     """The state in the header on the disk if that can be true, and is newer than the sync point; else the sync point's.
 
-    Returns:
-        The state, and the rows lost ever, by a recovery that was cut short; 0: there was none.
+    With it, the rows lost ever, by a recovery that was cut short; 0: there was none.
     """
     words = _read(folder / HEADER_FILE, HEADER_WORDS * 8).view("<i8")
     state = state_in(words)
@@ -136,7 +135,6 @@ def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState
 
 
 def _store_header(folder: Path, state: TableState, lost: int = 0) -> None:
-    """Put a state in place of the header on the disk."""
     words = np.zeros(HEADER_WORDS, "<i8")
     words[WRITE_HORIZON], words[LOST] = state.inserted, lost
     words[FIRST_STATE_WORD:LOST] = state
@@ -222,7 +220,6 @@ def _without_half_an_insert(checksums: RowChecksums, live: range, slack: int) ->
 
 
 def _outside(live: range, first: int, stop: int) -> list[range]:
-    """The keys from ``first`` to ``stop`` that are not live."""
     if not live:
         return [range(first, stop)] if first < stop else []
     return [keys for keys in (range(first, live.start), range(max(first, live.stop), stop)) if keys]

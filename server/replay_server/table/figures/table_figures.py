@@ -1,6 +1,7 @@
 """Statistics of one table since the server started, recorded incrementally, read as a snapshot.
 
 figures.updated(distinct=200, stale=3)
+figures.counts.repeated_inserts += 1
 with figures.one_waits():
 ...
 seen = figures.snapshot()
@@ -20,15 +21,6 @@ from replay_server.table.figures.rates import Rate
 from replay_server.table.figures.times_sampled import TimesSampled
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Rows per second over the last `rates.WINDOW_S` seconds."""
-
-    inserted: float = 0.0
-    sampled: float = 0.0
-    updated: float = 0.0
-
-
 @dataclass
 class Snapshot:
     """Figures of one table at one moment. Counts are since the server began."""
@@ -37,8 +29,10 @@ class Snapshot:
     """Rows drawn."""
     updated: int = 0
     """Priorities set."""
-    rates: Rates = Rates()
-    """Rows per second."""
+    inserted_per_s: float = 0.0
+    """Rows per second over the last `rates.WINDOW_S` seconds."""
+    sampled_per_s: float = 0.0
+    updated_per_s: float = 0.0
     stale: int = 0
     """Keys of updates that were not live."""
     repeated_inserts: int = 0
@@ -74,7 +68,8 @@ class TableFigures:
         self._clock = InsertClock(capacity, inserted)
         self._times_sampled = TimesSampled(slots)
         self._times_sampled.appear(size)
-        self._seen = Snapshot()
+        self.counts = Snapshot()
+        """Whoever sees something happen counts it here; `snapshot` fills in the rest."""
 
     def inserted(self, rows: int, next_key: int) -> None:
         """Rows have become live, all below this key."""
@@ -86,10 +81,6 @@ class TableFigures:
         """Rows are live no more. keys: int64[n]."""
         self._times_sampled.disappear(keys)
 
-    def insert_repeated(self) -> None:
-        """An insert was answered that had been applied before."""
-        self._seen.repeated_inserts += 1
-
     def drawn(self, keys: NDArray[np.int64]) -> None:
         """Live rows were drawn. keys: int64[n], those among the rows handed out that are live."""
         self._times_sampled.draw(keys)
@@ -98,49 +89,25 @@ class TableFigures:
         """So many rows were drawn, whether or not they are still live."""
         self._sampled.add(rows)
 
-    def copied_by_client(self, rows: int) -> None:
-        """A client on this host copies so many rows that were drawn."""
-        self._seen.copied_by_clients += rows
-
-    def copy_overtaken(self) -> None:
-        """Inserts overtook the copy of a client, and it had a batch sent instead."""
-        self._seen.overtaken_copies += 1
-
     def asked_ahead(self, batches: int, ahead: int) -> None:
         """A learner drew batches on a stream while ``ahead`` others were on their way."""
-        self._seen.batches += batches
+        self.counts.batches += batches
         # Each batch of the message comes after the ones before it.
-        self._seen.batches_ahead += batches * ahead + batches * (batches - 1) // 2
+        self.counts.batches_ahead += batches * ahead + batches * (batches - 1) // 2
 
     def updated(self, distinct: int, stale: int) -> None:
         """An update set the priorities of so many rows; so many other keys were not live."""
         self._updated.add(distinct)
-        self._seen.stale += stale
-
-    def sync_failed(self) -> None:
-        """The disk refused to take the table."""
-        self._seen.failed_syncs += 1
-
-    def has_to_wait(self) -> None:
-        """A call may not go on at once."""
-        self._seen.waited += 1
+        self.counts.stale += stale
 
     @contextmanager
     def one_waits(self) -> Iterator[None]:
         """Count a call that waits inside."""
-        self._seen.waiting += 1
+        self.counts.waiting += 1
         try:
             yield
         finally:
-            self._seen.waiting -= 1
-
-    def insert_waits(self) -> None:
-        """An insert joins its line."""
-        self._seen.waiting_inserts += 1
-
-    def insert_left(self) -> None:
-        """An insert is in line no more."""
-        self._seen.waiting_inserts -= 1
+            self.counts.waiting -= 1
 
     @property
     def updates(self) -> int:
@@ -158,9 +125,11 @@ class TableFigures:
     def snapshot(self) -> Snapshot:
         """The figures as they stand."""
         return replace(
-            self._seen,
+            self.counts,
             sampled=self._sampled.total,
             updated=self._updated.total,
-            rates=Rates(self._inserted.per_second(), self._sampled.per_second(), self._updated.per_second()),
+            inserted_per_s=self._inserted.per_second(),
+            sampled_per_s=self._sampled.per_second(),
+            updated_per_s=self._updated.per_second(),
             times_sampled=tuple(self._times_sampled.bars()),
         )
