@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Literal, get_args
 
@@ -23,8 +23,8 @@ from replay_proto.schema import Column
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.address import checked_address
-from replay_client._transport.connection import FIRST_CONTACT_S
-from replay_client._transport.server_link import LinkOptions, ServerLink
+from replay_client._transport.connection import FIRST_CONTACT_S, LinkOptions
+from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
 from replay_client.errors import InvalidArgumentError, TableExistsError, TableNotFoundError
 from replay_client.results.checkpoints import Checkpoint
@@ -89,7 +89,6 @@ class ReplayClient:
         return self._link.options.address
 
     def __repr__(self) -> str:
-        """Show the address."""
         return f"<ReplayClient of {self.address}>"
 
     def create_table(
@@ -265,13 +264,11 @@ class ReplayClient:
         self._link.close()
 
     def __enter__(self) -> ReplayClient:
-        """Use it in a ``with`` block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it."""
         self.close()
 
     def __contains__(self, name: object) -> bool:
@@ -294,19 +291,8 @@ class ReplayClient:
         """Iterate over the names of all tables, sorted."""
         return iter([table.name for table in self.tables()])
 
-    def __reduce__(self) -> tuple[Callable[..., ReplayClient], tuple[object, ...]]:
-        """Pickle the options; see the module."""
-        return _client_over, (self._link,)
-
     def __copy__(self) -> ReplayClient:
-        """Copy with a separate connection: closing one leaves the other open."""
-        return copy.deepcopy(self)
-
-
-def _client_over(link: ServerLink) -> ReplayClient:
-    client = ReplayClient.__new__(ReplayClient)
-    client._link = link
-    return client
+        return copy.deepcopy(self)  # with a separate connection: closing one leaves the other open
 
 
 def _opened(table: Table, description: TableDescription, if_exists: IfExists | None) -> None:

@@ -12,7 +12,9 @@ opens the new one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
@@ -31,7 +33,7 @@ from replay_client._transport.insert_ids import InsertId, InsertIds
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.draws import DrawMode, DrawOptions, WeightNorm, beta_for
+from replay_client.draws import DrawMode, WeightNorm, beta_for, draw_of
 from replay_client.errors import ReplayError, TableReplacedError, WriterUnknownError
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
@@ -127,18 +129,15 @@ class Table:
         return self.size
 
     def __bool__(self) -> bool:
-        """Always true, even if the table is empty."""
-        return True
+        return True  # even if the table is empty
 
     def __repr__(self) -> str:
-        """What and where."""
         columns = ", ".join(f"{name}: {column}" for name, column in self.schema.items())
         address = self._link.options.address
         return f"<Table {self.name!r} at {address}: {self.backend}, {self.capacity} rows of {columns}>"
 
     def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, ...]]:
-        """Pickle; the copy reconnects, see `replay_client.client`."""
-        return _table_over, (self._link, self._description, self.created)
+        return partial(Table, created=self.created), (self._link, self._description)
 
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
@@ -175,13 +174,13 @@ class Table:
         wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
         keys: list[NDArray[np.int64]] = []
         step = self._description.rows_per_insert
-        for start in range(0, row_count, step):
-            part = slice(start, min(start + step, row_count))
+        for part in _parts(row_count, step):
+            values = {name: array[part] for name, array in columns.items()}
             try:
-                keys += self._insert_part(columns, checked, part, wait_s)
+                keys += self._insert_part(values, None if checked is None else checked[part], wait_s)
             except ReplayError as error:
-                if start:
-                    error.add_note(f"{start} of {row_count} rows were inserted before this error")
+                if part.start:
+                    error.add_note(f"{part.start} of {row_count} rows were inserted before this error")
                 raise
         return np.concatenate(keys)
 
@@ -214,10 +213,10 @@ class Table:
             TableReplacedError: the table was dropped, and another one has its name.
             ReplayError: another failure.
         """
-        options = self._draw_options(batch_size, beta, weight_norm, draw_mode, timeout_s)
+        draw = self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s)
         mapped = self._data_path.rows
-        batch = self._drawn(options, None if mapped is None else mapped.request)
-        return batch or self._drawn_over_wire(options)
+        batch = self._drawn(draw, None if mapped is None else mapped.request)
+        return batch or self._drawn_over_wire(draw)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
         """Update priorities. More than 8192 keys are split into several calls, each of which is atomic.
@@ -237,8 +236,15 @@ class Table:
         """
         keys = checked_keys(batch_or_keys)
         values = checked_priorities(priorities, len(keys))
-        results = [self._update_part(keys[part], values[part]) for part in _parts(len(keys), MOST_KEYS_AT_ONCE)]
-        return UpdateResult(sum(each.updated for each in results), sum(each.stale for each in results))
+        updated = stale = 0
+        for part in _parts(len(keys), MOST_KEYS_AT_ONCE):
+            update = replay_pb2.PriorityUpdate(keys=keys[part].tobytes(), priorities=values[part].tobytes())
+            request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
+            answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s, 0.0)
+            result = replay_pb2.UpdatePrioritiesResponse.FromString(answer).result
+            updated += result.updated
+            stale += result.stale
+        return UpdateResult(updated, stale)
 
     def read(self, batch_or_keys: BatchOrKeys) -> Rows:
         """Read live rows by key.
@@ -352,11 +358,10 @@ class Table:
             ClosedError: the client is closed.
         """
         self._connection.reach()
-        options = self._draw_options(batch_size, beta, weight_norm, draw_mode, timeout_s)
         sampler = Sampler(
             self._connection,
             self._description,
-            options,
+            self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s),
             self._reader,
             self._drawn_over_wire,
             open_around=self._data_path.open_learn_stream,
@@ -433,30 +438,28 @@ class Table:
     def _connection(self) -> Connection:
         return self._link.connection
 
-    def _draw_options(
+    def _draw(
         self,
         batch_size: int,
         beta: float | None,
         weight_norm: WeightNorm,
         draw_mode: DrawMode,
         timeout_s: float | None,
-    ) -> DrawOptions:
+    ) -> replay_pb2.Draw:
         wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
-        return DrawOptions(batch_size, beta_for(self.backend, beta), weight_norm, draw_mode, wait_s)
+        return draw_of(batch_size, beta_for(self.backend, beta), weight_norm, draw_mode, wait_s)
 
-    def _drawn_over_wire(self, options: DrawOptions) -> Batch:
+    def _drawn_over_wire(self, draw: replay_pb2.Draw) -> Batch:
         """Draw a replacement for a batch whose rows were overwritten during the copy."""
         mapped = self._data_path.rows
-        batch = self._drawn(options, None if mapped is None else mapped.request_again)
+        batch = self._drawn(draw, None if mapped is None else mapped.request_again)
         assert batch is not None
         return batch
 
-    def _drawn(self, options: DrawOptions, same_host: replay_pb2.SameHost | None) -> Batch | None:
+    def _drawn(self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None) -> Batch | None:
         """A batch; None if inserts overtook the copying of its rows."""
-        request = replay_pb2.SampleRequest(
-            table=self.name, table_uid=self.uid, draw=options.to_proto(), same_host=same_host
-        )
-        answer = self._call("Sample", request.SerializeToString(), *self._call_limits(options.wait_s))
+        request = replay_pb2.SampleRequest(table=self.name, table_uid=self.uid, draw=draw, same_host=same_host)
+        answer = self._call("Sample", request.SerializeToString(), *self._call_limits(draw.wait_s))
         return self._reader.sampled(answer)
 
     def _call_limits(self, wait_s: float) -> tuple[float, float]:
@@ -468,19 +471,13 @@ class Table:
     ) -> bytes:
         """Make an idempotent call, using a shortcut if available."""
         self._connection.check_usable()
-        deadline = self._connection.clock() + timeout_s
+        deadline = time.monotonic() + timeout_s
         if self._data_path.calls is not None:
             answer = self._data_path.calls.call(method, request, timeout_s + margin_s)
             if answer is not None:
                 return answer
-        left = max(0.0, deadline - self._connection.clock())
+        left = max(0.0, deadline - time.monotonic())
         return self._connection.call(method, request, timeout_s=left, margin_s=margin_s, repeat=True)
-
-    def _update_part(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> UpdateResult:
-        update = replay_pb2.PriorityUpdate(keys=keys.tobytes(), priorities=priorities.tobytes())
-        request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
-        answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s, 0.0)
-        return UpdateResult.from_proto(replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result)
 
     def _read_part(self, keys: NDArray[np.int64]) -> Rows:
         request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=keys.tobytes())
@@ -488,33 +485,27 @@ class Table:
         return self._reader.read(answer)
 
     def _insert_part(
-        self,
-        columns: Mapping[str, Array],
-        priorities: NDArray[np.float64] | None,
-        part: slice,
-        wait_s: float,
+        self, columns: Mapping[str, Array], priorities: NDArray[np.float64] | None, wait_s: float
     ) -> list[NDArray[np.int64]]:
-        """Insert some of the rows in one request; return their keys as ranges."""
-        values = {name: array[part] for name, array in columns.items()}
-        given = None if priorities is None else priorities[part]
+        """Insert rows in one request; return their keys as ranges."""
         with self._insert_ids.lend() as insert_id:
             try:
-                return self._insert_as(insert_id, values, given, part.stop - part.start, wait_s)
+                return self._insert_as(insert_id, columns, priorities, wait_s)
             except WriterUnknownError as error:
                 if error.attempts > 1:
                     raise
                 # The server forgets idle writers. A refused first attempt was never applied.
                 insert_id.begin_anew()
-                return self._insert_as(insert_id, values, given, part.stop - part.start, wait_s)
+                return self._insert_as(insert_id, columns, priorities, wait_s)
 
     def _insert_as(
         self,
         insert_id: InsertId,
         columns: Mapping[str, Array],
         priorities: NDArray[np.float64] | None,
-        row_count: int,
         wait_s: float,
     ) -> list[NDArray[np.int64]]:
+        row_count = len(next(iter(columns.values())))
         insertion = replay_pb2.Insertion(
             row_count=row_count,
             priorities=b"" if priorities is None else priorities.tobytes(),
@@ -529,10 +520,6 @@ class Table:
         answer = self._connection.call("Insert", message, timeout_s=timeout_s, margin_s=margin_s, repeat=True)
         ranges = replay_pb2.InsertResponse.FromString(answer).keys
         return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
-
-
-def _table_over(link: ServerLink, description: TableDescription, created: bool) -> Table:
-    return Table(link, description, created=created)
 
 
 def drop_table(connection: Connection, name: str, uid: bytes) -> None:

@@ -63,17 +63,12 @@ def to_torch(batch: Batch, device: Device = "cpu") -> TensorBatch:
         the device's current stream.
     """
     target = torch.device(device)
-    return TensorBatch(
-        row_keys=batch.row_keys,
-        columns={name: _on_device(array, target) for name, array in batch.columns.items()},
-        probabilities=_on_device(batch.probabilities, target),
-        weights=_on_device(batch.weights, target),
-        beta=batch.beta,
-        size=batch.size,
-        total_mass=batch.total_mass,
-        smallest_probability=batch.smallest_probability,
-        inserted=batch.inserted,
-    )
+    moved = {
+        "columns": {name: _on_device(array, target) for name, array in batch.columns.items()},
+        "probabilities": _on_device(batch.probabilities, target),
+        "weights": _on_device(batch.weights, target),
+    }
+    return TensorBatch(**{**vars(batch), **moved})
 
 
 def _on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -258,7 +253,7 @@ class TensorSampler:
             self._is_paused = True
             self._changed.notify_all()
             while self._is_fetching and self._thread is not None and self._thread.is_alive():  # not after a fork
-                left = left_s(deadline, time.monotonic())
+                left = left_s(deadline)
                 if left == 0:
                     raise DeadlineExceededError("a batch requested earlier did not arrive in time")
                 self._changed.wait(left)

@@ -127,5 +127,5 @@ class FrameStream:
         """Wait for the socket; False if the deadline comes first."""
         poll = select.poll()
         poll.register(self._link, events)
-        wait_s = left_s(deadline, time.monotonic())
+        wait_s = left_s(deadline)
         return bool(poll.poll(None if wait_s is None else min(wait_s * 1000, _LONGEST_WAIT_MS)))

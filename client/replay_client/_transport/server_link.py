@@ -9,33 +9,16 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from replay_proto.v1 import replay_pb2
 
-from replay_client._transport.connection import Connection
+from replay_client._transport.connection import Connection, LinkOptions
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.local_calls import LocalCalls
 from replay_client.errors import UnauthenticatedError
 from replay_client.results.description import TableDescription
-from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment, token_metadata
-
-
-@dataclass(frozen=True)
-class LinkOptions:
-    """The options of a client, without its token."""
-
-    address: str
-    """The server's address."""
-    timeout_s: float
-    """Default time limit of calls, in seconds."""
-    wait_for_server_s: float
-    """Time limit for the first contact, in seconds."""
-    tls: Tls | None
-    """Certificates for TLS; None: plain text."""
-    same_host: bool
-    """Whether to copy rows from the files of a server on this host."""
+from replay_client.security import TOKEN_VARIABLE, token_from_environment, token_metadata
 
 
 class ServerLink:
@@ -117,14 +100,7 @@ class ServerLink:
             raise UnauthenticatedError(
                 f"this client was created with a token, which is not pickled: set {TOKEN_VARIABLE} in this process"
             )
-        options = self.options
-        return Connection(
-            options.address,
-            timeout_s=options.timeout_s,
-            wait_for_server_s=options.wait_for_server_s,
-            token=self._token,
-            tls=options.tls,
-        )
+        return Connection(self.options, self._token)
 
 
 def _arrived(options: LinkOptions, has_token: bool) -> ServerLink:

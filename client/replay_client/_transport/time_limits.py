@@ -5,12 +5,13 @@
 - `math.inf`: wait forever
 - any other number: wait for that many seconds
 
-Inside the library, a deadline is a time of a monotonic clock, or `math.inf`.
+Inside the library, a deadline is a time of `time.monotonic`, or `math.inf`.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from numbers import Real
 from typing import Final
 
@@ -44,6 +45,6 @@ def time_limit(field: str, limit_s: object, own_s: float) -> float:
     return math.inf if seconds > LONGEST_WAIT_S else seconds
 
 
-def left_s(deadline: float, now: float) -> float | None:
+def left_s(deadline: float) -> float | None:
     """Seconds until a deadline; None if endless."""
-    return None if deadline == math.inf else max(0.0, deadline - now)
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())

@@ -13,6 +13,7 @@ from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client.errors import InternalServerError, InvalidArgumentError
+from replay_client.results.mirroring import mirrored
 
 FIFO: Final = "fifo"
 """The backend whose tables are queues."""
@@ -74,20 +75,15 @@ class TableDescription:
             rate_limit = RateLimit.from_proto(config.rate_limiter) if config.HasField("rate_limiter") else None
         except FieldError as error:
             raise InternalServerError(f"table {config.name!r} is of a type unknown to this client: {error}") from None
-        return cls(
+        return mirrored(
+            cls,
+            message,
             name=config.name,
-            uid=message.uid,
             schema=schema,
             capacity=config.capacity,
             backend=config.backend.name,
             parameters=dict(sorted(config.backend.parameters.items())),
             seed=config.seed if config.HasField("seed") else None,
-            size=message.size,
-            inserted=message.inserted,
-            slots=message.slots,
-            row_bytes=message.row_bytes,
-            directory=message.directory,
-            socket=message.socket,
             rate_limit=rate_limit,
         )
 
