@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Literal, get_args
 
-from replay_proto.schema import Column
+from replay_proto.rate_limit import RateLimit
+from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.address import checked_address
@@ -28,7 +29,7 @@ from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
 from replay_client.errors import InvalidArgumentError, TableExistsError, TableNotFoundError
 from replay_client.results.checkpoints import Checkpoint
-from replay_client.results.description import TableDescription, table_config
+from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats
 from replay_client.security import Tls
 from replay_client.table import Table, drop_table
@@ -135,8 +136,24 @@ class ReplayClient:
             InvalidArgumentError: for an invalid config.
             ReplayError: another failure.
         """
-        limit = (min_size, samples_per_insert, error_buffer)
-        config = table_config(name, columns, capacity, backend, seed, parameters, limit)
+        try:
+            limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
+            config = replay_pb2.TableConfig(
+                name=name,
+                columns=Schema(dict(columns)).to_proto(),
+                capacity=capacity,
+                backend=replay_pb2.Backend(
+                    name=backend,
+                    parameters={name: float(value) for name, value in parameters.items() if value is not None},
+                ),
+                seed=seed,
+                rate_limiter=None if limit is None else limit.to_proto(),
+            )
+        except InvalidArgumentError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
+            expected = "names, whole numbers and columns"
+            raise InvalidArgumentError.of_field("config", expected, str(error)) from None
         if if_exists not in (None, *get_args(IfExists)):
             raise InvalidArgumentError.of_field("if_exists", "'open', 'reset' or 'error'", repr(if_exists))
         response = self._link.connection.call_message(

@@ -27,11 +27,10 @@ from types import TracebackType
 from typing import Final, NoReturn
 
 from numpy.typing import ArrayLike
-from replay_proto.calls import MOST_KEYS_AT_ONCE
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import AnswerReader
-from replay_client._rows.checks import checked_keys, checked_priorities
+from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream, Request
 from replay_client._transport.connection import Connection
@@ -135,8 +134,8 @@ class Sampler:
             return bool(self._keys) + sum(exchange.has_update for exchange in self._stream.pending)
 
     def __repr__(self) -> str:
-        of_what = f"batches of {self._draw.batch_size}, beta {self.beta:g}"
-        return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {of_what}>"
+        draw = f"batch_size={self._draw.batch_size}, beta={self.beta}"
+        return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {draw}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a sampler cannot be pickled or copied; send the table and create a sampler there")

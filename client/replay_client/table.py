@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from replay_proto.calls import MOST_KEYS_AT_ONCE
 from replay_proto.framing import Array
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import AnswerReader, joined_rows
-from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows, packed_rows
+from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows, packed_rows
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath

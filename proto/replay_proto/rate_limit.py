@@ -132,13 +132,9 @@ class RateLimit:
         Raises:
             FieldError: names the invalid field.
         """
-        if message.samples_per_insert != 0:
-            return cls(message.min_size, message.samples_per_insert, message.min_diff, message.max_diff)
-        if message.min_diff or message.max_diff:
-            raise FieldError(
-                "error_buffer", "none without samples_per_insert", f"{message.min_diff}, {message.max_diff}"
-            )
-        return cls(message.min_size)
+        if not (message.samples_per_insert or message.min_diff or message.max_diff):
+            return cls(message.min_size)
+        return cls(message.min_size, message.samples_per_insert or None, message.min_diff, message.max_diff)
 
 
 def _finite(field: str, value: float) -> float:

@@ -24,6 +24,8 @@ from replay_proto.schema import SEPARATOR, Column, Schema
 from replay_client._rows.columns import BatchOrKeys, Columns
 from replay_client.errors import InvalidArgumentError
 
+MOST_KEYS_AT_ONCE: Final = 1 << 13
+"""More keys are split into several calls. A server needs 5 ms for this many, and serves nobody else meanwhile."""
 _PRIORITY: Final = Column("float64")
 _KEY: Final = Column("int64")
 

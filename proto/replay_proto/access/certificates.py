@@ -13,8 +13,7 @@ from typing import Final
 
 import grpc
 
-from replay_proto.access.private_files import exposure_of
-from replay_proto.access.watched import UnusableFileError, Watched
+from replay_proto.access.watched import UnusableFileError, Watched, exposure_of
 
 log = logging.getLogger(__name__)
 

@@ -30,8 +30,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from replay_proto.access.private_files import exposure_of
-from replay_proto.access.watched import UnusableFileError, Watched
+from replay_proto.access.watched import UnusableFileError, Watched, exposure_of
 
 log = logging.getLogger(__name__)
 
