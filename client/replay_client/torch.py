@@ -152,11 +152,9 @@ class TensorSampler:
         return self._sampler.stale
 
     def __reduce__(self) -> NoReturn:
-        """See `Sampler`."""
         self._sampler.__reduce__()
 
     def __iter__(self) -> TensorSampler:
-        """The sampler is its own iterator."""
         return self
 
     def __next__(self) -> TensorBatch:
@@ -215,7 +213,6 @@ class TensorSampler:
             self._cancel()
 
     def __enter__(self) -> TensorSampler:
-        """Use it in a ``with`` block."""
         return self
 
     def __exit__(

@@ -39,12 +39,6 @@ class RowBlock:
     """A buffer for rows, filled in order."""
 
     def __init__(self, schema: Schema, capacity: int) -> None:
-        """Create an empty block.
-
-        Args:
-            schema: the table's.
-            capacity: maximum number of rows.
-        """
         self.capacity = capacity
         self.count = 0
         """Rows in it."""
@@ -68,11 +62,7 @@ class RowBlock:
         return not self.count or self.has_priorities is (priority is not None)
 
     def add(self, values: Mapping[str, Any], priority: float | None) -> None:
-        """Copy a row into the block, which must have room for it and accept it.
-
-        Args:
-            values: by column; observations may be nested.
-            priority: None: the largest live one.
+        """Copy a row into the block, which must have room for it and accept its priority.
 
         Raises:
             InvalidArgumentError: it does not match the schema. The block is unchanged.
@@ -90,11 +80,7 @@ class RowBlock:
         return {name: column[: self.count] for name, column in self._columns.items()}
 
     def take(self, head: replay_pb2.WriteRequest) -> bytes:
-        """Serialize the rows into a message and empty the block.
-
-        Args:
-            head: the message without rows; this fills in their number and priorities.
-        """
+        """Serialize the rows into a message, whose other fields are those of ``head``, and empty the block."""
         count = self.count
         head.insertion.row_count = count
         if self.has_priorities:

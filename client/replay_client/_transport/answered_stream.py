@@ -58,8 +58,7 @@ class AnsweredStream(Generic[R]):
         Args:
             connection: to the server.
             method: the RPC.
-            reconnect_timeout_s: seconds to retry an unreachable server before `receive` raises; see
-                `replay_client._transport.time_limits`.
+            reconnect_timeout_s: seconds to retry an unreachable server before `receive` raises.
             keep_refused: whether refused requests stay pending, so that the next `receive` sends them again.
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
                 call `send`, and returns the seconds until its next call, or None.
@@ -93,12 +92,9 @@ class AnsweredStream(Generic[R]):
     def receive(self, deadline: float = math.inf) -> tuple[R, bytes]:
         """Wait for the reply to the oldest request, or for one to be sent first.
 
-        Args:
-            deadline: by `time.monotonic`; `math.inf`: none.
-
         Raises:
             ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
-            DeadlineExceededError: timed out. Calling again continues waiting.
+            DeadlineExceededError: the deadline passed. Calling again continues waiting.
             ClosedError: it was closed.
             ReplayError: the oldest request was refused.
         """
@@ -130,8 +126,7 @@ class AnsweredStream(Generic[R]):
     def close(self, *, is_received: bool = True) -> None:
         """Close the stream; `receive` raises `ClosedError` from now on, even if already waiting.
 
-        Args:
-            is_received: whether another thread may be receiving.
+        ``is_received``: whether another thread may be receiving.
         """
         with self.changed:
             self._closed = True

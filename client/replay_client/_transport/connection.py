@@ -139,15 +139,7 @@ class MessageStream:
     def __init__(
         self, channel: grpc.Channel, address: str, method: StreamMethod, requests: Iterator[bytes], metadata: Metadata
     ) -> None:
-        """Open it.
-
-        Args:
-            channel: to the server.
-            address: the server's.
-            method: name of the RPC.
-            requests: messages to send; consumed in a separate thread. Its end closes our side of the stream.
-            metadata: authenticates the caller.
-        """
+        """Open it. ``requests`` is consumed in a separate thread; its end closes our side of the stream."""
         multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_path(method))
         self._address = address
         self._call = multi(requests, metadata=metadata)
@@ -174,11 +166,6 @@ class Connection:
     """A channel to one server, for use in the process that created it."""
 
     def __init__(self, options: LinkOptions, token: str | None = None) -> None:
-        """Create the channel; sends nothing, and the server may start later.
-
-        Raises:
-            InvalidArgumentError: for a malformed token or an unreadable certificate file.
-        """
         self.address = options.address
         self.timeout_s = options.timeout_s
         self._options = options
@@ -223,13 +210,12 @@ class Connection:
         Args:
             method: name of the RPC.
             request: serialized.
-            timeout_s: time limit in seconds, including retries; see `replay_client._transport.time_limits`.
+            timeout_s: time limit in seconds, including retries; None: the client's default.
             margin_s: additional seconds to wait for the reply of a reachable server.
             repeat: whether to retry if the server is unreachable or goes away during the call.
 
         Raises:
-            InvalidArgumentError: for an invalid time limit.
-            ReplayError: the call failed.
+            ReplayError: the time limit is invalid, or the call failed.
         """
         limit_s = time_limit("timeout_s", timeout_s, self.timeout_s)
         self.reach()
@@ -270,12 +256,7 @@ class Connection:
             time.sleep(pause_s)
 
     def open_stream(self, method: StreamMethod, requests: Iterator[bytes]) -> MessageStream:
-        """Open a bidirectional stream; see `MessageStream`.
-
-        Raises:
-            ClosedError: the connection is closed.
-            ForkedError: it belongs to another process.
-        """
+        """Open a bidirectional stream; see `MessageStream`."""
         self.check_usable()
         return MessageStream(self._channel, self.address, method, requests, self._metadata)
 

@@ -35,7 +35,6 @@ class FrameStream:
     """A connection for calls of one method. One thread sends and receives; any thread may cancel."""
 
     def __init__(self, link: socket.socket) -> None:
-        """Take over a connected socket."""
         link.setblocking(False)
         self._link = link
         self._parser = FrameParser(_LONGEST_BYTES)
@@ -56,10 +55,7 @@ class FrameStream:
             pass
 
     def receive(self, timeout_s: float | None = None) -> bytes:
-        """Wait for the next reply.
-
-        Args:
-            timeout_s: time limit in seconds; None or `math.inf`: as long as the connection lasts.
+        """Wait for the next reply; ``timeout_s`` is in seconds, None or `math.inf`: no limit.
 
         Raises:
             ServerUnavailableError: the connection has ended.

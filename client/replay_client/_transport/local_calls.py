@@ -39,13 +39,7 @@ class LocalCalls:
     """Calls to one table on the server's host. Thread-safe."""
 
     def __init__(self, table: TableDescription, nonce: bytes, authorization: str = "") -> None:
-        """Create it; opens no connection yet.
-
-        Args:
-            table: the table.
-            nonce: content of the file in its directory.
-            authorization: for a server that requires a token.
-        """
+        """Open no connection yet. ``nonce`` is the content of the file in the table's directory."""
         self._hello = replay_pb2.FrameHello(
             table=table.name, table_uid=table.uid, nonce=nonce, authorization=authorization
         )
@@ -68,19 +62,14 @@ class LocalCalls:
             return None
 
     def call(self, method: FrameMethod, request: bytes, timeout_s: float) -> bytes | None:
-        """Make one call.
-
-        Args:
-            method: the RPC.
-            request: serialized, idempotent.
-            timeout_s: time limit in seconds.
+        """Make one call, which must be idempotent.
 
         Returns:
             The reply. None if there is no server, the connection broke, or the server is shutting down: use gRPC, which
             waits for it to come back.
 
         Raises:
-            ReplayError: the request was refused, or took too long.
+            ReplayError: the request was refused, or took longer than ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
@@ -142,7 +131,6 @@ class LocalCalls:
 
         Raises:
             NobodyThereError: no server listens; the next call tries again.
-            OSError: anything else.
         """
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:

@@ -25,16 +25,7 @@ class ServerLink:
     """See the module. Threads may share one."""
 
     def __init__(self, options: LinkOptions, token: str | None = None, *, lacks_token: bool = False) -> None:
-        """Create it; opens no connection yet.
-
-        Args:
-            options: the client's options.
-            token: for a server that requires one.
-            lacks_token: whether there was a token that is unknown in this process.
-
-        Raises:
-            InvalidArgumentError: for a malformed token.
-        """
+        """Open no connection yet. ``lacks_token``: there was a token that is unknown in this process."""
         self.options = options
         self._authorization = dict(token_metadata(token)).get("authorization", "")
         self._token = token
@@ -48,7 +39,6 @@ class ServerLink:
         """The connection; opened on first use.
 
         Raises:
-            InvalidArgumentError: for an unreadable certificate file.
             UnauthenticatedError: the link came from another process and had a token.
         """
         if self._connection is None:
@@ -58,12 +48,7 @@ class ServerLink:
         return self._connection
 
     def described(self, name: str) -> TableDescription:
-        """Fetch the description of a table.
-
-        Raises:
-            TableNotFoundError: it does not exist.
-            ReplayError: another failure.
-        """
+        """Fetch the description of a table."""
         response = self.connection.call_message(
             "DescribeTable",
             replay_pb2.DescribeTableRequest(table=name),
@@ -88,7 +73,6 @@ class ServerLink:
         connection.close()
 
     def __reduce__(self) -> tuple[Callable[..., ServerLink], tuple[object, ...]]:
-        """Pickle the options, without the token."""
         return _arrived, (self.options, self._lacks_token or self._token is not None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ServerLink:

@@ -22,12 +22,7 @@ LONGEST_WAIT_S: Final = 1e9
 
 
 def time_limit(field: str, limit_s: object, own_s: float) -> float:
-    """A caller's time limit in seconds.
-
-    Args:
-        field: the parameter's name.
-        limit_s: the caller's value.
-        own_s: the client's default in seconds, for None.
+    """A caller's time limit ``limit_s`` in seconds; ``own_s`` is the client's default.
 
     Raises:
         InvalidArgumentError: for NaN, a negative number, or anything that is not a number.

@@ -31,14 +31,9 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
 
     Tokens and client certificates protect. TLS alone does not: it encrypts, but admits everyone.
 
-    Args:
-        host: address to listen on.
-        protection: what there is.
-        insecure: whether the user wants it without any.
-        flag_prefix: what the flags of the service begin with.
-
     Raises:
-        ExposedError: if there is no protection, and other machines could call.
+        ExposedError: there is no protection, other machines could call, and ``insecure`` does not say that this is
+            wanted.
     """
     if is_loopback(host):
         return

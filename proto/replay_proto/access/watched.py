@@ -29,16 +29,13 @@ class Watched(Generic[T]):
     """What a few files say. When they change to something that cannot be used, what they said last holds."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T], *, if_gone: T | None = None) -> None:
-        """Read them.
+        """Read them with ``read``, which raises `UnusableFileError`.
 
         Args:
             paths: the files.
-            read: reads them; raises `UnusableFileError`.
+            read: reads them.
             if_gone: what holds once a file is missing at two looks in a row; None: what they said last. One look is
                 not enough: a program may remove a file to write it anew.
-
-        Raises:
-            UnusableFileError: if they cannot be used.
         """
         self._paths = tuple(paths)
         self._read = read
@@ -48,7 +45,7 @@ class Watched(Generic[T]):
         """What they say, as far as `refresh` has seen."""
 
     def refresh(self) -> bool:
-        """Look whether they have changed, and read them if so; what cannot be read is tried again at the next look.
+        """Read them if they have changed; what cannot be read is tried again at the next look.
 
         Returns:
             Whether `value` is another now.
