@@ -9,6 +9,8 @@ restarting server. Threads may share a client, but processes may not: after a fo
 Clients and tables can be pickled and copied; they reconnect on first use. Tokens are not pickled: a client created with
 one reads REPLAY_TOKEN in the receiving process, and raises `UnauthenticatedError` if it is not set. TLS files are
 pickled as paths.
+
+Any call to the server may raise `ReplayError`; methods list only more specific errors.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Final, Literal, get_args
 
 from replay_proto.rate_limit import RateLimit
@@ -134,7 +135,6 @@ class ReplayClient:
             TableExistsError: the table exists with another config, or exists and `if_exists` is ``"error"``.
             ResourceExhaustedError: the table would be too large, or exceed the number of tables.
             InvalidArgumentError: for an invalid config.
-            ReplayError: another failure.
         """
         try:
             limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
@@ -173,16 +173,11 @@ class ReplayClient:
 
         Raises:
             TableNotFoundError: it does not exist.
-            ReplayError: another failure.
         """
         return Table(self._link, self._link.described(name))
 
     def tables(self) -> list[TableDescription]:
-        """List the descriptions of all tables, sorted by name.
-
-        Raises:
-            ReplayError: a failure.
-        """
+        """List the descriptions of all tables, sorted by name."""
         response = self._link.connection.call_message(
             "ListTables", replay_pb2.ListTablesRequest(), replay_pb2.ListTablesResponse, repeat=True
         )
@@ -193,16 +188,11 @@ class ReplayClient:
 
         Raises:
             TableNotFoundError: it does not exist.
-            ReplayError: another failure.
         """
         drop_table(self._link.connection, name, b"")
 
     def stats(self) -> Stats:
-        """Fetch statistics of the server and all tables; a cheap call.
-
-        Raises:
-            ReplayError: a failure.
-        """
+        """Fetch statistics of the server and all tables; a cheap call."""
         response = self._link.connection.call_message(
             "Stats", replay_pb2.StatsRequest(), replay_pb2.StatsResponse, repeat=True
         )
@@ -233,7 +223,6 @@ class ReplayClient:
             TableNotFoundError: a table does not exist.
             ResourceExhaustedError: the disk is full. Earlier checkpoints are kept.
             InvalidArgumentError: for an invalid series name.
-            ReplayError: another failure.
         """
         if keep is not None and keep < 1:
             raise InvalidArgumentError.of_field("keep", "at least 1, or None", repr(keep))
@@ -248,7 +237,6 @@ class ReplayClient:
 
         Raises:
             CheckpointsOffError: the server has no --checkpoint-dir.
-            ReplayError: another failure.
         """
         response = self._link.connection.call_message(
             "ListCheckpoints", replay_pb2.ListCheckpointsRequest(), replay_pb2.ListCheckpointsResponse, repeat=True
@@ -265,7 +253,6 @@ class ReplayClient:
         Raises:
             CheckpointDamagedError: a file is corrupt; names the file.
             CheckpointNotFoundError: it does not exist.
-            ReplayError: another failure.
         """
         response = self._link.connection.call_message(
             "VerifyCheckpoint",
@@ -283,17 +270,11 @@ class ReplayClient:
     def __enter__(self) -> ReplayClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __contains__(self, name: object) -> bool:
-        """Whether the server has a table with this name.
-
-        Raises:
-            ReplayError: a failure.
-        """
+        """Whether the server has a table with this name."""
         try:
             self._link.described(str(name))
         except TableNotFoundError:

@@ -23,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, NoReturn
 
 from numpy.typing import ArrayLike
@@ -245,9 +244,7 @@ class Sampler:
     def __enter__(self) -> Sampler:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Flush and close. After an error in the block, only close: its updates may be incomplete."""
         if error is None:
             self.close()

@@ -7,7 +7,7 @@
 
 These are single calls, each a round trip; `writer` and `sampler` stream in the background. If a table is dropped and
 created again with the same name, it is a different table: calls raise `TableReplacedError`, and `ReplayClient.table`
-opens the new one.
+opens the new one. Any call may raise `ReplayError`; methods list only more specific errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.framing import Array
-from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import AnswerReader, joined_rows
@@ -62,48 +61,27 @@ class Table:
         data_path: DataPath | None = None,
     ) -> None:
         """Created by `ReplayClient`; ``data_path`` defaults to the link's shortcuts."""
-        self.created = created
+        self.created: Final = created
         """Whether `ReplayClient.create_table` created it; False if it existed."""
+        self.name: Final = description.name
+        """Unique on the server."""
+        self.uid: Final = description.uid
+        """16 random bytes that distinguish this table from earlier ones with its name."""
+        self.schema: Final = description.schema
+        """Columns by name, in storage order."""
+        self.capacity: Final = description.capacity
+        """Maximum number of rows."""
+        self.backend: Final = description.backend
+        """Name of the backend."""
+        self.parameters: Final = description.parameters
+        """Parameters of the backend, including defaults."""
+        self.slots: Final = description.slots
+        """Size of the ring in rows: row k is in slot k % slots."""
         self._link = link
         self._description = description
         self._data_path = data_path or link.data_path(description)
         self._reader = AnswerReader(description.schema, self._data_path.rows)
         self._insert_ids = InsertIds()
-
-    @property
-    def name(self) -> str:
-        """Unique on the server."""
-        return self._description.name
-
-    @property
-    def uid(self) -> bytes:
-        """16 random bytes that distinguish this table from earlier ones with its name."""
-        return self._description.uid
-
-    @property
-    def schema(self) -> Schema:
-        """Columns by name, in storage order."""
-        return self._description.schema
-
-    @property
-    def capacity(self) -> int:
-        """Maximum number of rows."""
-        return self._description.capacity
-
-    @property
-    def backend(self) -> str:
-        """Name of the backend."""
-        return self._description.backend
-
-    @property
-    def parameters(self) -> Mapping[str, float]:
-        """Parameters of the backend, including defaults."""
-        return self._description.parameters
-
-    @property
-    def slots(self) -> int:
-        """Size of the ring in rows: row k is in slot k % slots."""
-        return self._description.slots
 
     @property
     def size(self) -> int:
@@ -112,7 +90,6 @@ class Table:
         Raises:
             TableNotFoundError: it was dropped.
             TableReplacedError: it was dropped, and another table has its name.
-            ReplayError: another failure.
         """
         description = self.describe()
         if description.uid != self.uid:
@@ -164,7 +141,7 @@ class Table:
             DeadlineExceededError: timed out. If ``metadata`` has ``waited_for``, the rate limiter or queue did not
                 allow it in time, and nothing was inserted.
             TableResetError: the table was reset during the wait; nothing was inserted.
-            ReplayError: another failure. After a `ServerUnavailableError`, or a `DeadlineExceededError` without
+            ReplayError: after a `ServerUnavailableError`, or a `DeadlineExceededError` without
                 ``waited_for``, the rows may have been inserted.
         """
         self._connection.check_usable()
@@ -210,7 +187,6 @@ class Table:
             DeadlineExceededError: the wait exceeded `timeout_s`.
             TableResetError: the table was reset during the wait.
             TableReplacedError: the table was dropped, and another one has its name.
-            ReplayError: another failure.
         """
         draw = self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s)
         mapped = self._data_path.rows
@@ -231,7 +207,6 @@ class Table:
         Raises:
             InvalidArgumentError: for anything else.
             TableReplacedError: the table was dropped, and another one has its name.
-            ReplayError: another failure.
         """
         keys = checked_keys(batch_or_keys)
         values = checked_priorities(priorities, len(keys))
@@ -260,7 +235,6 @@ class Table:
         Raises:
             InvalidArgumentError: for another dtype or shape.
             TableReplacedError: the table was dropped, and another one has its name.
-            ReplayError: another failure.
         """
         keys = checked_keys(batch_or_keys)
         most = max(1, min(READ_BYTES // self.schema.row_bytes, MOST_KEYS_AT_ONCE))
@@ -380,7 +354,6 @@ class Table:
 
         Raises:
             TableNotFoundError: it was dropped.
-            ReplayError: another failure.
         """
         return self._link.described(self.name)
 
@@ -389,7 +362,6 @@ class Table:
 
         Raises:
             TableNotFoundError: it was dropped.
-            ReplayError: another failure.
         """
         response = self._connection.call_message(
             "Stats", replay_pb2.StatsRequest(table=self.name), replay_pb2.StatsResponse, repeat=True
@@ -401,7 +373,6 @@ class Table:
 
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
-            ReplayError: another failure.
         """
         request = replay_pb2.InspectRequest(table=self.name, table_uid=self.uid)
         response = self._connection.call_message("Inspect", request, replay_pb2.InspectResponse, repeat=True)
@@ -417,7 +388,6 @@ class Table:
 
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
-            ReplayError: another failure.
         """
         request = replay_pb2.ResetTableRequest(table=self.name, table_uid=self.uid)
         response = self._connection.call_message("ResetTable", request, replay_pb2.ResetTableResponse, repeat=False)
@@ -429,7 +399,6 @@ class Table:
         Raises:
             TableNotFoundError: it was already dropped.
             TableReplacedError: it was dropped, and another table has its name.
-            ReplayError: another failure.
         """
         drop_table(self._connection, self.name, self.uid)
 
@@ -527,7 +496,6 @@ def drop_table(connection: Connection, name: str, uid: bytes) -> None:
     Raises:
         TableNotFoundError: it does not exist.
         TableReplacedError: another table has its name.
-        ReplayError: another failure.
     """
     request = replay_pb2.DropTableRequest(table=name, table_uid=uid)
     connection.call_message("DropTable", request, replay_pb2.DropTableResponse, repeat=False)

@@ -25,7 +25,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -215,9 +214,7 @@ class TensorSampler:
     def __enter__(self) -> TensorSampler:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Flush and close. After an error in the block, only close."""
         if error is None:
             self.close()

@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -236,9 +235,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Flush and close. After an error in the block, including Ctrl-C, give up after `GIVE_UP_S`.
 
         In that case the number of unacknowledged rows is logged as a warning, and the original error propagates.

@@ -87,25 +87,16 @@ class FrameStream:
 
     def _frame(self, deadline: float) -> tuple[FrameKind, bytes]:
         while (taken := self._parser.take()) is None:
-            self._wait_to_receive(deadline)
-            size = self._receive_some(self._chunk)
+            if not self._wait(select.POLLIN | (select.POLLOUT if self._send_some() else 0), deadline):
+                raise TimeoutError
+            try:
+                size = self._link.recv_into(self._chunk)
+            except BlockingIOError:
+                continue
+            if not size:
+                raise ConnectionResetError("the server ended it")
             self._parser.feed(self._chunk[:size])
         return taken
-
-    def _receive_some(self, into: memoryview) -> int:
-        """Receive available bytes; return their number."""
-        try:
-            size = self._link.recv_into(into)
-        except BlockingIOError:
-            return 0
-        if not size:
-            raise ConnectionResetError("the server ended it")
-        return size
-
-    def _wait_to_receive(self, deadline: float) -> None:
-        """Wait until data arrives or more can be sent."""
-        if not self._wait(select.POLLIN | (select.POLLOUT if self._send_some() else 0), deadline):
-            raise TimeoutError
 
     def _send_some(self) -> bool:
         """Send as much as the socket accepts now; return whether data is left."""

@@ -31,10 +31,6 @@ _RETRY_S: Final = 1.0
 """Pause after a failed attempt before the next one."""
 
 
-class NobodyThereError(Exception):
-    """No server listens on the socket."""
-
-
 class LocalCalls:
     """Calls to one table on the server's host. Thread-safe."""
 
@@ -55,8 +51,8 @@ class LocalCalls:
             return None
         try:
             return self._greeted(method, time.monotonic() + timeout_s)
-        except NobodyThereError:
-            return None
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None  # trying this again is nearly free, and finds a restarted server immediately
         except (OSError, ReplayError):
             self._not_before_s = time.monotonic() + _RETRY_S
             return None
@@ -109,8 +105,10 @@ class LocalCalls:
         """A connection after a successful hello."""
         hello = replay_pb2.FrameHello(method=method)
         hello.MergeFrom(self._hello)
-        link = self._connect(deadline)
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
+            link.settimeout(max(0.0, deadline - time.monotonic()))
+            self._connect(link)
             stream = FrameStream(link)
             stream.send(hello.SerializeToString())
             stream.receive(max(0.0, deadline - time.monotonic()))
@@ -119,32 +117,17 @@ class LocalCalls:
             raise
         return stream
 
+    def _connect(self, link: socket.socket) -> None:
+        """Connect to a socket whose path may be longer than a socket's address."""
+        folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
+        try:
+            link.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+        finally:
+            os.close(folder)
+
     def _keep(self, method: FrameMethod, stream: FrameStream) -> None:
         with self._lock:
             if not self._is_closed:
                 self._idle[method].append(stream)
                 return
         stream.close()
-
-    def _connect(self, deadline: float) -> socket.socket:
-        """Connect to a socket whose path may be longer than a socket's address.
-
-        Raises:
-            NobodyThereError: no server listens; the next call tries again.
-        """
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            link.settimeout(max(0.0, deadline - time.monotonic()))
-            folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
-            try:
-                link.connect(f"/proc/self/fd/{folder}/{self._path.name}")
-            finally:
-                os.close(folder)
-        except (FileNotFoundError, ConnectionRefusedError):
-            # This check is nearly free, and finds a restarted server immediately.
-            link.close()
-            raise NobodyThereError from None
-        except BaseException:
-            link.close()
-            raise
-        return link

@@ -28,12 +28,9 @@ _QUEUE = "A queue: draws return the oldest\nrows, regardless of priority;\nproba
 
 
 def inspect_view(found: Distributions, rows: Rows, width: int) -> RenderableType:
-    """Distributions of a table as panels, and its rows of the largest priority.
+    """Distributions of a table as panels, and its rows of the largest priority that are still live.
 
-    Args:
-        found: the distributions.
-        rows: those of the largest priorities that are still live.
-        width: of the terminal, in characters.
+    ``width`` is that of the terminal, in characters.
     """
     inspection = found.inspection
     name = Text(inspection.table.name, f"bold {_ACCENT}", overflow="fold")

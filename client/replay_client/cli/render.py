@@ -68,13 +68,8 @@ def stats_view(
 ) -> RenderableType:
     """The figures of a server: one table in detail, or all of them below each other.
 
-    Args:
-        stats: the figures.
-        server: its address.
-        table: the table to show in detail, or None.
-        width: of the terminal, in characters.
-        most: how many tables and methods to show; None: all.
-        trouble: why there have been no figures since, if that is so.
+    ``width`` is that of the terminal, in characters. ``most`` limits how many tables and methods are shown. ``trouble``
+    says why there have been no figures since, if that is so.
     """
     header: list[RenderableType] = [_server_line(stats.server, server)]
     if trouble:
