@@ -35,7 +35,7 @@ class Wide:
     """64-bit integers in halves that JAX does not truncate; ``np.asarray(wide)`` converts them back."""
 
     def __init__(self, halves: Any, dtype: np.dtype[Any]) -> None:
-        """Create from halves, ``uint32[n, 2]`` of any library (the lower half of each, and the upper) and int64 or uint64."""
+        """``halves`` is uint32[n, 2] of any library, the lower half first; ``dtype`` is int64 or uint64."""
         self.halves = halves
         self.dtype = dtype
 
