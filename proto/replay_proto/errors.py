@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import grpc
@@ -43,7 +44,7 @@ class ReplayError(Exception):
 
     def __reduce__(self) -> tuple[Callable[..., ReplayError], tuple[object, ...]]:
         """Errors cross process boundaries whole, from an actor to whoever started it."""
-        return _restored, (type(self), self.message, self.code, self.reason, self.metadata)
+        return partial(type(self), self.message, code=self.code, reason=self.reason, metadata=self.metadata), ()
 
 
 class InvalidArgumentError(ReplayError, ValueError):
@@ -71,9 +72,3 @@ class FieldError(InvalidArgumentError):
 
     def __reduce__(self) -> tuple[type[FieldError], tuple[str, str, str]]:
         return FieldError, (self.field, self.expected, self.got)
-
-
-def _restored(
-    kind: type[ReplayError], message: str, code: grpc.StatusCode, reason: str, metadata: Mapping[str, str]
-) -> ReplayError:
-    return kind(message, code=code, reason=reason, metadata=metadata)

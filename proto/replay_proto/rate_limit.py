@@ -61,9 +61,8 @@ class RateLimit:
         if self.max_diff - self.min_diff < least:
             raise FieldError(
                 "error_buffer",
-                "a span (2 * error_buffer) of at least 2 * "
-                "max(1, samples_per_insert) "
-                f"= {least:g}, or the table might block forever",
+                f"a span (2 * error_buffer) of at least 2 * max(1, samples_per_insert) = {least:g}, or the table might "
+                "block forever",
                 f"{self.max_diff - self.min_diff:g}",
             )
         if self.min_diff > ratio * self.min_size:

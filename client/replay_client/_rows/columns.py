@@ -53,11 +53,8 @@ class Columns(Mapping[str, T_co]):
         """Number of columns; `batch_size` counts the rows."""
         return len(self.columns)
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return object.__hash__(self)
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{name}: {_described(column)}" for name, column in self.columns.items())

@@ -42,12 +42,9 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
             missing = "tokens or client certificates" if protection.tls else "tokens and TLS"
             encrypts = "; TLS alone encrypts, but admits everyone" if protection.tls else ""
             raise ExposedError(
-                f"{flag_prefix}host {host} is reachable from other machines, and "
-                f"without {missing} anyone could read "
-                f"and delete everything{encrypts}; expected {flag_prefix}tokens, or "
-                f"{flag_prefix}tls-client-ca with {flag_prefix}tls-cert and "
-                f"{flag_prefix}tls-key, or, on a trusted "
-                f"network, {flag_prefix}insecure"
+                f"{flag_prefix}host {host} is reachable from other machines, and without {missing} anyone could read "
+                f"and delete everything{encrypts}; expected {flag_prefix}tokens, or {flag_prefix}tls-client-ca with "
+                f"{flag_prefix}tls-cert and {flag_prefix}tls-key, or, on a trusted network, {flag_prefix}insecure"
             )
         log.warning("anyone who reaches %s has full access: there are no tokens or client certificates", host)
     elif not protection.tls:
