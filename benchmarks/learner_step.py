@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 from replay_client import Batch, ReplayClient, Table
-from replay_client._rows.column_buffers import ColumnBuffers
+from replay_client._rows.buffers import ColumnBuffers
 from replay_client._transport.data_path import DataPath
 from replay_proto.command_line import new_app, run_app
 from rich.console import Console

@@ -11,7 +11,7 @@ from replay_proto.framing import Array, column_views, split_message
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_client._rows.column_buffers import ColumnBuffers
+from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.mapped_rows import MappedRows
 from replay_client.batch import Batch, Rows
 from replay_client.errors import InternalServerError
@@ -23,12 +23,7 @@ class AnswerReader:
     """Reads the answers about one table. Threads may share one."""
 
     def __init__(self, schema: Schema, mapped: MappedRows | None) -> None:
-        """Get ready.
-
-        Args:
-            schema: the table's.
-            mapped: copies rows that an answer leaves out.
-        """
+        """``mapped`` copies rows that an answer leaves out."""
         self.mapped = mapped
         self._schema = schema
         self._buffers = ColumnBuffers(schema)

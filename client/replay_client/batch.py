@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.columns import Columns, T_co
 
@@ -73,8 +72,3 @@ class UpdateResult:
     """Distinct rows whose priority was set."""
     stale: int
     """Keys that are not live, counting duplicates; they were ignored."""
-
-    @classmethod
-    def from_proto(cls, message: replay_pb2.UpdateResult) -> UpdateResult:
-        """Read it from a message."""
-        return cls(updated=message.updated, stale=message.stale)

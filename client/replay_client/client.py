@@ -9,26 +9,28 @@ restarting server. Threads may share a client, but processes may not: after a fo
 Clients and tables can be pickled and copied; they reconnect on first use. Tokens are not pickled: a client created with
 one reads REPLAY_TOKEN in the receiving process, and raises `UnauthenticatedError` if it is not set. TLS files are
 pickled as paths.
+
+Any call to the server may raise `ReplayError`; methods list only more specific errors.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal, get_args
 
-from replay_proto.schema import Column
+from replay_proto.rate_limit import RateLimit
+from replay_proto.schema import Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.address import checked_address
-from replay_client._transport.connection import FIRST_CONTACT_S
-from replay_client._transport.server_link import LinkOptions, ServerLink
+from replay_client._transport.connection import FIRST_CONTACT_S, LinkOptions
+from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
 from replay_client.errors import InvalidArgumentError, TableExistsError, TableNotFoundError
 from replay_client.results.checkpoints import Checkpoint
-from replay_client.results.description import TableDescription, table_config
+from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats
 from replay_client.security import Tls
 from replay_client.table import Table, drop_table
@@ -89,7 +91,6 @@ class ReplayClient:
         return self._link.options.address
 
     def __repr__(self) -> str:
-        """Show the address."""
         return f"<ReplayClient of {self.address}>"
 
     def create_table(
@@ -134,10 +135,25 @@ class ReplayClient:
             TableExistsError: the table exists with another config, or exists and `if_exists` is ``"error"``.
             ResourceExhaustedError: the table would be too large, or exceed the number of tables.
             InvalidArgumentError: for an invalid config.
-            ReplayError: another failure.
         """
-        limit = (min_size, samples_per_insert, error_buffer)
-        config = table_config(name, columns, capacity, backend, seed, parameters, limit)
+        try:
+            limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
+            config = replay_pb2.TableConfig(
+                name=name,
+                columns=Schema(dict(columns)).to_proto(),
+                capacity=capacity,
+                backend=replay_pb2.Backend(
+                    name=backend,
+                    parameters={name: float(value) for name, value in parameters.items() if value is not None},
+                ),
+                seed=seed,
+                rate_limiter=None if limit is None else limit.to_proto(),
+            )
+        except InvalidArgumentError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
+            expected = "names, whole numbers and columns"
+            raise InvalidArgumentError.of_field("config", expected, str(error)) from None
         if if_exists not in (None, *get_args(IfExists)):
             raise InvalidArgumentError.of_field("if_exists", "'open', 'reset' or 'error'", repr(if_exists))
         response = self._link.connection.call_message(
@@ -157,16 +173,11 @@ class ReplayClient:
 
         Raises:
             TableNotFoundError: it does not exist.
-            ReplayError: another failure.
         """
         return Table(self._link, self._link.described(name))
 
     def tables(self) -> list[TableDescription]:
-        """List the descriptions of all tables, sorted by name.
-
-        Raises:
-            ReplayError: a failure.
-        """
+        """List the descriptions of all tables, sorted by name."""
         response = self._link.connection.call_message(
             "ListTables", replay_pb2.ListTablesRequest(), replay_pb2.ListTablesResponse, repeat=True
         )
@@ -177,16 +188,11 @@ class ReplayClient:
 
         Raises:
             TableNotFoundError: it does not exist.
-            ReplayError: another failure.
         """
         drop_table(self._link.connection, name, b"")
 
     def stats(self) -> Stats:
-        """Fetch statistics of the server and all tables; a cheap call.
-
-        Raises:
-            ReplayError: a failure.
-        """
+        """Fetch statistics of the server and all tables; a cheap call."""
         response = self._link.connection.call_message(
             "Stats", replay_pb2.StatsRequest(), replay_pb2.StatsResponse, repeat=True
         )
@@ -217,7 +223,6 @@ class ReplayClient:
             TableNotFoundError: a table does not exist.
             ResourceExhaustedError: the disk is full. Earlier checkpoints are kept.
             InvalidArgumentError: for an invalid series name.
-            ReplayError: another failure.
         """
         if keep is not None and keep < 1:
             raise InvalidArgumentError.of_field("keep", "at least 1, or None", repr(keep))
@@ -232,7 +237,6 @@ class ReplayClient:
 
         Raises:
             CheckpointsOffError: the server has no --checkpoint-dir.
-            ReplayError: another failure.
         """
         response = self._link.connection.call_message(
             "ListCheckpoints", replay_pb2.ListCheckpointsRequest(), replay_pb2.ListCheckpointsResponse, repeat=True
@@ -249,7 +253,6 @@ class ReplayClient:
         Raises:
             CheckpointDamagedError: a file is corrupt; names the file.
             CheckpointNotFoundError: it does not exist.
-            ReplayError: another failure.
         """
         response = self._link.connection.call_message(
             "VerifyCheckpoint",
@@ -265,21 +268,13 @@ class ReplayClient:
         self._link.close()
 
     def __enter__(self) -> ReplayClient:
-        """Use it in a ``with`` block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __contains__(self, name: object) -> bool:
-        """Whether the server has a table with this name.
-
-        Raises:
-            ReplayError: a failure.
-        """
+        """Whether the server has a table with this name."""
         try:
             self._link.described(str(name))
         except TableNotFoundError:
@@ -294,19 +289,8 @@ class ReplayClient:
         """Iterate over the names of all tables, sorted."""
         return iter([table.name for table in self.tables()])
 
-    def __reduce__(self) -> tuple[Callable[..., ReplayClient], tuple[object, ...]]:
-        """Pickle the options; see the module."""
-        return _client_over, (self._link,)
-
     def __copy__(self) -> ReplayClient:
-        """Copy with a separate connection: closing one leaves the other open."""
-        return copy.deepcopy(self)
-
-
-def _client_over(link: ServerLink) -> ReplayClient:
-    client = ReplayClient.__new__(ReplayClient)
-    client._link = link
-    return client
+        return copy.deepcopy(self)  # with a separate connection: closing one leaves the other open
 
 
 def _opened(table: Table, description: TableDescription, if_exists: IfExists | None) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from replay_proto.v1 import replay_pb2
 
 from replay_client.errors import InvalidArgumentError
+
+V = TypeVar("V")
 
 WeightNorm = Literal["batch", "table"]
 """Normalize importance-sampling weights by the largest in the batch, or that of the least probable live row."""
@@ -33,54 +33,25 @@ _UNWEIGHTED: Final = ("uniform", "fifo")
 """Backends with equal probabilities, so all weights are 1."""
 
 
-@dataclass(frozen=True)
-class DrawOptions:
-    """A batch to draw."""
+def draw_of(
+    batch_size: int,
+    beta: float,
+    weight_norm: WeightNorm = "batch",
+    draw_mode: DrawMode = "stratified",
+    wait_s: float = 0.0,
+) -> replay_pb2.Draw:
+    """A draw as a message; see `Table.sample`.
 
-    batch_size: int
-    """Number of rows, at least 1; with replacement, so it may exceed the table's size."""
-    beta: float
-    """Exponent of the importance-sampling weights: 0 for no correction, 1 for full correction."""
-    weight_norm: WeightNorm = "batch"
-    """Normalization of the weights."""
-    draw_mode: DrawMode = "stratified"
-    """How rows are drawn."""
-    wait_s: float = 0.0
-    """Seconds to wait until the table allows the draw; 0: do not wait; `math.inf`: forever."""
-
-    def __post_init__(self) -> None:
-        """Validate values that protobuf cannot represent.
-
-        Raises:
-            InvalidArgumentError: for an unknown name, or something that is not a number.
-        """
-        _check_name("weight_norm", self.weight_norm, _WEIGHT_NORMS)
-        _check_name("draw_mode", self.draw_mode, _DRAW_MODES)
-        checked_whole("batch_size", self.batch_size)
-        _check_beta(self.beta)
-
-    def with_beta(self, beta: float) -> DrawOptions:
-        """A copy with another beta."""
-        return replace(self, beta=beta)
-
-    def to_proto(self) -> replay_pb2.Draw:
-        """The draw as a message; do not modify it."""
-        return self._message
-
-    @cached_property
-    def _message(self) -> replay_pb2.Draw:
-        return replay_pb2.Draw(
-            batch_size=operator.index(self.batch_size),
-            beta=float(self.beta),
-            weight_norm=_WEIGHT_NORMS[self.weight_norm],
-            draw_mode=_DRAW_MODES[self.draw_mode],
-            wait_s=self.wait_s,
-        )
-
-
-def _check_name(field: str, name: str, known: Mapping[str, object]) -> None:
-    if not isinstance(name, str) or name not in known:
-        raise InvalidArgumentError.of_field(field, " or ".join(map(repr, known)), repr(name))
+    Raises:
+        InvalidArgumentError: for an unknown name, or something that is not a number or out of range.
+    """
+    return replay_pb2.Draw(
+        batch_size=checked_count("batch_size", batch_size),
+        beta=checked_beta(beta),
+        weight_norm=_named("weight_norm", weight_norm, _WEIGHT_NORMS),
+        draw_mode=_named("draw_mode", draw_mode, _DRAW_MODES),
+        wait_s=wait_s,
+    )
 
 
 def beta_for(backend: str, beta: float | None) -> float:
@@ -96,25 +67,36 @@ def beta_for(backend: str, beta: float | None) -> float:
     raise InvalidArgumentError.of_field("beta", f"a number of at least 0, required for {backend!r}", "none")
 
 
-def checked_whole(field: str, number: int) -> int:
-    """Check that a number is an integer below 2^63, and not a bool.
+def checked_count(field: str, number: int) -> int:
+    """Check that a number is an integer from 1 to 2^63 - 1, and not a bool.
 
     Raises:
         InvalidArgumentError: for anything else.
     """
     try:
-        whole = operator.index(number)
-        if not isinstance(number, bool) and abs(whole) < _LIMIT:
-            return whole
+        count = operator.index(number)
+        if not isinstance(number, bool) and 1 <= count < _LIMIT:
+            return count
     except TypeError:
         pass
-    raise InvalidArgumentError.of_field(field, "a whole number below 2 ** 63", repr(number))
+    raise InvalidArgumentError.of_field(field, "a whole number from 1 to 2 ** 63 - 1", repr(number))
 
 
-def _check_beta(beta: float) -> None:
+def checked_beta(beta: float) -> float:
+    """Check the exponent of the weights.
+
+    Raises:
+        InvalidArgumentError: for anything but one finite number of at least 0.
+    """
     try:
         if np.ndim(beta) == 0 and math.isfinite(beta) and beta >= 0:
-            return
+            return float(beta)
     except (TypeError, ValueError, OverflowError):
         pass
     raise InvalidArgumentError.of_field("beta", "a finite number of at least 0", repr(beta))
+
+
+def _named(field: str, name: str, known: Mapping[str, V]) -> V:
+    if not isinstance(name, str) or name not in known:
+        raise InvalidArgumentError.of_field(field, " or ".join(map(repr, known)), repr(name))
+    return known[name]

@@ -49,8 +49,6 @@ class TableReplacedError(ReplayError):
 class TableEmptyError(ReplayError):
     """The table has no rows to draw. Pass a `timeout_s` to wait for some."""
 
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
-
 
 class LimitedError(ReplayError):
     """The table's rate limiter or queue does not allow this now. Pass a `timeout_s` to wait.
@@ -59,13 +57,9 @@ class LimitedError(ReplayError):
     ``needed``, as decimal integers.
     """
 
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
-
 
 class TableResetError(ReplayError):
     """The table was reset while the call waited; the call had no effect."""
-
-    default_code = grpc.StatusCode.ABORTED
 
 
 class DeadlineExceededError(ReplayError, TimeoutError):
@@ -98,8 +92,6 @@ class UnauthenticatedError(ReplayError, PermissionError):
 class PermissionDeniedError(ReplayError, PermissionError):
     """The token lacks a right on a table. ``metadata`` has ``right`` and ``table``."""
 
-    default_code = grpc.StatusCode.PERMISSION_DENIED
-
 
 class InternalServerError(ReplayError):
     """An internal error of the server, which logged it, or an invalid reply."""
@@ -109,8 +101,6 @@ class InternalServerError(ReplayError):
 
 class WriterError(ReplayError):
     """The server and a writer disagree about which inserts were applied."""
-
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class SequenceGapError(WriterError):
@@ -128,25 +118,17 @@ class WriterUnknownError(WriterError):
 class WriterSupersededError(WriterError):
     """Another stream of the same writer was opened."""
 
-    default_code = grpc.StatusCode.ABORTED
-
 
 class CheckpointsOffError(ReplayError):
     """The server has no --checkpoint-dir."""
-
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class CheckpointNotFoundError(ReplayError, LookupError):
     """The checkpoint does not exist."""
 
-    default_code = grpc.StatusCode.NOT_FOUND
-
 
 class CheckpointDamagedError(ReplayError):
     """A checkpoint file is corrupt. ``metadata`` names the ``file``."""
-
-    default_code = grpc.StatusCode.DATA_LOSS
 
 
 class ClosedError(ReplayError):

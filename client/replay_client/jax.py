@@ -35,12 +35,7 @@ class Wide:
     """64-bit integers in halves that JAX does not truncate; ``np.asarray(wide)`` converts them back."""
 
     def __init__(self, halves: Any, dtype: np.dtype[Any]) -> None:
-        """Create from halves.
-
-        Args:
-            halves: uint32[n, 2], of any library: the lower half of each, and the upper.
-            dtype: int64 or uint64.
-        """
+        """``halves`` is uint32[n, 2] of any library, the lower half first; ``dtype`` is int64 or uint64."""
         self.halves = halves
         self.dtype = dtype
 
@@ -61,7 +56,6 @@ class Wide:
         return getattr(self.halves, "dtype", None) == _HALF and np.shape(self.halves)[-1:] == (2,)
 
     def __len__(self) -> int:
-        """How many."""
         shape = np.shape(self.halves)
         return shape[0] if shape else 0
 

@@ -19,26 +19,24 @@ again, and batches are drawn again.
 from __future__ import annotations
 
 import math
-import os
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, NoReturn
 
 from numpy.typing import ArrayLike
-from replay_proto.calls import MOST_KEYS_AT_ONCE
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import AnswerReader
-from replay_client._rows.checks import checked_keys, checked_priorities
+from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream, Request
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
 from replay_client.batch import Batch
-from replay_client.draws import DrawOptions, checked_whole
-from replay_client.errors import ClosedError, DeadlineExceededError, ForkedError, InvalidArgumentError
+from replay_client.draws import checked_beta, checked_count
+from replay_client.errors import ClosedError, DeadlineExceededError
 from replay_client.results.description import TableDescription
 
 _MESSAGES_IN_FLIGHT: Final = 4
@@ -53,7 +51,7 @@ UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
 class _Exchange(Request):
     """A learner's message and the expected reply."""
 
-    options: DrawOptions
+    draw: replay_pb2.Draw
     has_update: bool = False
     batches: int = 0
 
@@ -65,40 +63,28 @@ class Sampler:
         self,
         connection: Connection,
         table: TableDescription,
-        options: DrawOptions,
+        draw: replay_pb2.Draw,
         reader: AnswerReader,
-        draw_over_wire: Callable[[DrawOptions], Batch],
+        draw_over_wire: Callable[[replay_pb2.Draw], Batch],
         *,
-        open_around: Callable[[], FrameStream | None] = lambda: None,
-        prefetch: int = 3,
-        reconnect_timeout_s: float | None = 60.0,
+        open_around: Callable[[], FrameStream | None],
+        prefetch: int,
+        reconnect_timeout_s: float | None,
     ) -> None:
-        """Create a sampler; the first `next()` opens the stream.
+        """Created by `Table.sampler`; the first `next()` opens the stream.
 
-        Args:
-            connection: to the server.
-            table: the table; one that was dropped and made anew is another.
-            options: what to draw.
-            reader: reads the answers.
-            draw_over_wire: draws a batch in place of one whose rows were overwritten before they were copied.
-            open_around: opens a way around gRPC, if there is one.
-            prefetch: how many batches are on their way while `next()` waits, at least 1.
-            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; see
-                `replay_client._transport.time_limits`.
-
-        Raises:
-            InvalidArgumentError: for a prefetch below 1 or an invalid time limit.
+        ``draw_over_wire`` replaces a batch whose rows were overwritten before they were copied; ``open_around`` opens a
+        stream that bypasses gRPC, if available.
         """
         self.prefetch = prefetch
         self.updated = 0
         """Rows updated, over all acknowledged updates."""
         self.stale = 0
         """Stale keys, over all acknowledged updates."""
-        self._options = options
+        self._draw = draw
         self._reader = reader
         self._draw_over_wire = draw_over_wire
         self._connection = connection
-        self._process = os.getpid()
         self._table = table
         self._stream: AnsweredStream[_Exchange] = AnsweredStream(
             connection,
@@ -116,11 +102,14 @@ class Sampler:
     @property
     def beta(self) -> float:
         """Exponent of the weights for future requests; `Batch.beta` is that of a batch."""
-        return self._options.beta
+        return self._draw.beta
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        self._options = self._options.with_beta(beta)
+        draw = replay_pb2.Draw()
+        draw.CopyFrom(self._draw)  # batches in flight refer to the previous one
+        draw.beta = checked_beta(beta)
+        self._draw = draw
 
     @property
     def prefetch(self) -> int:
@@ -129,9 +118,7 @@ class Sampler:
 
     @prefetch.setter
     def prefetch(self, prefetch: int) -> None:
-        if checked_whole("prefetch", prefetch) < 1:
-            raise InvalidArgumentError.of_field("prefetch", "at least 1", str(prefetch))
-        self._prefetch = prefetch
+        self._prefetch = checked_count("prefetch", prefetch)
 
     @property
     def in_flight(self) -> int:
@@ -146,19 +133,13 @@ class Sampler:
             return bool(self._keys) + sum(exchange.has_update for exchange in self._stream.pending)
 
     def __repr__(self) -> str:
-        """Of what, and where."""
-        return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {self._options}>"
+        draw = f"batch_size={self._draw.batch_size}, beta={self.beta}"
+        return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {draw}>"
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to pickle: a stream belongs to its process.
-
-        Raises:
-            TypeError: always.
-        """
         raise TypeError("a sampler cannot be pickled or copied; send the table and create a sampler there")
 
     def __iter__(self) -> Sampler:
-        """The sampler is its own iterator."""
         return self
 
     def __next__(self) -> Batch:
@@ -174,7 +155,7 @@ class Sampler:
             ReplayError: the server refused for another reason.
         """
         self._check_usable()
-        most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // self._options.batch_size)
+        most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // self._draw.batch_size)
         together = max(1, min(most, self.prefetch // _MESSAGES_IN_FLIGHT))
         while (missing := self.prefetch - self.in_flight) >= together:
             self._send(min(missing, together))
@@ -228,7 +209,7 @@ class Sampler:
         if self._keys:
             self._send(0)
         while waiting := self.unacknowledged:
-            if self._connection.clock() >= deadline:
+            if time.monotonic() >= deadline:
                 raise DeadlineExceededError(
                     f"{waiting} updates of table {self._table.name!r} were not acknowledged in time"
                 )
@@ -243,7 +224,7 @@ class Sampler:
         Raises:
             ReplayError: as for `flush`; the sampler is closed anyway.
         """
-        if os.getpid() != self._process or self._is_closed:
+        if self._connection.is_forked or self._is_closed:
             return
         try:
             self.flush(timeout_s=timeout_s)
@@ -256,17 +237,14 @@ class Sampler:
         Args:
             is_waited_for: whether another thread may be in `next()`, which then raises `ClosedError`.
         """
-        if os.getpid() == self._process:
+        if not self._connection.is_forked:
             self._is_closed = True
             self._stream.close(is_received=is_waited_for)
 
     def __enter__(self) -> Sampler:
-        """Use it in a ``with`` block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Flush and close. After an error in the block, only close: its updates may be incomplete."""
         if error is None:
             self.close()
@@ -284,13 +262,13 @@ class Sampler:
             self._priorities.clear()
             self._keys_kept = 0
         if batches:
-            request.draw.CopyFrom(self._options.to_proto())
+            request.draw.CopyFrom(self._draw)
             request.batches = batches
             request.ahead = self.in_flight
             if self._reader.mapped is not None:
                 request.same_host.CopyFrom(self._reader.mapped.request)
         self._stream.send(
-            _Exchange(request.SerializeToString(), options=self._options, has_update=has_update, batches=batches)
+            _Exchange(request.SerializeToString(), draw=self._draw, has_update=has_update, batches=batches)
         )
 
     def _receive(self, deadline: float) -> None:
@@ -299,10 +277,9 @@ class Sampler:
         update, batches = self._reader.learned(answer)
         self.updated += update.updated
         self.stale += update.stale
-        self._batches.extend(batch or self._draw_over_wire(exchange.options) for batch in batches)
+        self._batches.extend(batch or self._draw_over_wire(exchange.draw) for batch in batches)
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._process:
-            raise ForkedError("this sampler was created before a fork; create a client in the child, or use spawn")
+        self._connection.check_not_forked()
         if self._is_closed:
             raise ClosedError("this sampler is closed")

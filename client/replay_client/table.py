@@ -7,23 +7,23 @@
 
 These are single calls, each a round trip; `writer` and `sampler` stream in the background. If a table is dropped and
 created again with the same name, it is a different table: calls raise `TableReplacedError`, and `ReplayClient.table`
-opens the new one.
+opens the new one. Any call may raise `ReplayError`; methods list only more specific errors.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from replay_proto.calls import MOST_KEYS_AT_ONCE
 from replay_proto.framing import Array
-from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import AnswerReader, joined_rows
-from replay_client._rows.checks import checked_keys, checked_priorities, checked_rows, packed_rows
+from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows, packed_rows
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
@@ -31,7 +31,7 @@ from replay_client._transport.insert_ids import InsertId, InsertIds
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.draws import DrawMode, DrawOptions, WeightNorm, beta_for
+from replay_client.draws import DrawMode, WeightNorm, beta_for, draw_of
 from replay_client.errors import ReplayError, TableReplacedError, WriterUnknownError
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
@@ -61,48 +61,27 @@ class Table:
         data_path: DataPath | None = None,
     ) -> None:
         """Created by `ReplayClient`; ``data_path`` defaults to the link's shortcuts."""
-        self.created = created
+        self.created: Final = created
         """Whether `ReplayClient.create_table` created it; False if it existed."""
+        self.name: Final = description.name
+        """Unique on the server."""
+        self.uid: Final = description.uid
+        """16 random bytes that distinguish this table from earlier ones with its name."""
+        self.schema: Final = description.schema
+        """Columns by name, in storage order."""
+        self.capacity: Final = description.capacity
+        """Maximum number of rows."""
+        self.backend: Final = description.backend
+        """Name of the backend."""
+        self.parameters: Final = description.parameters
+        """Parameters of the backend, including defaults."""
+        self.slots: Final = description.slots
+        """Size of the ring in rows: row k is in slot k % slots."""
         self._link = link
         self._description = description
         self._data_path = data_path or link.data_path(description)
         self._reader = AnswerReader(description.schema, self._data_path.rows)
         self._insert_ids = InsertIds()
-
-    @property
-    def name(self) -> str:
-        """Unique on the server."""
-        return self._description.name
-
-    @property
-    def uid(self) -> bytes:
-        """16 random bytes that distinguish this table from earlier ones with its name."""
-        return self._description.uid
-
-    @property
-    def schema(self) -> Schema:
-        """Columns by name, in storage order."""
-        return self._description.schema
-
-    @property
-    def capacity(self) -> int:
-        """Maximum number of rows."""
-        return self._description.capacity
-
-    @property
-    def backend(self) -> str:
-        """Name of the backend."""
-        return self._description.backend
-
-    @property
-    def parameters(self) -> Mapping[str, float]:
-        """Parameters of the backend, including defaults."""
-        return self._description.parameters
-
-    @property
-    def slots(self) -> int:
-        """Size of the ring in rows: row k is in slot k % slots."""
-        return self._description.slots
 
     @property
     def size(self) -> int:
@@ -111,7 +90,6 @@ class Table:
         Raises:
             TableNotFoundError: it was dropped.
             TableReplacedError: it was dropped, and another table has its name.
-            ReplayError: another failure.
         """
         description = self.describe()
         if description.uid != self.uid:
@@ -127,18 +105,15 @@ class Table:
         return self.size
 
     def __bool__(self) -> bool:
-        """Always true, even if the table is empty."""
-        return True
+        return True  # even if the table is empty
 
     def __repr__(self) -> str:
-        """What and where."""
         columns = ", ".join(f"{name}: {column}" for name, column in self.schema.items())
         address = self._link.options.address
         return f"<Table {self.name!r} at {address}: {self.backend}, {self.capacity} rows of {columns}>"
 
     def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, ...]]:
-        """Pickle; the copy reconnects, see `replay_client.client`."""
-        return _table_over, (self._link, self._description, self.created)
+        return partial(Table, created=self.created), (self._link, self._description)
 
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
@@ -166,7 +141,7 @@ class Table:
             DeadlineExceededError: timed out. If ``metadata`` has ``waited_for``, the rate limiter or queue did not
                 allow it in time, and nothing was inserted.
             TableResetError: the table was reset during the wait; nothing was inserted.
-            ReplayError: another failure. After a `ServerUnavailableError`, or a `DeadlineExceededError` without
+            ReplayError: after a `ServerUnavailableError`, or a `DeadlineExceededError` without
                 ``waited_for``, the rows may have been inserted.
         """
         self._connection.check_usable()
@@ -175,13 +150,13 @@ class Table:
         wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
         keys: list[NDArray[np.int64]] = []
         step = self._description.rows_per_insert
-        for start in range(0, row_count, step):
-            part = slice(start, min(start + step, row_count))
+        for part in _parts(row_count, step):
+            values = {name: array[part] for name, array in columns.items()}
             try:
-                keys += self._insert_part(columns, checked, part, wait_s)
+                keys += self._insert_part(values, None if checked is None else checked[part], wait_s)
             except ReplayError as error:
-                if start:
-                    error.add_note(f"{start} of {row_count} rows were inserted before this error")
+                if part.start:
+                    error.add_note(f"{part.start} of {row_count} rows were inserted before this error")
                 raise
         return np.concatenate(keys)
 
@@ -212,12 +187,11 @@ class Table:
             DeadlineExceededError: the wait exceeded `timeout_s`.
             TableResetError: the table was reset during the wait.
             TableReplacedError: the table was dropped, and another one has its name.
-            ReplayError: another failure.
         """
-        options = self._draw_options(batch_size, beta, weight_norm, draw_mode, timeout_s)
+        draw = self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s)
         mapped = self._data_path.rows
-        batch = self._drawn(options, None if mapped is None else mapped.request)
-        return batch or self._drawn_over_wire(options)
+        batch = self._drawn(draw, None if mapped is None else mapped.request)
+        return batch or self._drawn_over_wire(draw)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
         """Update priorities. More than 8192 keys are split into several calls, each of which is atomic.
@@ -233,12 +207,18 @@ class Table:
         Raises:
             InvalidArgumentError: for anything else.
             TableReplacedError: the table was dropped, and another one has its name.
-            ReplayError: another failure.
         """
         keys = checked_keys(batch_or_keys)
         values = checked_priorities(priorities, len(keys))
-        results = [self._update_part(keys[part], values[part]) for part in _parts(len(keys), MOST_KEYS_AT_ONCE)]
-        return UpdateResult(sum(each.updated for each in results), sum(each.stale for each in results))
+        updated = stale = 0
+        for part in _parts(len(keys), MOST_KEYS_AT_ONCE):
+            update = replay_pb2.PriorityUpdate(keys=keys[part].tobytes(), priorities=values[part].tobytes())
+            request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
+            answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s, 0.0)
+            result = replay_pb2.UpdatePrioritiesResponse.FromString(answer).result
+            updated += result.updated
+            stale += result.stale
+        return UpdateResult(updated, stale)
 
     def read(self, batch_or_keys: BatchOrKeys) -> Rows:
         """Read live rows by key.
@@ -255,7 +235,6 @@ class Table:
         Raises:
             InvalidArgumentError: for another dtype or shape.
             TableReplacedError: the table was dropped, and another one has its name.
-            ReplayError: another failure.
         """
         keys = checked_keys(batch_or_keys)
         most = max(1, min(READ_BYTES // self.schema.row_bytes, MOST_KEYS_AT_ONCE))
@@ -352,11 +331,10 @@ class Table:
             ClosedError: the client is closed.
         """
         self._connection.reach()
-        options = self._draw_options(batch_size, beta, weight_norm, draw_mode, timeout_s)
         sampler = Sampler(
             self._connection,
             self._description,
-            options,
+            self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s),
             self._reader,
             self._drawn_over_wire,
             open_around=self._data_path.open_learn_stream,
@@ -376,7 +354,6 @@ class Table:
 
         Raises:
             TableNotFoundError: it was dropped.
-            ReplayError: another failure.
         """
         return self._link.described(self.name)
 
@@ -385,7 +362,6 @@ class Table:
 
         Raises:
             TableNotFoundError: it was dropped.
-            ReplayError: another failure.
         """
         response = self._connection.call_message(
             "Stats", replay_pb2.StatsRequest(table=self.name), replay_pb2.StatsResponse, repeat=True
@@ -397,7 +373,6 @@ class Table:
 
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
-            ReplayError: another failure.
         """
         request = replay_pb2.InspectRequest(table=self.name, table_uid=self.uid)
         response = self._connection.call_message("Inspect", request, replay_pb2.InspectResponse, repeat=True)
@@ -413,7 +388,6 @@ class Table:
 
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
-            ReplayError: another failure.
         """
         request = replay_pb2.ResetTableRequest(table=self.name, table_uid=self.uid)
         response = self._connection.call_message("ResetTable", request, replay_pb2.ResetTableResponse, repeat=False)
@@ -425,7 +399,6 @@ class Table:
         Raises:
             TableNotFoundError: it was already dropped.
             TableReplacedError: it was dropped, and another table has its name.
-            ReplayError: another failure.
         """
         drop_table(self._connection, self.name, self.uid)
 
@@ -433,30 +406,28 @@ class Table:
     def _connection(self) -> Connection:
         return self._link.connection
 
-    def _draw_options(
+    def _draw(
         self,
         batch_size: int,
         beta: float | None,
         weight_norm: WeightNorm,
         draw_mode: DrawMode,
         timeout_s: float | None,
-    ) -> DrawOptions:
+    ) -> replay_pb2.Draw:
         wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
-        return DrawOptions(batch_size, beta_for(self.backend, beta), weight_norm, draw_mode, wait_s)
+        return draw_of(batch_size, beta_for(self.backend, beta), weight_norm, draw_mode, wait_s)
 
-    def _drawn_over_wire(self, options: DrawOptions) -> Batch:
+    def _drawn_over_wire(self, draw: replay_pb2.Draw) -> Batch:
         """Draw a replacement for a batch whose rows were overwritten during the copy."""
         mapped = self._data_path.rows
-        batch = self._drawn(options, None if mapped is None else mapped.request_again)
+        batch = self._drawn(draw, None if mapped is None else mapped.request_again)
         assert batch is not None
         return batch
 
-    def _drawn(self, options: DrawOptions, same_host: replay_pb2.SameHost | None) -> Batch | None:
+    def _drawn(self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None) -> Batch | None:
         """A batch; None if inserts overtook the copying of its rows."""
-        request = replay_pb2.SampleRequest(
-            table=self.name, table_uid=self.uid, draw=options.to_proto(), same_host=same_host
-        )
-        answer = self._call("Sample", request.SerializeToString(), *self._call_limits(options.wait_s))
+        request = replay_pb2.SampleRequest(table=self.name, table_uid=self.uid, draw=draw, same_host=same_host)
+        answer = self._call("Sample", request.SerializeToString(), *self._call_limits(draw.wait_s))
         return self._reader.sampled(answer)
 
     def _call_limits(self, wait_s: float) -> tuple[float, float]:
@@ -468,19 +439,13 @@ class Table:
     ) -> bytes:
         """Make an idempotent call, using a shortcut if available."""
         self._connection.check_usable()
-        deadline = self._connection.clock() + timeout_s
+        deadline = time.monotonic() + timeout_s
         if self._data_path.calls is not None:
             answer = self._data_path.calls.call(method, request, timeout_s + margin_s)
             if answer is not None:
                 return answer
-        left = max(0.0, deadline - self._connection.clock())
+        left = max(0.0, deadline - time.monotonic())
         return self._connection.call(method, request, timeout_s=left, margin_s=margin_s, repeat=True)
-
-    def _update_part(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> UpdateResult:
-        update = replay_pb2.PriorityUpdate(keys=keys.tobytes(), priorities=priorities.tobytes())
-        request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
-        answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s, 0.0)
-        return UpdateResult.from_proto(replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result)
 
     def _read_part(self, keys: NDArray[np.int64]) -> Rows:
         request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=keys.tobytes())
@@ -488,33 +453,27 @@ class Table:
         return self._reader.read(answer)
 
     def _insert_part(
-        self,
-        columns: Mapping[str, Array],
-        priorities: NDArray[np.float64] | None,
-        part: slice,
-        wait_s: float,
+        self, columns: Mapping[str, Array], priorities: NDArray[np.float64] | None, wait_s: float
     ) -> list[NDArray[np.int64]]:
-        """Insert some of the rows in one request; return their keys as ranges."""
-        values = {name: array[part] for name, array in columns.items()}
-        given = None if priorities is None else priorities[part]
+        """Insert rows in one request; return their keys as ranges."""
         with self._insert_ids.lend() as insert_id:
             try:
-                return self._insert_as(insert_id, values, given, part.stop - part.start, wait_s)
+                return self._insert_as(insert_id, columns, priorities, wait_s)
             except WriterUnknownError as error:
                 if error.attempts > 1:
                     raise
                 # The server forgets idle writers. A refused first attempt was never applied.
                 insert_id.begin_anew()
-                return self._insert_as(insert_id, values, given, part.stop - part.start, wait_s)
+                return self._insert_as(insert_id, columns, priorities, wait_s)
 
     def _insert_as(
         self,
         insert_id: InsertId,
         columns: Mapping[str, Array],
         priorities: NDArray[np.float64] | None,
-        row_count: int,
         wait_s: float,
     ) -> list[NDArray[np.int64]]:
+        row_count = len(next(iter(columns.values())))
         insertion = replay_pb2.Insertion(
             row_count=row_count,
             priorities=b"" if priorities is None else priorities.tobytes(),
@@ -531,17 +490,12 @@ class Table:
         return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
 
 
-def _table_over(link: ServerLink, description: TableDescription, created: bool) -> Table:
-    return Table(link, description, created=created)
-
-
 def drop_table(connection: Connection, name: str, uid: bytes) -> None:
     """Drop a table; an empty uid matches any table with the name. Not retried: it might drop a newer table.
 
     Raises:
         TableNotFoundError: it does not exist.
         TableReplacedError: another table has its name.
-        ReplayError: another failure.
     """
     request = replay_pb2.DropTableRequest(table=name, table_uid=uid)
     connection.call_message("DropTable", request, replay_pb2.DropTableResponse, repeat=False)

@@ -25,7 +25,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -63,17 +62,12 @@ def to_torch(batch: Batch, device: Device = "cpu") -> TensorBatch:
         the device's current stream.
     """
     target = torch.device(device)
-    return TensorBatch(
-        row_keys=batch.row_keys,
-        columns={name: _on_device(array, target) for name, array in batch.columns.items()},
-        probabilities=_on_device(batch.probabilities, target),
-        weights=_on_device(batch.weights, target),
-        beta=batch.beta,
-        size=batch.size,
-        total_mass=batch.total_mass,
-        smallest_probability=batch.smallest_probability,
-        inserted=batch.inserted,
-    )
+    moved = {
+        "columns": {name: _on_device(array, target) for name, array in batch.columns.items()},
+        "probabilities": _on_device(batch.probabilities, target),
+        "weights": _on_device(batch.weights, target),
+    }
+    return TensorBatch(**{**vars(batch), **moved})
 
 
 def _on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -157,11 +151,9 @@ class TensorSampler:
         return self._sampler.stale
 
     def __reduce__(self) -> NoReturn:
-        """See `Sampler`."""
         self._sampler.__reduce__()
 
     def __iter__(self) -> TensorSampler:
-        """The sampler is its own iterator."""
         return self
 
     def __next__(self) -> TensorBatch:
@@ -220,12 +212,9 @@ class TensorSampler:
             self._cancel()
 
     def __enter__(self) -> TensorSampler:
-        """Use it in a ``with`` block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Flush and close. After an error in the block, only close."""
         if error is None:
             self.close()
@@ -258,7 +247,7 @@ class TensorSampler:
             self._is_paused = True
             self._changed.notify_all()
             while self._is_fetching and self._thread is not None and self._thread.is_alive():  # not after a fork
-                left = left_s(deadline, time.monotonic())
+                left = left_s(deadline)
                 if left == 0:
                     raise DeadlineExceededError("a batch requested earlier did not arrive in time")
                 self._changed.wait(left)

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import secrets
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -41,7 +40,6 @@ from replay_client._transport.time_limits import left_s, time_limit
 from replay_client.errors import (
     ClosedError,
     DeadlineExceededError,
-    ForkedError,
     InternalServerError,
     InvalidArgumentError,
     ReplayError,
@@ -81,36 +79,27 @@ class Writer:
         connection: Connection,
         table: TableDescription,
         *,
-        block_rows: int | None = None,
-        max_blocks_in_flight: int = MAX_BLOCKS_IN_FLIGHT,
-        max_delay_s: float = 0.1,
-        reconnect_timeout_s: float | None = 60.0,
+        block_rows: int | None,
+        max_blocks_in_flight: int,
+        max_delay_s: float,
+        reconnect_timeout_s: float | None,
     ) -> None:
-        """Create a writer; the first block opens the stream.
+        """Created by `Table.writer`; the first block opens the stream.
 
-        Args:
-            connection: to the server.
-            table: the table, identified by its uid.
-            block_rows: rows per block; None: as many as fit into `BLOCK_BYTES`, at most `BLOCK_ROWS`. Always limited
-                to what the server accepts at once: 4 MiB or one row, the ring's slack, and what the rate limiter
-                allows.
-            max_blocks_in_flight: maximum unacknowledged blocks, 1 to `MAX_BLOCKS_IN_FLIGHT`.
-            max_delay_s: seconds that a row may wait for its block to fill; `math.inf`: until it is full.
-            reconnect_timeout_s: seconds to retry an unreachable server; see `replay_client._transport.time_limits`.
-
-        Raises:
-            InvalidArgumentError: for a number out of range.
+        Blocks never exceed what the server accepts at once: 4 MiB or one row, the ring's slack, and what the rate
+        limiter allows.
         """
         if not 1 <= max_blocks_in_flight <= MAX_BLOCKS_IN_FLIGHT:
-            raise _out_of_range("max_blocks_in_flight", f"1 to {MAX_BLOCKS_IN_FLIGHT}", max_blocks_in_flight)
+            raise InvalidArgumentError.of_field(
+                "max_blocks_in_flight", f"1 to {MAX_BLOCKS_IN_FLIGHT}", str(max_blocks_in_flight)
+            )
         if block_rows is not None and block_rows < 1:
-            raise _out_of_range("block_rows", "at least 1", block_rows)
+            raise InvalidArgumentError.of_field("block_rows", "at least 1", str(block_rows))
         self.stream = secrets.randbits(_STREAM_BITS) or 1
         """uint64: random number of this stream of experience, stored with every row."""
         self.episode = 0
         """Number of the current episode in the stream, stored with every row."""
         self._connection = connection
-        self._process = os.getpid()
         self._table = table
         self._block = RowBlock(table.schema, _block_rows(table, block_rows))
         self._block_began_s = 0.0
@@ -144,15 +133,9 @@ class Writer:
             return self._block.count + sum(block.row_count for block in self._stream.pending)
 
     def __repr__(self) -> str:
-        """Of what, and where."""
         return f"<Writer of table {self._table.name!r} at {self._connection.address}: {self.in_flight} rows in flight>"
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to pickle: a stream belongs to its process.
-
-        Raises:
-            TypeError: always.
-        """
         raise TypeError("a writer cannot be pickled or copied; send the table and create a writer there")
 
     def append(self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any) -> None:
@@ -168,8 +151,7 @@ class Writer:
             ReplayError: an earlier row could not be sent. This row was not appended.
         """
         values: Mapping[str, Any] = columns if row is None else {**row, **columns}
-        if os.getpid() != self._process:
-            raise _forked()
+        self._connection.check_not_forked()
         with self._changed:
             if self._error is not None or self._is_paused or self._is_closed:
                 self._check()
@@ -188,7 +170,7 @@ class Writer:
         Raises:
             ReplayError: an earlier row could not be sent. The episode continues.
         """
-        self._check_process()
+        self._connection.check_not_forked()
         with self._changed:
             self._check()
             self._send_block(math.inf)
@@ -205,7 +187,7 @@ class Writer:
             DeadlineExceededError: timed out. The writer keeps sending the rows.
             ReplayError: rows could not be sent.
         """
-        self._check_process()
+        self._connection.check_not_forked()
         deadline = self._connection.deadline("timeout_s", timeout_s)
         with self._changed:
             self._check()
@@ -223,7 +205,7 @@ class Writer:
         Raises:
             ReplayError: as for `flush`; the writer is closed anyway.
         """
-        if os.getpid() != self._process or self._is_closed:
+        if self._connection.is_forked or self._is_closed:
             return
         try:
             self.flush(timeout_s=timeout_s)
@@ -245,16 +227,15 @@ class Writer:
         with self._changed:
             messages = [(block.data, block.row_count) for block in self._stream.pending]
             waiting = self._block.columns()
-        parts = [column_views(schema, _split(data).rows, count) for data, count in messages]
+        parts = [
+            column_views(schema, split_message(replay_pb2.WriteRequest, data).rows, count) for data, count in messages
+        ]
         return {name: np.concatenate([*(part[name] for part in parts), waiting[name]]) for name in schema}
 
     def __enter__(self) -> Writer:
-        """Use it in a ``with`` block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Flush and close. After an error in the block, including Ctrl-C, give up after `GIVE_UP_S`.
 
         In that case the number of unacknowledged rows is logged as a warning, and the original error propagates.
@@ -269,7 +250,7 @@ class Writer:
                 raise
 
     def _begin_block(self) -> None:
-        self._block_began_s = self._connection.clock()
+        self._block_began_s = time.monotonic()
         if self._receiver is None:
             self._receiver = threading.Thread(target=self._receive_all, name="replay-writer", daemon=True)
             self._receiver.start()
@@ -279,7 +260,7 @@ class Writer:
         """Send the block if it is due; return the seconds until then, or None if it is empty."""
         if not self._block.count:
             return None
-        left = left_s(self._block_began_s + self._max_delay_s, self._connection.clock())
+        left = left_s(self._block_began_s + self._max_delay_s)
         if left != 0:
             return left
         if len(self._stream.pending) >= self._max_blocks_in_flight:
@@ -307,7 +288,7 @@ class Writer:
 
     def _wait(self, deadline: float) -> None:
         """Wait for a change; raise on errors and at the deadline."""
-        left = left_s(deadline, self._connection.clock())
+        left = left_s(deadline)
         if left == 0:
             raise DeadlineExceededError(
                 f"{self.in_flight:,} rows of table {self._table.name!r} were not acknowledged in time; an open "
@@ -315,10 +296,6 @@ class Writer:
             )
         self._changed.wait(left)
         self._check()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise _forked()
 
     def _check(self) -> None:
         """Raise the background thread's error. If it is temporary and was already raised, let the thread retry."""
@@ -412,10 +389,6 @@ def _block_rows(table: TableDescription, wanted: int | None) -> int:
     return min(fitting, table.rows_per_insert)
 
 
-def _split(data: bytes) -> Any:
-    return split_message(replay_pb2.WriteRequest, data)
-
-
 def _renumbered(block: _Block, writer_id: bytes, sequence: int) -> _Block:
     framed = split_message(replay_pb2.WriteRequest, block.data)
     framed.head.writer_id = writer_id
@@ -423,11 +396,3 @@ def _renumbered(block: _Block, writer_id: bytes, sequence: int) -> _Block:
     rows = np.frombuffer(framed.rows, np.uint8)
     message = message_with_rows(framed.head, len(rows), lambda into: np.copyto(into, rows))
     return _Block(message, sequence=sequence, row_count=block.row_count)
-
-
-def _forked() -> ForkedError:
-    return ForkedError("this writer was created before a fork; create a client in the child, or use spawn")
-
-
-def _out_of_range(field: str, expected: str, got: int) -> ReplayError:
-    return InvalidArgumentError.of_field(field, expected, str(got))

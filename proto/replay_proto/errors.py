@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import grpc
@@ -29,7 +30,7 @@ class ReplayError(Exception):
 
         Args:
             message: a sentence for people.
-            code: status code of the call.
+            code: status code of the call; None: `default_code`.
             reason: name of an `ErrorReason` of the contract, without its prefix; empty if there was none.
             metadata: what the contract says belongs to this reason, such as ``field`` and ``expected``.
         """
@@ -43,7 +44,7 @@ class ReplayError(Exception):
 
     def __reduce__(self) -> tuple[Callable[..., ReplayError], tuple[object, ...]]:
         """Errors cross process boundaries whole, from an actor to whoever started it."""
-        return _restored, (type(self), self.message, self.code, self.reason, self.metadata)
+        return partial(type(self), self.message, code=self.code, reason=self.reason, metadata=self.metadata), ()
 
 
 class InvalidArgumentError(ReplayError, ValueError):
@@ -62,13 +63,7 @@ class FieldError(InvalidArgumentError):
     """What both ends raise for a value that cannot be used: which field, what was expected, what came."""
 
     def __init__(self, field: str, expected: str, got: str) -> None:
-        """Name the field and both sides of the difference.
-
-        Args:
-            field: name of the field as the caller knows it, such as ``"batch_size"`` or ``"columns.obs"``.
-            expected: what would have been accepted.
-            got: what came instead.
-        """
+        """Name the field as the caller knows it, such as ``"columns.obs"``, and both sides of the difference."""
         error = InvalidArgumentError.of_field(field, expected, got)
         super().__init__(error.message, reason=error.reason, metadata=error.metadata)
         self.field = field
@@ -76,11 +71,4 @@ class FieldError(InvalidArgumentError):
         self.got = got
 
     def __reduce__(self) -> tuple[type[FieldError], tuple[str, str, str]]:
-        """Made again from what it says."""
         return FieldError, (self.field, self.expected, self.got)
-
-
-def _restored(
-    kind: type[ReplayError], message: str, code: grpc.StatusCode, reason: str, metadata: Mapping[str, str]
-) -> ReplayError:
-    return kind(message, code=code, reason=reason, metadata=metadata)

@@ -32,7 +32,6 @@ class FrameTooLongError(FrameError):
     """What came is a longer frame than is taken."""
 
     def __init__(self, limit_bytes: int, got_bytes: int) -> None:
-        """Say how long it may be, and how long it is."""
         super().__init__(f"expected a frame of at most {limit_bytes} bytes, got one of {got_bytes}")
         self.limit_bytes = limit_bytes
         self.got_bytes = got_bytes
@@ -47,11 +46,6 @@ class FrameParser:
     """Takes bytes as they come, and gives frames."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Begin with nothing.
-
-        Args:
-            limit_bytes: how long a content may be.
-        """
         self.limit_bytes = limit_bytes
         """How long a content may be; may be set."""
         self._received = bytearray()

@@ -68,10 +68,7 @@ def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint
 def split_message(message_type: type[M], data: bytes | memoryview) -> Framed[M]:
     """Read a message that carries rows, without copying them. For answers: requests are bounded, see `split_rows`.
 
-    Args:
-        message_type: the type of the message.
-        data: its wire form: fields may come in any order, and the last ``rows`` counts. Of a writable view the rows
-            are writable, too.
+    Fields may come in any order, and the last ``rows`` counts. Of a writable view the rows are writable, too.
 
     Raises:
         google.protobuf.message.DecodeError: if it is not a message of this type.
@@ -90,15 +87,11 @@ def carries_rows(message_type: type[Message]) -> bool:
 def split_rows(data: bytes | memoryview, most_fields: int | None = None) -> tuple[bytes, memoryview]:
     """Take a message that can carry rows apart, without copying them or parsing the rest.
 
-    Args:
-        data: its wire form.
-        most_fields: how many fields it may have; None: any number.
-
     Returns:
         The wire form of the message without ``rows``, and its rows; see `Framed`.
 
     Raises:
-        google.protobuf.message.DecodeError: if it is no message, or has more fields.
+        google.protobuf.message.DecodeError: if it is no message, or has more than ``most_fields`` fields.
     """
     view = memoryview(data)
     head, rows, kept_from = [], NO_ROWS, 0
@@ -114,15 +107,11 @@ def split_rows(data: bytes | memoryview, most_fields: int | None = None) -> tupl
 def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, int, int, int]]:
     """Walk over the fields of a message, without looking into those that are messages themselves.
 
-    Args:
-        view: the message's wire form.
-        most: how many fields it may have; None: any number.
-
     Yields:
         For each field its tag, and where it begins, where its content begins and where it ends.
 
     Raises:
-        google.protobuf.message.DecodeError: if it is no message, or has more fields.
+        google.protobuf.message.DecodeError: if it is no message, or has more than ``most`` fields.
     """
     size, position, left = len(view), 0, -1 if most is None else most
     while position < size:
@@ -149,12 +138,7 @@ def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, 
 
 
 def column_views(schema: Schema, rows: memoryview | Array, row_count: int) -> dict[str, Array]:
-    """Columns as they lie in ``rows``: column after column, each with all its rows.
-
-    Args:
-        schema: the table's.
-        rows: exactly ``row_count * schema.row_bytes`` bytes.
-        row_count: how many rows.
+    """Columns as they lie in ``rows``, which has exactly ``row_count * schema.row_bytes`` bytes: one after the other.
 
     Returns:
         By name, ``dtype[row_count, *shape]``: views, writable if ``rows`` is.

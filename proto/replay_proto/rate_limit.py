@@ -61,9 +61,8 @@ class RateLimit:
         if self.max_diff - self.min_diff < least:
             raise FieldError(
                 "error_buffer",
-                "a span (2 * error_buffer) of at least 2 * "
-                "max(1, samples_per_insert) "
-                f"= {least:g}, or the table might block forever",
+                f"a span (2 * error_buffer) of at least 2 * max(1, samples_per_insert) = {least:g}, or the table might "
+                "block forever",
                 f"{self.max_diff - self.min_diff:g}",
             )
         if self.min_diff > ratio * self.min_size:
@@ -132,13 +131,9 @@ class RateLimit:
         Raises:
             FieldError: names the invalid field.
         """
-        if message.samples_per_insert != 0:
-            return cls(message.min_size, message.samples_per_insert, message.min_diff, message.max_diff)
-        if message.min_diff or message.max_diff:
-            raise FieldError(
-                "error_buffer", "none without samples_per_insert", f"{message.min_diff}, {message.max_diff}"
-            )
-        return cls(message.min_size)
+        if not (message.samples_per_insert or message.min_diff or message.max_diff):
+            return cls(message.min_size)
+        return cls(message.min_size, message.samples_per_insert or None, message.min_diff, message.max_diff)
 
 
 def _finite(field: str, value: float) -> float:

@@ -111,15 +111,12 @@ class Schema(Mapping[str, Column]):
                 raise FieldError("columns", "a column, or columns nested under its name", f"both {outer} and {name}")
 
     def __getitem__(self, name: str) -> Column:
-        """The column of this name."""
         return self.columns[name]
 
     def __iter__(self) -> Iterator[str]:
-        """The names, in order."""
         return iter(self.columns)
 
     def __len__(self) -> int:
-        """Number of columns."""
         return len(self.columns)
 
     @cached_property

@@ -26,23 +26,19 @@ from replay_client.errors import InvalidArgumentError
 _PRIORITY: Final = Column("float64")
 _SLOW_DTYPES: Final = ("float16",)
 """memoryview cannot store these."""
-_BOOLEANS: Final = frozenset({bool, np.bool_})
-_REALS: Final = frozenset(
-    {float, int, *_BOOLEANS, *(dtype.type for dtype in map(np.dtype, DTYPES) if dtype.kind in "iuf")}
+_BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
+_INTEGERS: Final[frozenset[type]] = frozenset(
+    {int, bool, *(dtype.type for dtype in map(np.dtype, DTYPES) if dtype.kind in "iu")}
 )
-"""Types for the fast path: memoryview would accept anything with a ``__float__``, even complex numbers."""
+_REALS: Final[frozenset[type]] = frozenset({float, np.float16, np.float32, np.float64}) | _INTEGERS | _BOOLEANS
+_TYPES: Final[Mapping[str, frozenset[type]]] = {"b": _BOOLEANS, "i": _INTEGERS, "u": _INTEGERS, "f": _REALS}
+"""Types for the fast path, by kind of dtype: memoryview would accept anything with a ``__float__``."""
 
 
 class RowBlock:
     """A buffer for rows, filled in order."""
 
     def __init__(self, schema: Schema, capacity: int) -> None:
-        """Create an empty block.
-
-        Args:
-            schema: the table's.
-            capacity: maximum number of rows.
-        """
         self.capacity = capacity
         self.count = 0
         """Rows in it."""
@@ -53,30 +49,20 @@ class RowBlock:
             name: np.empty((capacity, *column.shape), column.dtype.newbyteorder("=")) for name, column in schema.items()
         }
         self._priorities = np.empty(capacity, np.float64)
-        self._integers: list[tuple[str, memoryview[Any]]] = []
-        self._reals: list[tuple[str, memoryview[Any]]] = []
-        self._booleans: list[tuple[str, memoryview[Any]]] = []
+        self._scalars: list[tuple[str, memoryview[Any], frozenset[type]]] = []
         self._arrays: list[tuple[str, Array, np.dtype[Any], tuple[int, ...]]] = []
         for name, target in self._columns.items():
             if target.ndim > 1 or target.dtype.name in _SLOW_DTYPES:
                 self._arrays.append((name, target, target.dtype, target.shape[1:]))
-            elif target.dtype == np.bool_:
-                self._booleans.append((name, target.data))
-            elif target.dtype.kind == "f":
-                self._reals.append((name, target.data))
             else:
-                self._integers.append((name, target.data))
+                self._scalars.append((name, target.data, _TYPES[target.dtype.kind]))
 
     def accepts(self, priority: float | None) -> bool:
         """Whether a row with this priority can go into this block, if it has room."""
         return not self.count or self.has_priorities is (priority is not None)
 
     def add(self, values: Mapping[str, Any], priority: float | None) -> None:
-        """Copy a row into the block, which must have room for it and accept it.
-
-        Args:
-            values: by column; observations may be nested.
-            priority: None: the largest live one.
+        """Copy a row into the block, which must have room for it and accept its priority.
 
         Raises:
             InvalidArgumentError: it does not match the schema. The block is unchanged.
@@ -94,11 +80,7 @@ class RowBlock:
         return {name: column[: self.count] for name, column in self._columns.items()}
 
     def take(self, head: replay_pb2.WriteRequest) -> bytes:
-        """Serialize the rows into a message and empty the block.
-
-        Args:
-            head: the message without rows; this fills in their number and priorities.
-        """
+        """Serialize the rows into a message, whose other fields are those of ``head``, and empty the block."""
         count = self.count
         head.insertion.row_count = count
         if self.has_priorities:
@@ -110,18 +92,11 @@ class RowBlock:
     def _add_fast(self, values: Mapping[str, Any], row: int) -> bool:
         """Store a row; False if a value needs a cast or is invalid."""
         try:
-            for name, integers in self._integers:
-                integers[row] = values[name]  # raises if not an integer, or out of range
-            for name, reals in self._reals:
+            for name, scalars, types in self._scalars:
                 value = values[name]
-                if type(value) not in _REALS:
+                if type(value) not in types:
                     return False
-                reals[row] = value
-            for name, booleans in self._booleans:
-                value = values[name]
-                if type(value) not in _BOOLEANS:
-                    return False
-                booleans[row] = value
+                scalars[row] = value  # raises if out of range
             for name, arrays, dtype, shape in self._arrays:
                 value = values[name]
                 if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:

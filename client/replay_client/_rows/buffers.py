@@ -1,7 +1,8 @@
 """Memory for arrays that are handed out, and used again once they are gone.
 
-    array = buffers.lend(1 << 20)               # uint8[at least 1 << 20]
-    columns = array[:1000].view("<f4")          # the memory comes back once neither lives
+    columns = ColumnBuffers(schema).blank(256)  # {"obs": float32[256, 4], "action": int64[256]}, in one buffer
+    array = Buffers().lend(1 << 20)             # uint8[at least 1 << 20]
+    values = array[:1000].view("<f4")           # the memory comes back once neither lives
 
 Fresh memory costs as much as copying rows to it.
 """
@@ -9,23 +10,41 @@ Fresh memory costs as much as copying rows to it.
 from __future__ import annotations
 
 import threading
+from functools import lru_cache, partial
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.schema import Schema
 
 _KEPT: Final = 32
 """Free buffers that are kept, the latest ones;"""
 _KEPT_BYTES: Final = 1 << 28
 """in total at most this many bytes."""
 _PAGE_BYTES: Final = 4096
+_LINE_BYTES: Final = 64
+
+
+class ColumnBuffers:
+    """A pool of columns of one schema. Threads may share one."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._buffers = Buffers()
+        self._layout = lru_cache(maxsize=1)(partial(_layout, schema))
+
+    def blank(self, row_count: int) -> dict[str, NDArray[Any]]:
+        """By column ``dtype[row_count, *shape]``, with any values, all in one buffer."""
+        layout = self._layout(row_count)
+        record: NDArray[Any] = np.ndarray((), layout, self._buffers.lend(layout.itemsize))
+        return {name: record[name] for name in self._schema}
 
 
 class Buffers:
     """A pool of buffers. Threads may share one."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._free: list[_Memory] = []
         self._lock = threading.Lock()
 
@@ -35,7 +54,7 @@ class Buffers:
         Returns:
             uint8[size, rounded up to whole pages].
         """
-        size = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        size = _rounded_up(size, _PAGE_BYTES)
         return np.asarray(_Lease(self, self._take_free(size) or _Memory(size)))
 
     def _take_free(self, size: int) -> _Memory | None:
@@ -81,3 +100,20 @@ class _Lease:
 
     def __del__(self) -> None:
         self._pool.give_back(self._memory)
+
+
+def _layout(schema: Schema, row_count: int) -> np.dtype[Any]:
+    """Columns as fields of one record, which NumPy turns into views quickly; each begins at a cache line of its own."""
+    sizes = [_rounded_up(column.row_bytes * row_count, _LINE_BYTES) for column in schema.values()]
+    fields: Any = {
+        "names": list(schema),
+        "formats": [(column.dtype, (row_count, *column.shape)) for column in schema.values()],
+        "offsets": [0, *accumulate(sizes)][:-1],
+        "itemsize": sum(sizes),
+    }
+    layout: np.dtype[Any] = np.dtype(fields)
+    return layout
+
+
+def _rounded_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

@@ -24,6 +24,8 @@ from replay_proto.schema import SEPARATOR, Column, Schema
 from replay_client._rows.columns import BatchOrKeys, Columns
 from replay_client.errors import InvalidArgumentError
 
+MOST_KEYS_AT_ONCE: Final = 1 << 13
+"""More keys are split into several calls. A server needs 5 ms for this many, and serves nobody else meanwhile."""
 _PRIORITY: Final = Column("float64")
 _KEY: Final = Column("int64")
 
@@ -58,10 +60,7 @@ def checked_rows(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Ar
 
 
 def checked_value(name: str, column: Column, value: Any) -> Array:
-    """Check the value of one row in one column.
-
-    Returns:
-        ``[*shape]``, with a dtype that can be cast to the column's.
+    """Check the value of one row in one column: an array ``[*shape]`` that can be cast to the column's dtype.
 
     Raises:
         InvalidArgumentError: for a wrong dtype or shape.
@@ -143,10 +142,7 @@ def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[
 
 
 def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.float64]:
-    """Check priorities: one per row, finite and non-negative.
-
-    Returns:
-        ``float64[row_count]``, contiguous.
+    """Check priorities, one per row, finite and non-negative: ``float64[row_count]``, contiguous.
 
     Raises:
         InvalidArgumentError: for anything else.
@@ -163,10 +159,7 @@ def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.floa
 
 
 def checked_keys(batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
-    """Check keys, or take those of a batch.
-
-    Returns:
-        ``int64[n]``, contiguous.
+    """Check keys, or take those of a batch: ``int64[n]``, contiguous.
 
     Raises:
         InvalidArgumentError: for another dtype or shape.
@@ -181,14 +174,7 @@ def checked_keys(batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
 
 
 def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row_count: int) -> bytes:
-    """Serialize a message with rows, copying the rows once.
-
-    Args:
-        head: the message without ``rows``.
-        schema: the table's.
-        columns: as `checked_rows` returns them.
-        row_count: how many rows.
-    """
+    """Serialize a message with rows, which `checked_rows` has returned; copies them once."""
 
     def write(rows: Array) -> None:
         for name, view in column_views(schema, rows, row_count).items():

@@ -34,7 +34,7 @@ class Columns(Mapping[str, T_co]):
 
     @property
     def batch_size(self) -> int:
-        """Number of rows; `len` counts the columns."""
+        """Number of rows."""
         return len(self.row_keys)
 
     def __getitem__(self, name: str) -> Any:
@@ -47,23 +47,16 @@ class Columns(Mapping[str, T_co]):
         return self._nested(name) if column is None else column
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the columns, in the order of the schema."""
         return iter(self.columns)
 
     def __len__(self) -> int:
-        """Number of columns."""
+        """Number of columns; `batch_size` counts the rows."""
         return len(self.columns)
 
-    def __eq__(self, other: object) -> bool:
-        """Compare by identity; to compare values, compare columns."""
-        return self is other
-
-    def __hash__(self) -> int:
-        """That of the object."""
-        return object.__hash__(self)
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        """How many rows of which columns."""
         columns = ", ".join(f"{name}: {_described(column)}" for name, column in self.columns.items())
         return f"<{type(self).__name__} of {self.batch_size} rows, {columns}>"
 

@@ -28,15 +28,7 @@ class MappedRows:
     """The rows of one table, mapped read-only."""
 
     def __init__(self, table: TableDescription, nonce: bytes) -> None:
-        """Map the files.
-
-        Args:
-            table: the table.
-            nonce: content of the file in its directory.
-
-        Raises:
-            OSError: if one cannot be mapped.
-        """
+        """Map the files; raises OSError. ``nonce`` is the content of the file in the table's directory."""
         folder = Path(table.directory)
         self.request = replay_pb2.SameHost(nonce=nonce)
         """Tells the server to omit rows from the reply."""

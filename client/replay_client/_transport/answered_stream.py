@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from replay_client._transport.connection import Connection, MessageStream, StreamMethod
+from replay_client._transport.connection import Connection, MessageStream, StreamMethod, pauses_s
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.time_limits import left_s, time_limit
 from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
@@ -57,8 +58,7 @@ class AnsweredStream(Generic[R]):
         Args:
             connection: to the server.
             method: the RPC.
-            reconnect_timeout_s: seconds to retry an unreachable server before `receive` raises; see
-                `replay_client._transport.time_limits`.
+            reconnect_timeout_s: seconds to retry an unreachable server before `receive` raises.
             keep_refused: whether refused requests stay pending, so that the next `receive` sends them again.
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
                 call `send`, and returns the seconds until its next call, or None.
@@ -92,12 +92,9 @@ class AnsweredStream(Generic[R]):
     def receive(self, deadline: float = math.inf) -> tuple[R, bytes]:
         """Wait for the reply to the oldest request, or for one to be sent first.
 
-        Args:
-            deadline: by the connection's clock; `math.inf`: none.
-
         Raises:
             ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
-            DeadlineExceededError: timed out. Calling again continues waiting.
+            DeadlineExceededError: the deadline passed. Calling again continues waiting.
             ClosedError: it was closed.
             ReplayError: the oldest request was refused.
         """
@@ -129,8 +126,7 @@ class AnsweredStream(Generic[R]):
     def close(self, *, is_received: bool = True) -> None:
         """Close the stream; `receive` raises `ClosedError` from now on, even if already waiting.
 
-        Args:
-            is_received: whether another thread may be receiving.
+        ``is_received``: whether another thread may be receiving.
         """
         with self.changed:
             self._closed = True
@@ -186,7 +182,7 @@ class AnsweredStream(Generic[R]):
             yield request.data
 
     def _answer(self, stream: MessageStream | FrameStream, deadline: float) -> bytes:
-        left = left_s(deadline, self._connection.clock())
+        left = left_s(deadline)
         if left is None:
             return stream.receive()
         # gRPC has no deadline per message of a stream: end the stream; pending requests are sent again later.
@@ -212,7 +208,7 @@ class AnsweredStream(Generic[R]):
         """Pause if reopening the stream makes sense, otherwise raise."""
         if self._closed:
             raise ClosedError("this stream is closed") from None
-        now = self._connection.clock()
+        now = time.monotonic()
         if now >= deadline:
             raise DeadlineExceededError("timed out") from None
         if not isinstance(error, ServerUnavailableError):
@@ -220,7 +216,7 @@ class AnsweredStream(Generic[R]):
             raise error
         if self._failing_since is None:
             self._failing_since = now
-            self._pauses_s = self._connection.backoff.pauses_s(self._connection.rng)
+            self._pauses_s = pauses_s()
         if now - self._failing_since >= self._reconnect_timeout_s:
             self._failing_since = None
             raise error
@@ -234,11 +230,11 @@ class AnsweredStream(Generic[R]):
                 self.pending.popleft()  # a refusal is also a reply, and replies come in order
 
     def _wait_until(self, moment: float) -> None:
-        while not self._closed and (left_s := moment - self._connection.clock()) > 0:
+        while not self._closed and (left_s := moment - time.monotonic()) > 0:
             self.changed.wait(left_s)
 
     def _wait(self, wait_s: float | None, deadline: float) -> None:
-        left = left_s(deadline, self._connection.clock())
+        left = left_s(deadline)
         if left == 0:
             raise DeadlineExceededError("timed out")
         self.changed.wait(min((seconds for seconds in (wait_s, left) if seconds is not None), default=None))

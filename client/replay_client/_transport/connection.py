@@ -23,7 +23,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
@@ -50,29 +50,16 @@ FIRST_CONTACT_S: Final = 1.5
 """Default time limit for the first contact."""
 _KNOCK_S: Final = 0.5
 """Minimum duration of an attempt at the first contact."""
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 0.5
+_JITTER: Final = 0.25
 _HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
 """Cheap, and requires no token."""
 SERVICE: Final = "replay.v1.ReplayService"
-Method = Literal[
-    "CreateTable",
-    "DropTable",
-    "ListTables",
-    "DescribeTable",
-    "ResetTable",
-    "Insert",
-    "Sample",
-    "Read",
-    "UpdatePriorities",
-    "Stats",
-    "Checkpoint",
-    "ListCheckpoints",
-    "VerifyCheckpoint",
-    "Inspect",
-]
 StreamMethod = Literal["Write", "Learn"]
 Metadata = tuple[tuple[str, str], ...]
 
-READ_ONLY: Final[tuple[Method, ...]] = (
+READ_ONLY: Final = (
     "ListTables",
     "DescribeTable",
     "Sample",
@@ -122,25 +109,28 @@ _CHANNEL_OPTIONS: Final = (
 )
 
 
+def pauses_s() -> Iterator[float]:
+    """Yield pauses between attempts, endlessly: exponential backoff with jitter."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s * random.uniform(1 - _JITTER, 1 + _JITTER)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
 @dataclass(frozen=True)
-class Backoff:
-    """Exponential backoff with jitter."""
+class LinkOptions:
+    """The options of a client, without its token."""
 
-    first_s: float = 0.05
-    """The first pause."""
-    longest_s: float = 0.5
-    """The longest pause."""
-    factor: float = 2.0
-    """Growth per pause."""
-    jitter: float = 0.25
-    """Each pause is multiplied by a random factor from 1 - jitter to 1 + jitter."""
-
-    def pauses_s(self, rng: random.Random) -> Iterator[float]:
-        """Yield pauses, endlessly."""
-        pause_s = self.first_s
-        while True:
-            yield pause_s * rng.uniform(1 - self.jitter, 1 + self.jitter)
-            pause_s = min(pause_s * self.factor, self.longest_s)
+    address: str
+    """The server's address."""
+    timeout_s: float
+    """Default time limit of calls, in seconds."""
+    wait_for_server_s: float
+    """Time limit for the first contact, in seconds; 0: one attempt."""
+    tls: Tls | None
+    """Certificates for TLS; None: plain text."""
+    same_host: bool
+    """Whether to copy rows from the files of a server on this host."""
 
 
 class MessageStream:
@@ -149,15 +139,7 @@ class MessageStream:
     def __init__(
         self, channel: grpc.Channel, address: str, method: StreamMethod, requests: Iterator[bytes], metadata: Metadata
     ) -> None:
-        """Open it.
-
-        Args:
-            channel: to the server.
-            address: the server's.
-            method: name of the RPC.
-            requests: messages to send; consumed in a separate thread. Its end closes our side of the stream.
-            metadata: authenticates the caller.
-        """
+        """Open it. ``requests`` is consumed in a separate thread; its end closes our side of the stream."""
         multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_path(method))
         self._address = address
         self._call = multi(requests, metadata=metadata)
@@ -183,106 +165,61 @@ class MessageStream:
 class Connection:
     """A channel to one server, for use in the process that created it."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        timeout_s: float,
-        wait_for_server_s: float = FIRST_CONTACT_S,
-        token: str | None = None,
-        tls: Tls | None = None,
-        backoff: Backoff | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
-    ) -> None:
-        """Create the channel; sends nothing, and the server may start later.
-
-        Args:
-            address: ``host:port``, or another gRPC target.
-            timeout_s: default time limit of calls, in seconds.
-            wait_for_server_s: time limit for the first contact, in seconds; 0: one attempt.
-            token: for a server that requires one.
-            tls: certificates for TLS; None: plain text.
-            backoff: pauses between attempts.
-            clock: monotonic seconds.
-            rng: for the jitter of the pauses.
-
-        Raises:
-            InvalidArgumentError: for a malformed token or an unreadable certificate file.
-        """
-        self.address = address
-        self.timeout_s = timeout_s
-        self.wait_for_server_s = wait_for_server_s
-        self.backoff = backoff or Backoff()
-        self.clock = clock
-        self.rng = rng or random.Random()
+    def __init__(self, options: LinkOptions, token: str | None = None) -> None:
+        self.address = options.address
+        self.timeout_s = options.timeout_s
+        self._options = options
         self._process = os.getpid()
         self._closed = False
-        self._is_encrypted = tls is not None
         self._was_reached = False
         self._metadata = token_metadata(token)
-        self._channel = open_channel(address, tls, _CHANNEL_OPTIONS)
+        self._channel = open_channel(options.address, options.tls, _CHANNEL_OPTIONS)
         self._unary: dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]] = {}
-
-    @property
-    def authorization(self) -> str:
-        """Value of the authorization header; empty: none."""
-        return dict(self._metadata).get("authorization", "")
 
     @property
     def is_forked(self) -> bool:
         """Whether this process was forked from the one that opened the connection."""
         return os.getpid() != self._process
 
-    def check_usable(self) -> None:
-        """Check that the connection can still be used.
-
-        Raises:
-            ForkedError: in a child of the process that opened it.
-            ClosedError: after `close`.
-        """
-        if self.is_forked:
+    def check_not_forked(self) -> None:
+        """Raise `ForkedError` in a child of the process that opened the connection."""
+        if os.getpid() != self._process:
             raise ForkedError("this client was created before a fork; create one in the child, or use spawn")
+
+    def check_usable(self) -> None:
+        """Raise `ForkedError` as `check_not_forked`, and `ClosedError` after `close`."""
+        self.check_not_forked()
         if self._closed:
             raise ClosedError("this client is closed")
 
     def deadline(self, field: str, limit_s: float | None) -> float:
-        """Convert a time limit to a deadline by `clock`; see `replay_client._transport.time_limits`.
-
-        Args:
-            field: the parameter's name.
-            limit_s: the limit in seconds; None: the connection's default.
-
-        Raises:
-            InvalidArgumentError: for an invalid time limit.
-        """
-        return self.clock() + time_limit(field, limit_s, self.timeout_s)
+        """Convert a caller's time limit to a deadline; see `replay_client._transport.time_limits`."""
+        return time.monotonic() + time_limit(field, limit_s, self.timeout_s)
 
     def call_message(
-        self, method: Method, request: Message, response: type[M], *, timeout_s: float | None = None, repeat: bool
+        self, method: str, request: Message, response: type[M], *, timeout_s: float | None = None, repeat: bool
     ) -> M:
         """`call` for messages without rows."""
         return response.FromString(self.call(method, request.SerializeToString(), timeout_s=timeout_s, repeat=repeat))
 
     def call(
-        self, method: Method, request: bytes, *, timeout_s: float | None = None, margin_s: float = 0.0, repeat: bool
+        self, method: str, request: bytes, *, timeout_s: float | None = None, margin_s: float = 0.0, repeat: bool
     ) -> bytes:
         """Send a request and wait for the reply.
 
         Args:
             method: name of the RPC.
             request: serialized.
-            timeout_s: time limit in seconds, including retries; see `replay_client._transport.time_limits`.
+            timeout_s: time limit in seconds, including retries; None: the client's default.
             margin_s: additional seconds to wait for the reply of a reachable server.
             repeat: whether to retry if the server is unreachable or goes away during the call.
 
         Raises:
-            InvalidArgumentError: for an invalid time limit.
-            ReplayError: the call failed.
+            ReplayError: the time limit is invalid, or the call failed.
         """
         limit_s = time_limit("timeout_s", timeout_s, self.timeout_s)
         self.reach()
-        deadline = self.clock() + limit_s
+        deadline = time.monotonic() + limit_s
         if not repeat:
             return self._attempt(method, request, deadline + margin_s, wait_for_ready=True)
         return self._repeated(method, request, deadline, margin_s)
@@ -297,27 +234,29 @@ class Connection:
         self.check_usable()
         if self._was_reached:
             return
-        deadline = self.clock() + self.wait_for_server_s
-        warn_at = self.clock() + FIRST_CONTACT_S
-        for pause_s in self.backoff.pauses_s(self.rng):
+        deadline = time.monotonic() + self._options.wait_for_server_s
+        warn_at = time.monotonic() + FIRST_CONTACT_S
+        for pause_s in pauses_s():
             refusal = self._knock(deadline)
             if refusal is None:
                 self._was_reached = True
                 return
-            if self.clock() + pause_s >= deadline:
-                raise refusal if not listens(self.address) else no_answer(self.address, refusal)
-            if self.clock() >= warn_at:
+            if time.monotonic() + pause_s >= deadline:
+                # A server binds its port before it restores its tables.
+                if not listens(self.address):
+                    raise refusal
+                raise _unreached(
+                    f"{self.address} yet. If one is still starting there, retry or increase wait_for_server_s; "
+                    "otherwise another program is using the port",
+                    refusal.metadata["detail"],
+                )
+            if time.monotonic() >= warn_at:
                 log.warning("%s; waiting", refusal)
                 warn_at = math.inf
             time.sleep(pause_s)
 
     def open_stream(self, method: StreamMethod, requests: Iterator[bytes]) -> MessageStream:
-        """Open a bidirectional stream; see `MessageStream`.
-
-        Raises:
-            ClosedError: the connection is closed.
-            ForkedError: it belongs to another process.
-        """
+        """Open a bidirectional stream; see `MessageStream`."""
         self.check_usable()
         return MessageStream(self._channel, self.address, method, requests, self._metadata)
 
@@ -327,10 +266,10 @@ class Connection:
             self._channel.close()
         self._closed = True
 
-    def _repeated(self, method: Method, request: bytes, deadline: float, margin_s: float) -> bytes:
+    def _repeated(self, method: str, request: bytes, deadline: float, margin_s: float) -> bytes:
         """Retry until success, refusal, or the deadline."""
         away: ServerUnavailableError | None = None
-        for attempts, pause_s in enumerate(self.backoff.pauses_s(self.rng), start=1):
+        for attempts, pause_s in enumerate(pauses_s(), start=1):
             try:
                 return self._attempt(method, request, deadline + margin_s, wait_for_ready=False)
             except ServerUnavailableError as error:
@@ -341,7 +280,7 @@ class Connection:
             except ReplayError as error:
                 error.attempts = attempts
                 raise
-            if self.clock() + pause_s >= deadline:
+            if time.monotonic() + pause_s >= deadline:
                 break
             time.sleep(pause_s)
         assert away is not None
@@ -349,7 +288,7 @@ class Connection:
 
     def _knock(self, deadline: float) -> ServerUnavailableError | None:
         """Check that a server answers at all; None if so."""
-        left = left_s(deadline, self.clock())
+        left = left_s(deadline)
         timeout_s = FIRST_CONTACT_S if left is None else max(left, _KNOCK_S)
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_HEALTH_CHECK)
         try:
@@ -357,20 +296,21 @@ class Connection:
         except grpc.RpcError as error:
             self.check_usable()
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                return no_server(self.address, error.details() or "", is_encrypted=self._is_encrypted)
+                over = " over TLS" if self._options.tls else ""
+                return _unreached(f"{self.address}{over}; {how_to_start(self.address)}", error.details() or "")
         except ValueError:  # raised by gRPC after the channel was closed
             self.check_usable()
             raise
         return None
 
-    def _attempt(self, method: Method, request: bytes, deadline: float, *, wait_for_ready: bool) -> bytes:
+    def _attempt(self, method: str, request: bytes, deadline: float, *, wait_for_ready: bool) -> bytes:
         unary = self._unary.get(method)
         if unary is None:
             unary = self._unary[method] = self._channel.unary_unary(_path(method))
         try:
             return unary(
                 request,
-                timeout=left_s(deadline, self.clock()),
+                timeout=left_s(deadline),
                 metadata=self._metadata,
                 wait_for_ready=wait_for_ready,
             )
@@ -383,24 +323,9 @@ class Connection:
             raise
 
 
-def no_server(address: str, detail: str, *, is_encrypted: bool) -> ServerUnavailableError:
-    """The error if no server answers at an address; ``detail`` is gRPC's explanation."""
-    over = " over TLS" if is_encrypted else ""
-    error = ServerUnavailableError(
-        f"no replay server answers at {address}{over}; {how_to_start(address)}", metadata={"detail": detail}
-    )
+def _unreached(message: str, detail: str) -> ServerUnavailableError:
+    error = ServerUnavailableError(f"no replay server answers at {message}", metadata={"detail": detail})
     error.add_note(f"gRPC: {detail}")
-    return error
-
-
-def no_answer(address: str, refusal: ServerUnavailableError) -> ServerUnavailableError:
-    """The error if a port is open but silent: a server binds its port before it restores its tables."""
-    error = ServerUnavailableError(
-        f"no replay server answers at {address} yet. If one is still starting there, retry or increase "
-        "wait_for_server_s; otherwise another program is using the port",
-        metadata=refusal.metadata,
-    )
-    error.add_note(f"gRPC: {refusal.metadata['detail']}")
     return error
 
 

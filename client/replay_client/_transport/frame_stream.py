@@ -35,7 +35,6 @@ class FrameStream:
     """A connection for calls of one method. One thread sends and receives; any thread may cancel."""
 
     def __init__(self, link: socket.socket) -> None:
-        """Take over a connected socket."""
         link.setblocking(False)
         self._link = link
         self._parser = FrameParser(_LONGEST_BYTES)
@@ -56,10 +55,7 @@ class FrameStream:
             pass
 
     def receive(self, timeout_s: float | None = None) -> bytes:
-        """Wait for the next reply.
-
-        Args:
-            timeout_s: time limit in seconds; None or `math.inf`: as long as the connection lasts.
+        """Wait for the next reply; ``timeout_s`` is in seconds, None or `math.inf`: no limit.
 
         Raises:
             ServerUnavailableError: the connection has ended.
@@ -91,25 +87,16 @@ class FrameStream:
 
     def _frame(self, deadline: float) -> tuple[FrameKind, bytes]:
         while (taken := self._parser.take()) is None:
-            self._wait_to_receive(deadline)
-            size = self._receive_some(self._chunk)
+            if not self._wait(select.POLLIN | (select.POLLOUT if self._send_some() else 0), deadline):
+                raise TimeoutError
+            try:
+                size = self._link.recv_into(self._chunk)
+            except BlockingIOError:
+                continue
+            if not size:
+                raise ConnectionResetError("the server ended it")
             self._parser.feed(self._chunk[:size])
         return taken
-
-    def _receive_some(self, into: memoryview) -> int:
-        """Receive available bytes; return their number."""
-        try:
-            size = self._link.recv_into(into)
-        except BlockingIOError:
-            return 0
-        if not size:
-            raise ConnectionResetError("the server ended it")
-        return size
-
-    def _wait_to_receive(self, deadline: float) -> None:
-        """Wait until data arrives or more can be sent."""
-        if not self._wait(select.POLLIN | (select.POLLOUT if self._send_some() else 0), deadline):
-            raise TimeoutError
 
     def _send_some(self) -> bool:
         """Send as much as the socket accepts now; return whether data is left."""
@@ -127,5 +114,5 @@ class FrameStream:
         """Wait for the socket; False if the deadline comes first."""
         poll = select.poll()
         poll.register(self._link, events)
-        wait_s = left_s(deadline, time.monotonic())
+        wait_s = left_s(deadline)
         return bool(poll.poll(None if wait_s is None else min(wait_s * 1000, _LONGEST_WAIT_MS)))

@@ -22,7 +22,6 @@ class InsertId:
     """A writer id, and the sequence number of its next insert."""
 
     def __init__(self) -> None:
-        """Start with a new random id."""
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -35,7 +34,6 @@ class InsertIds:
     """A pool with one id per concurrent insert. Threads may share it."""
 
     def __init__(self) -> None:
-        """Start with an empty pool."""
         self._idle: list[InsertId] = []  # `append` and `pop` are atomic
 
     @contextmanager

@@ -31,21 +31,11 @@ _RETRY_S: Final = 1.0
 """Pause after a failed attempt before the next one."""
 
 
-class NobodyThereError(Exception):
-    """No server listens on the socket."""
-
-
 class LocalCalls:
     """Calls to one table on the server's host. Thread-safe."""
 
     def __init__(self, table: TableDescription, nonce: bytes, authorization: str = "") -> None:
-        """Create it; opens no connection yet.
-
-        Args:
-            table: the table.
-            nonce: content of the file in its directory.
-            authorization: for a server that requires a token.
-        """
+        """Open no connection yet. ``nonce`` is the content of the file in the table's directory."""
         self._hello = replay_pb2.FrameHello(
             table=table.name, table_uid=table.uid, nonce=nonce, authorization=authorization
         )
@@ -61,26 +51,21 @@ class LocalCalls:
             return None
         try:
             return self._greeted(method, time.monotonic() + timeout_s)
-        except NobodyThereError:
-            return None
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None  # trying this again is nearly free, and finds a restarted server immediately
         except (OSError, ReplayError):
             self._not_before_s = time.monotonic() + _RETRY_S
             return None
 
     def call(self, method: FrameMethod, request: bytes, timeout_s: float) -> bytes | None:
-        """Make one call.
-
-        Args:
-            method: the RPC.
-            request: serialized, idempotent.
-            timeout_s: time limit in seconds.
+        """Make one call, which must be idempotent.
 
         Returns:
             The reply. None if there is no server, the connection broke, or the server is shutting down: use gRPC, which
             waits for it to come back.
 
         Raises:
-            ReplayError: the request was refused, or took too long.
+            ReplayError: the request was refused, or took longer than ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
@@ -120,8 +105,10 @@ class LocalCalls:
         """A connection after a successful hello."""
         hello = replay_pb2.FrameHello(method=method)
         hello.MergeFrom(self._hello)
-        link = self._connect(deadline)
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
+            link.settimeout(max(0.0, deadline - time.monotonic()))
+            self._connect(link)
             stream = FrameStream(link)
             stream.send(hello.SerializeToString())
             stream.receive(max(0.0, deadline - time.monotonic()))
@@ -130,33 +117,17 @@ class LocalCalls:
             raise
         return stream
 
+    def _connect(self, link: socket.socket) -> None:
+        """Connect to a socket whose path may be longer than a socket's address."""
+        folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
+        try:
+            link.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+        finally:
+            os.close(folder)
+
     def _keep(self, method: FrameMethod, stream: FrameStream) -> None:
         with self._lock:
             if not self._is_closed:
                 self._idle[method].append(stream)
                 return
         stream.close()
-
-    def _connect(self, deadline: float) -> socket.socket:
-        """Connect to a socket whose path may be longer than a socket's address.
-
-        Raises:
-            NobodyThereError: no server listens; the next call tries again.
-            OSError: anything else.
-        """
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            link.settimeout(max(0.0, deadline - time.monotonic()))
-            folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
-            try:
-                link.connect(f"/proc/self/fd/{folder}/{self._path.name}")
-            finally:
-                os.close(folder)
-        except (FileNotFoundError, ConnectionRefusedError):
-            # This check is nearly free, and finds a restarted server immediately.
-            link.close()
-            raise NobodyThereError from None
-        except BaseException:
-            link.close()
-            raise
-        return link

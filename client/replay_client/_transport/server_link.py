@@ -9,49 +9,23 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from replay_proto.v1 import replay_pb2
 
-from replay_client._transport.connection import Connection
+from replay_client._transport.connection import Connection, LinkOptions
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.local_calls import LocalCalls
 from replay_client.errors import UnauthenticatedError
 from replay_client.results.description import TableDescription
-from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment, token_metadata
-
-
-@dataclass(frozen=True)
-class LinkOptions:
-    """The options of a client, without its token."""
-
-    address: str
-    """The server's address."""
-    timeout_s: float
-    """Default time limit of calls, in seconds."""
-    wait_for_server_s: float
-    """Time limit for the first contact, in seconds."""
-    tls: Tls | None
-    """Certificates for TLS; None: plain text."""
-    same_host: bool
-    """Whether to copy rows from the files of a server on this host."""
+from replay_client.security import TOKEN_VARIABLE, token_from_environment, token_metadata
 
 
 class ServerLink:
     """See the module. Threads may share one."""
 
     def __init__(self, options: LinkOptions, token: str | None = None, *, lacks_token: bool = False) -> None:
-        """Create it; opens no connection yet.
-
-        Args:
-            options: the client's options.
-            token: for a server that requires one.
-            lacks_token: whether there was a token that is unknown in this process.
-
-        Raises:
-            InvalidArgumentError: for a malformed token.
-        """
+        """Open no connection yet. ``lacks_token``: there was a token that is unknown in this process."""
         self.options = options
         self._authorization = dict(token_metadata(token)).get("authorization", "")
         self._token = token
@@ -65,7 +39,6 @@ class ServerLink:
         """The connection; opened on first use.
 
         Raises:
-            InvalidArgumentError: for an unreadable certificate file.
             UnauthenticatedError: the link came from another process and had a token.
         """
         if self._connection is None:
@@ -75,12 +48,7 @@ class ServerLink:
         return self._connection
 
     def described(self, name: str) -> TableDescription:
-        """Fetch the description of a table.
-
-        Raises:
-            TableNotFoundError: it does not exist.
-            ReplayError: another failure.
-        """
+        """Fetch the description of a table."""
         response = self.connection.call_message(
             "DescribeTable",
             replay_pb2.DescribeTableRequest(table=name),
@@ -105,7 +73,6 @@ class ServerLink:
         connection.close()
 
     def __reduce__(self) -> tuple[Callable[..., ServerLink], tuple[object, ...]]:
-        """Pickle the options, without the token."""
         return _arrived, (self.options, self._lacks_token or self._token is not None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ServerLink:
@@ -117,14 +84,7 @@ class ServerLink:
             raise UnauthenticatedError(
                 f"this client was created with a token, which is not pickled: set {TOKEN_VARIABLE} in this process"
             )
-        options = self.options
-        return Connection(
-            options.address,
-            timeout_s=options.timeout_s,
-            wait_for_server_s=options.wait_for_server_s,
-            token=self._token,
-            tls=options.tls,
-        )
+        return Connection(self.options, self._token)
 
 
 def _arrived(options: LinkOptions, has_token: bool) -> ServerLink:

@@ -5,12 +5,13 @@
 - `math.inf`: wait forever
 - any other number: wait for that many seconds
 
-Inside the library, a deadline is a time of a monotonic clock, or `math.inf`.
+Inside the library, a deadline is a time of `time.monotonic`, or `math.inf`.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from numbers import Real
 from typing import Final
 
@@ -21,12 +22,7 @@ LONGEST_WAIT_S: Final = 1e9
 
 
 def time_limit(field: str, limit_s: object, own_s: float) -> float:
-    """A caller's time limit in seconds.
-
-    Args:
-        field: the parameter's name.
-        limit_s: the caller's value.
-        own_s: the client's default in seconds, for None.
+    """A caller's time limit ``limit_s`` in seconds; ``own_s`` is the client's default.
 
     Raises:
         InvalidArgumentError: for NaN, a negative number, or anything that is not a number.
@@ -44,6 +40,6 @@ def time_limit(field: str, limit_s: object, own_s: float) -> float:
     return math.inf if seconds > LONGEST_WAIT_S else seconds
 
 
-def left_s(deadline: float, now: float) -> float | None:
+def left_s(deadline: float) -> float | None:
     """Seconds until a deadline; None if endless."""
-    return None if deadline == math.inf else max(0.0, deadline - now)
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())

@@ -10,7 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from replay_client.cli.distribution import PROPORTIONAL, RANKED, Bar, Distributions, labelled, priorities_in_force
+from replay_client.cli.distribution import (
+    PROPORTIONAL,
+    Bar,
+    Distributions,
+    Floats,
+    PowerLaw,
+    labelled,
+    priorities_in_force,
+)
 from replay_client.cli.units import count_text, duration_text, edge_text, number_text
 from replay_client.results.description import FIFO
 
@@ -32,8 +40,11 @@ def draw_picture(found: Distributions, path: Path) -> None:
     FigureCanvasAgg(figure)
     figure.suptitle(_title(found))
     by_rank, by_priority, priorities, weights, ages, times = figure.subplots(2, 3).ravel()
-    _draw_by_rank(by_rank, found)
-    _draw_by_priority(by_priority, found)
+    by_rank.set(title="probability by rank", xlabel="rank", ylabel="probability")
+    _draw_probability(by_rank, found, "rank", found.inspection.ranks.astype(np.float64), "-", found.by_rank)
+    xlabel = _IN_FORCE.get(found.inspection.table.backend, "priority")
+    by_priority.set(title="probability by priority", xlabel=xlabel, ylabel="probability")
+    _draw_probability(by_priority, found, "priority", priorities_in_force(found.inspection), ".", found.by_priority)
     _draw_bars(priorities, found.priorities, edge_text, "rows by priority")
     _draw_bars(weights, found.weights, edge_text, f"rows by weight, beta {number_text(found.beta)}")
     _draw_bars(ages, found.ages_s, duration_text, "rows by age")
@@ -50,71 +61,23 @@ def _title(found: Distributions) -> str:
     return f"{table.name}: {table.backend}{parameters}; {count_text(table.size)} rows{looked}{how}"
 
 
-def _draw_by_rank(axes: Axes, found: Distributions) -> None:
+def _draw_probability(axes: Axes, found: Distributions, by: str, x: Floats, style: str, law: PowerLaw | None) -> None:
+    """Draw probabilities against ``x``, and the fit to them next to what the backend is configured for."""
     inspection = found.inspection
-    axes.set(title="probability by rank", xlabel="rank", ylabel="probability")
-    if not found.is_drawn_by_priority:
-        _say_none(axes)
-        return
-    axes.set(xscale="log", yscale="log")
-    axes.plot(inspection.ranks, inspection.probabilities, color=_CURVE_COLOR, label="rows")
-    count = len(inspection.largest.row_keys)
-    axes.plot(
-        np.arange(1, count + 1),
-        inspection.largest.probabilities,
-        "o",
-        ms=4,
-        color=_CURVE_COLOR,
-        label=f"largest {count}",
-    )
-    if found.by_rank is not None:
-        ranks = inspection.ranks.astype(np.float64)
-        label = f"fit: rank ^ {found.by_rank.exponent:.3f}"
-        axes.plot(ranks, found.by_rank.at(ranks), "--", color=_FIT_COLOR, label=_beside(label, found, RANKED))
-    _explain(axes)
-    axes.grid(alpha=0.3)
-
-
-def _draw_by_priority(axes: Axes, found: Distributions) -> None:
-    inspection = found.inspection
-    axes.set(
-        title="probability by priority",
-        xlabel=_IN_FORCE.get(inspection.table.backend, "priority"),
-        ylabel="probability",
-    )
-    in_force = priorities_in_force(inspection)
-    positive = in_force > 0
+    positive = x > 0
     if not found.is_drawn_by_priority or not positive.any():
         _say_none(axes)
         return
-    priorities = in_force[positive]
     axes.set(xscale="log", yscale="log")
-    axes.plot(priorities, inspection.probabilities[positive], ".", ms=4, color=_CURVE_COLOR, label="rows")
-    if found.by_priority is not None:
-        label = f"fit: priority ^ {found.by_priority.exponent:.3f}"
-        axes.plot(
-            priorities,
-            found.by_priority.at(priorities),
-            "--",
-            color=_FIT_COLOR,
-            label=_beside(label, found, PROPORTIONAL),
-        )
-    _explain(axes)
-    axes.grid(alpha=0.3)
-
-
-def _explain(axes: Axes) -> None:
-    """The legend, below the axes, where it covers no curve."""
+    axes.plot(x[positive], inspection.probabilities[positive], style, ms=4, color=_CURVE_COLOR, label="rows")
+    if law is not None:
+        sign = "-" if by == "rank" else ""
+        alpha = number_text(inspection.table.parameters["alpha"])
+        label = f"fit: {by} ^ {law.exponent:.3f} (configured: {sign}{alpha})"
+        axes.plot(x[positive], law.at(x[positive]), "--", color=_FIT_COLOR, label=label)
+    # Below the axes, where it covers no curve.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, _BELOW_AXES), ncols=3, frameon=False)
-
-
-def _beside(label: str, found: Distributions, backend: str) -> str:
-    """A fit, and what it should be where the backend says so."""
-    table = found.inspection.table
-    if table.backend != backend:
-        return label
-    sign = "-" if backend == RANKED else ""
-    return f"{label} (configured: {sign}{number_text(table.parameters['alpha'])})"
+    axes.grid(alpha=0.3)
 
 
 def _draw_bars(axes: Axes, bars: Sequence[Bar], as_text: Callable[[float], str], title: str) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 from replay_client.batch import Rows
 from replay_client.cli.distribution import PROPORTIONAL, RANKED, Bar, Distributions, PowerLaw, labelled
 from replay_client.cli.row_text import row_text
-from replay_client.cli.text_plot import log_log_plot
+from replay_client.cli.text_plot import bar_chart, log_log_plot
 from replay_client.cli.units import count_text, duration_text, edge_text, number_text
 
 _ACCENT, _FAINT = "cyan", "dim"
@@ -24,18 +24,13 @@ _FRAME = 4
 """Width of a panel's border and padding."""
 _LEVEL = 5e-4
 """An exponent that would be shown as 0."""
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
-_LEAST_BAR = 4
 _QUEUE = "A queue: draws return the oldest\nrows, regardless of priority;\nprobabilities and weights are 1."
 
 
 def inspect_view(found: Distributions, rows: Rows, width: int) -> RenderableType:
-    """Distributions of a table as panels, and its rows of the largest priority.
+    """Distributions of a table as panels, and its rows of the largest priority that are still live.
 
-    Args:
-        found: the distributions.
-        rows: those of the largest priorities that are still live.
-        width: of the terminal, in characters.
+    ``width`` is that of the terminal, in characters.
     """
     inspection = found.inspection
     name = Text(inspection.table.name, f"bold {_ACCENT}", overflow="fold")
@@ -109,25 +104,7 @@ def _rank_plot(found: Distributions, width: int) -> Text:
 
 
 def _bars(bars: Sequence[Bar], as_text: Callable[[float], str], width: int) -> Table:
-    """Horizontal bars, scaled to the longest."""
-    named = labelled(bars, as_text)
-    counts = [count_text(round(rows)) for _, rows in named]
-    room = max(_LEAST_BAR, width - max(len(name) for name, _ in named) - max(map(len, counts)) - 2)
-    most = max(rows for _, rows in named)
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(width=room, style=_ACCENT, no_wrap=True)
-    grid.add_column(justify="right", style=_FAINT, no_wrap=True)
-    for (name, rows), count in zip(named, counts, strict=True):
-        grid.add_row(name, _bar_text(rows / most, room), count)
-    return grid
-
-
-def _bar_text(share: float, width: int) -> str:
-    """A bar of block characters; nonzero values are always visible."""
-    eighths = round(share * width * 8)
-    whole, part = divmod(max(eighths, int(share > 0)), 8)
-    return "█" * whole + _EIGHTHS[part].strip()
+    return bar_chart(labelled(bars, as_text), width, (_ACCENT, _FAINT))
 
 
 def _whole(count: float) -> str:

@@ -35,8 +35,8 @@ def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayCl
             yield client
         except ServerUnavailableError as error:
             raise ServerUnavailableError(
-                f"{error.message}; to use another server, set --server or "
-                "REPLAY_SERVER, and REPLAY_TLS_CA if it uses TLS"
+                f"{error.message}; to use another server, set --server or REPLAY_SERVER, and REPLAY_TLS_CA "
+                "if it uses TLS"
             ) from error
         except UnauthenticatedError as error:
             raise UnauthenticatedError(f"{error.message}: set {TOKEN_VARIABLE}") from error

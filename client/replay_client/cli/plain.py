@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from replay_client.batch import Rows
 from replay_client.cli.distribution import Distributions
 from replay_client.cli.row_text import value_text
@@ -16,34 +18,14 @@ from replay_client.results.stats import Stats
 
 def plain_description(description: TableDescription) -> dict[str, Any]:
     """A table's description."""
-    return {
-        "name": description.name,
-        "uid": description.uid.hex(),
-        "columns": {name: str(column) for name, column in description.schema.items()},
-        "capacity": description.capacity,
-        "backend": description.backend,
-        "parameters": dict(description.parameters),
-        "seed": description.seed,
-        "rate_limit": None if description.rate_limit is None else plain(description.rate_limit),
-        "size": description.size,
-        "inserted": description.inserted,
-        "slots": description.slots,
-        "row_bytes": description.row_bytes,
-    }
+    columns = {name: str(column) for name, column in description.schema.items()}
+    return {**plain_fields(description, "schema", "directory", "socket"), "columns": columns}
 
 
 def plain_stats(stats: Stats) -> dict[str, Any]:
     """The figures of a server and its tables."""
     tables = {
-        name: {
-            **plain_description(table.table),
-            **{
-                field.name: plain(getattr(table, field.name))
-                for field in dataclasses.fields(table)
-                if field.name != "table"
-            },
-        }
-        for name, table in stats.tables.items()
+        name: {**plain_description(table.table), **plain_fields(table, "table")} for name, table in stats.tables.items()
     }
     return {"server": plain(stats.server), "tables": tables}
 
@@ -52,45 +34,41 @@ def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
     """What `replay inspect` found; ``rows`` are those of the largest priorities that are still live."""
     inspection = found.inspection
     live = {int(key): place for place, key in enumerate(rows.row_keys)}
+    names = ("key", "priority", "probability", "age_s", "times_sampled")
     largest = [
-        {
-            "key": key,
-            **{
-                name: values[rank].item()
-                for name, values in (
-                    ("priority", inspection.largest.priorities),
-                    ("probability", inspection.largest.probabilities),
-                    ("age_s", inspection.largest.ages_s),
-                    ("times_sampled", inspection.largest.times_sampled),
-                )
-            },
-            "columns": {name: value_text(values[live[key]]) for name, values in rows.columns.items()}
-            if key in live
-            else None,
-        }
-        for rank, key in enumerate(inspection.largest.row_keys.tolist())
+        dict(zip(names, row, strict=True)) for row in zip(*plain_fields(inspection.largest).values(), strict=True)
     ]
+    for row in largest:
+        place = live.get(row["key"])
+        row["columns"] = (
+            None if place is None else {name: value_text(values[place]) for name, values in rows.columns.items()}
+        )
     return {
+        **plain_fields(inspection, "table", "largest"),
         "table": plain_description(inspection.table),
-        "looked_at": inspection.looked_at,
-        "total_mass": inspection.total_mass,
-        "ranks": inspection.ranks.tolist(),
-        "priorities": inspection.priorities.tolist(),
-        "probabilities": inspection.probabilities.tolist(),
-        "weights": inspection.weights(found.beta).tolist(),
+        "weights": plain(inspection.weights(found.beta)),
         "beta": found.beta,
         "exponent_by_rank": None if found.by_rank is None else found.by_rank.exponent,
         "exponent_by_priority": None if found.by_priority is None else found.by_priority.exponent,
-        "ages_s": inspection.ages_s.tolist(),
-        "times_sampled": [plain(bar) for bar in inspection.times_sampled],
         "largest": largest,
+    }
+
+
+def plain_fields(value: Any, *left_out: str) -> dict[str, Any]:
+    """The fields of a dataclass, without some of them."""
+    return {
+        field.name: plain(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if field.name not in left_out
     }
 
 
 def plain(value: Any) -> Any:
     """A dataclass, and all in it, as dicts and lists."""
     if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return plain_fields(value)
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, bytes):

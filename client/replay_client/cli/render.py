@@ -14,12 +14,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from replay_client.cli.text_plot import bar_chart
 from replay_client.cli.units import bytes_text, count_text, duration_text, number_text
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import MethodStats, ServerStats, Stats, TableStats, TimesSampled
 
-_BAR_WIDTH = 12
+_BARS_WIDTH = 24
 _FILL_WIDTH = 10
 _WIDE = 116
 """Terminal width for more figures."""
@@ -67,13 +68,8 @@ def stats_view(
 ) -> RenderableType:
     """The figures of a server: one table in detail, or all of them below each other.
 
-    Args:
-        stats: the figures.
-        server: its address.
-        table: the table to show in detail, or None.
-        width: of the terminal, in characters.
-        most: how many tables and methods to show; None: all.
-        trouble: why there have been no figures since, if that is so.
+    ``width`` is that of the terminal, in characters. ``most`` limits how many tables and methods are shown. ``trouble``
+    says why there have been no figures since, if that is so.
     """
     header: list[RenderableType] = [_server_line(stats.server, server)]
     if trouble:
@@ -235,23 +231,13 @@ def _limiter_figures(table: TableStats) -> list[tuple[str, str]]:
 
 
 def _times_sampled(bars: Sequence[TimesSampled]) -> RenderableType:
-    most = max((bar.rows for bar in bars), default=0)
-    if not most:
+    if not any(bar.rows for bar in bars):
         return Text("no rows", _FAINT)
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(justify="right")
-    grid.add_column()
-    grid.add_column(justify="right", style=_FAINT)
-    for bar in bars:
-        span = f"{bar.at_least}" if bar.at_least == bar.at_most else f"{bar.at_least}-{bar.at_most}"
-        grid.add_row(
-            span,
-            ProgressBar(
-                total=most, completed=bar.rows, width=_BAR_WIDTH, complete_style=_ACCENT, finished_style=_ACCENT
-            ),
-            count_text(bar.rows),
-        )
-    return grid
+    named = [
+        (f"{bar.at_least}" if bar.at_least == bar.at_most else f"{bar.at_least}-{bar.at_most}", bar.rows)
+        for bar in bars
+    ]
+    return bar_chart(named, _BARS_WIDTH, (_ACCENT, _FAINT))
 
 
 def _grid(*headings: str) -> Table:

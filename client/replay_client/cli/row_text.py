@@ -17,13 +17,7 @@ _MOST_ELEMENTS = 4
 
 
 def row_text(rows: Rows, place: int, styles: tuple[str, str]) -> RenderableType:
-    """A row as ``name value`` pairs, as many in a line as fit.
-
-    Args:
-        rows: some rows.
-        place: which of them.
-        styles: of names, and of values.
-    """
+    """A row as ``name value`` pairs, as many in a line as fit; ``styles`` are those of names, and of values."""
     pairs = [(name, value_text(values[place])) for name, values in rows.columns.items()]
     if rows.streams[place] or rows.episodes[place]:
         pairs += [("stream", str(rows.streams[place])), ("episode", str(rows.episodes[place]))]

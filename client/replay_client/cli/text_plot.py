@@ -1,19 +1,45 @@
-"""Curves in a terminal, drawn by plotext."""
+"""Bars and curves in a terminal; curves are drawn by plotext."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
 from rich.text import Text
+
+from replay_client.cli.units import count_text
 
 Floats = NDArray[np.float64]
 
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LEAST_BAR = 4
 _LABEL_WIDTH = 6
 """Characters between two labels of an axis."""
 _LEAST_SPAN = 1.0
 """Decades of an axis, at least: a level line is no cliff."""
+
+
+def bar_chart(named: Sequence[tuple[str, float]], width: int, styles: tuple[str, str]) -> Table:
+    """Horizontal bars, scaled to the longest.
+
+    Args:
+        named: names of the bars, and their values; at least one above 0.
+        width: characters, names and values included.
+        styles: of bars, and of values.
+    """
+    counts = [count_text(round(value)) for _, value in named]
+    room = max(_LEAST_BAR, width - max(len(name) for name, _ in named) - max(map(len, counts)) - 2)
+    most = max(value for _, value in named)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(width=room, style=styles[0], no_wrap=True)
+    grid.add_column(justify="right", style=styles[1], no_wrap=True)
+    for (name, value), count in zip(named, counts, strict=True):
+        grid.add_row(name, _bar_text(value / most, room), count)
+    return grid
 
 
 def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: int, styles: tuple[str, str]) -> Text:
@@ -47,6 +73,13 @@ def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: 
             marker = plotext.marker("braille", style or None)
             figure.draw(figure.signal(np.log10(x).tolist(), np.log10(curve).tolist(), marker=marker).lines())
     return Text.from_ansi(figure.build().string())
+
+
+def _bar_text(share: float, width: int) -> str:
+    """A bar of block characters; nonzero values are always visible."""
+    eighths = round(share * width * 8)
+    whole, part = divmod(max(eighths, int(share > 0)), 8)
+    return "█" * whole + _EIGHTHS[part].strip()
 
 
 def _decades(values: Floats) -> tuple[float, float]:

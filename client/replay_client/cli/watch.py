@@ -30,7 +30,6 @@ class Trouble:
     """For how long the server has not answered, in seconds; None if it has."""
 
     def __str__(self) -> str:
-        """One line."""
         return self.message if self.away_s is None else f"server away for {duration_text(self.away_s)}: {self.message}"
 
 
@@ -38,18 +37,7 @@ Look = Callable[[], Stats]
 
 
 def watch(look: Look, address: str, table: str | None, interval_s: float, *, as_json: bool) -> None:
-    """Show figures until Ctrl-C.
-
-    Args:
-        look: asks for the figures.
-        address: the server's.
-        table: the table to show in detail, or None.
-        interval_s: seconds between two looks.
-        as_json: whether to print JSON objects, one a line.
-
-    Raises:
-        ReplayError: the first look failed.
-    """
+    """Show figures every ``interval_s`` seconds until Ctrl-C, of one table in detail or of all; the first may raise."""
     console = Console()
     try:
         if as_json:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from replay_proto.v1 import replay_pb2
 
+from replay_client.results.mirroring import mirrored
+
 
 @dataclass(frozen=True)
 class CheckpointTable:
@@ -42,13 +44,5 @@ class Checkpoint:
     @classmethod
     def from_proto(cls, message: replay_pb2.CheckpointDescription) -> Checkpoint:
         """Read it from a message."""
-        return cls(
-            name=message.name,
-            directory=message.directory,
-            taken_s=message.taken_s,
-            bytes=message.bytes,
-            tables={
-                table.name: CheckpointTable(table.name, table.table_uid, table.size, table.inserted, table.left_out)
-                for table in message.tables
-            },
-        )
+        tables = {table.name: mirrored(CheckpointTable, table, uid=table.table_uid) for table in message.tables}
+        return mirrored(cls, message, tables=tables)

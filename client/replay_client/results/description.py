@@ -8,11 +8,12 @@ from typing import Final
 
 from replay_proto.errors import FieldError
 from replay_proto.inserts import INSERT_BYTES, MOST_ROWS_AT_ONCE
-from replay_proto.rate_limit import ErrorBuffer, RateLimit
-from replay_proto.schema import Column, Schema
+from replay_proto.rate_limit import RateLimit
+from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_client.errors import InternalServerError, InvalidArgumentError
+from replay_client.errors import InternalServerError
+from replay_client.results.mirroring import mirrored
 
 FIFO: Final = "fifo"
 """The backend whose tables are queues."""
@@ -74,54 +75,14 @@ class TableDescription:
             rate_limit = RateLimit.from_proto(config.rate_limiter) if config.HasField("rate_limiter") else None
         except FieldError as error:
             raise InternalServerError(f"table {config.name!r} is of a type unknown to this client: {error}") from None
-        return cls(
+        return mirrored(
+            cls,
+            message,
             name=config.name,
-            uid=message.uid,
             schema=schema,
             capacity=config.capacity,
             backend=config.backend.name,
             parameters=dict(sorted(config.backend.parameters.items())),
             seed=config.seed if config.HasField("seed") else None,
-            size=message.size,
-            inserted=message.inserted,
-            slots=message.slots,
-            row_bytes=message.row_bytes,
-            directory=message.directory,
-            socket=message.socket,
             rate_limit=rate_limit,
         )
-
-
-def table_config(
-    name: str,
-    columns: Mapping[str, Column],
-    capacity: int,
-    backend: str,
-    seed: int | None,
-    parameters: Mapping[str, float | None],
-    rate_limit: tuple[float | None, float | None, ErrorBuffer | None] = (None, None, None),
-) -> replay_pb2.TableConfig:
-    """Create a table's config. Parameters that are None take their defaults.
-
-    ``rate_limit`` contains `min_size`, `samples_per_insert` and `error_buffer`.
-
-    Raises:
-        InvalidArgumentError: for values that protobuf cannot represent; the server checks the rest.
-    """
-    try:
-        limit = RateLimit.of(*rate_limit)
-        return replay_pb2.TableConfig(
-            name=name,
-            columns=Schema(dict(columns)).to_proto(),
-            capacity=capacity,
-            backend=replay_pb2.Backend(
-                name=backend,
-                parameters={name: float(value) for name, value in parameters.items() if value is not None},
-            ),
-            seed=seed,
-            rate_limiter=None if limit is None else limit.to_proto(),
-        )
-    except InvalidArgumentError:
-        raise
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidArgumentError.of_field("config", "names, whole numbers and columns", str(error)) from None

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from replay_proto.v1 import replay_pb2
 
 from replay_client.results.description import TableDescription
+from replay_client.results.mirroring import mirrored
 from replay_client.results.stats import TimesSampled
 
 
@@ -100,7 +101,7 @@ class Inspection:
                 times_sampled=_array(largest.times_sampled, "<i8"),
             ),
             ages_s=_array(message.ages_s, "<f8"),
-            times_sampled=tuple(TimesSampled(bar.at_least, bar.at_most, bar.rows) for bar in message.times_sampled),
+            times_sampled=tuple(mirrored(TimesSampled, bar) for bar in message.times_sampled),
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from replay_proto.v1 import replay_pb2
 
 from replay_client.results.description import TableDescription
+from replay_client.results.mirroring import mirrored
 
 
 @dataclass(frozen=True)
@@ -167,42 +168,16 @@ class TableStats:
     @classmethod
     def from_proto(cls, message: replay_pb2.TableStats) -> TableStats:
         """Read it from a message."""
-        return cls(
+        return mirrored(
+            cls,
+            message,
             table=TableDescription.from_proto(message.table),
-            bytes=message.bytes,
-            evicted=message.evicted,
-            sampled=message.sampled,
-            updated=message.updated,
-            stale=message.stale,
-            lost=message.lost,
-            unsynced=message.unsynced,
-            failed_syncs=message.failed_syncs,
-            repeated_inserts=message.repeated_inserts,
-            rates=Rates(
-                window_s=message.rates.window_s,
-                inserted_per_s=message.rates.inserted_per_s,
-                sampled_per_s=message.rates.sampled_per_s,
-                updated_per_s=message.rates.updated_per_s,
-            ),
-            waiting=message.waiting,
-            waiting_inserts=message.waiting_inserts,
-            waited=message.waited,
-            total_mass=message.total_mass,
-            largest_priority=message.largest_priority,
-            smallest_priority=message.smallest_priority,
+            rates=mirrored(Rates, message.rates),
             priorities={quantile.fraction: quantile.value for quantile in message.priorities},
             ages_s={quantile.fraction: quantile.value for quantile in message.ages_s},
-            times_sampled=tuple(TimesSampled(bar.at_least, bar.at_most, bar.rows) for bar in message.times_sampled),
-            sampled_same_host=message.sampled_same_host,
-            overtaken=message.overtaken,
-            batches=message.batches,
-            batches_ahead=message.batches_ahead,
-            rate_limiter=_limiter(message.rate_limiter) if message.HasField("rate_limiter") else None,
+            times_sampled=tuple(mirrored(TimesSampled, bar) for bar in message.times_sampled),
+            rate_limiter=mirrored(LimiterStats, message.rate_limiter) if message.HasField("rate_limiter") else None,
         )
-
-
-def _limiter(message: replay_pb2.LimiterStats) -> LimiterStats:
-    return LimiterStats(message.inserted, message.sampled, message.difference)
 
 
 @dataclass(frozen=True)
@@ -217,26 +192,8 @@ class Stats:
     @classmethod
     def from_proto(cls, message: replay_pb2.StatsResponse) -> Stats:
         """Read them from a message."""
-        server = message.server
-        methods = {
-            method.method: MethodStats(
-                method=method.method,
-                calls=method.calls,
-                errors=method.errors,
-                active=method.active,
-                mean_ms=method.mean_ms,
-                p50_ms=method.p50_ms,
-                p99_ms=method.p99_ms,
-            )
-            for method in server.methods
-        }
+        methods = {method.method: mirrored(MethodStats, method) for method in message.server.methods}
         return cls(
-            server=ServerStats(
-                version=server.version,
-                uptime_s=server.uptime_s,
-                resident_bytes=server.resident_bytes,
-                cpu_s=server.cpu_s,
-                methods=methods,
-            ),
+            server=mirrored(ServerStats, message.server, methods=methods),
             tables={table.table.config.name: TableStats.from_proto(table) for table in message.tables},
         )

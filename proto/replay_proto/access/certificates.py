@@ -13,8 +13,7 @@ from typing import Final
 
 import grpc
 
-from replay_proto.access.private_files import exposure_of
-from replay_proto.access.watched import UnusableFileError, Watched
+from replay_proto.access.watched import UnusableFileError, Watched, exposure_of
 
 log = logging.getLogger(__name__)
 
@@ -106,20 +105,13 @@ class ServerCertificates:
                 log.warning("%s", exposure)
 
     def _read(self) -> _Pem:
+        certificate, key = _content(self._certificate), _content(self._key)
+        client_ca = None if self._client_ca is None else _content(self._client_ca)
         self._check()
-        try:
-            client_ca = None if self._client_ca is None else self._client_ca.read_bytes()
-            return self._key.read_bytes(), self._certificate.read_bytes(), client_ca
-        except OSError as error:
-            raise UnusableFileError(str(error)) from error
+        return key, certificate, client_ca
 
     def _check(self) -> None:
         """Let OpenSSL look at the files: gRPC would tell of a fault only when somebody connects."""
-        for path in filter(None, (self._certificate, self._key, self._client_ca)):
-            try:
-                path.read_bytes()
-            except OSError as error:
-                raise UnusableFileError(f"{path}: expected a PEM file, got: {error.strerror}") from error
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             # An empty password in place of a question in the terminal.
@@ -135,3 +127,10 @@ class ServerCertificates:
             context.load_verify_locations(self._client_ca)
         except (OSError, ValueError) as error:
             raise UnusableFileError(f"{self._client_ca}: expected PEM certificates, got: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UnusableFileError(f"{path}: expected a PEM file, got: {error.strerror}") from error

@@ -31,14 +31,9 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
 
     Tokens and client certificates protect. TLS alone does not: it encrypts, but admits everyone.
 
-    Args:
-        host: address to listen on.
-        protection: what there is.
-        insecure: whether the user wants it without any.
-        flag_prefix: what the flags of the service begin with.
-
     Raises:
-        ExposedError: if there is no protection, and other machines could call.
+        ExposedError: there is no protection, other machines could call, and ``insecure`` does not say that this is
+            wanted.
     """
     if is_loopback(host):
         return
@@ -47,12 +42,9 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
             missing = "tokens or client certificates" if protection.tls else "tokens and TLS"
             encrypts = "; TLS alone encrypts, but admits everyone" if protection.tls else ""
             raise ExposedError(
-                f"{flag_prefix}host {host} is reachable from other machines, and "
-                f"without {missing} anyone could read "
-                f"and delete everything{encrypts}; expected {flag_prefix}tokens, or "
-                f"{flag_prefix}tls-client-ca with {flag_prefix}tls-cert and "
-                f"{flag_prefix}tls-key, or, on a trusted "
-                f"network, {flag_prefix}insecure"
+                f"{flag_prefix}host {host} is reachable from other machines, and without {missing} anyone could read "
+                f"and delete everything{encrypts}; expected {flag_prefix}tokens, or {flag_prefix}tls-client-ca with "
+                f"{flag_prefix}tls-cert and {flag_prefix}tls-key, or, on a trusted network, {flag_prefix}insecure"
             )
         log.warning("anyone who reaches %s has full access: there are no tokens or client certificates", host)
     elif not protection.tls:

@@ -161,12 +161,8 @@ def _limits_of_age(connection_s: float) -> list[tuple[str, int]]:
 async def only_message(context: Reads, within_s: float = BODY_S) -> bytes:
     """The message of a unary call; what may come behind it is not received.
 
-    Args:
-        context: of the call.
-        within_s: how long it may take to arrive, in seconds.
-
     Raises:
-        FieldError: it did not arrive in time.
+        FieldError: it did not arrive within ``within_s`` seconds.
         asyncio.CancelledError: there is none: the caller has hung up, or gRPC has refused it as too long.
     """
     try:

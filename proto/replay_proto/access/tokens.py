@@ -28,10 +28,11 @@ from datetime import datetime
 from enum import Flag, auto
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from replay_proto.access.private_files import exposure_of
-from replay_proto.access.watched import UnusableFileError, Watched
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+
+from replay_proto.access.watched import UnusableFileError, Watched, exposure_of
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,18 @@ LEAST_LENGTH: Final = 16
 ALL_TABLES: Final = "*"
 """Among the tables of a token: it is for all, those that there will be included."""
 _SCHEME: Final = "bearer"
-_TOKEN: Final = re.compile(r"[!-~]+")
-_SHA256_HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
-_KEYS: Final = frozenset({"name", "token", "token_sha256", "rights", "tables", "expires", "max_tables", "max_bytes"})
+_EXPECTED: Final = {
+    "name": "a string to identify the token in logs",
+    "token": f"at least {LEAST_LENGTH} ASCII characters without spaces, such as from `openssl rand -hex 32`",
+    "token_sha256": "exactly 64 hexadecimal digits, as printed by `printf %s TOKEN | sha256sum | cut -d' ' -f1`",
+    "rights": "a list of read, write, admin",
+    "tables": "a list of names, with * and ?",
+    "expires": "a time with a time zone, such as 2027-01-01T00:00:00Z",
+    "max_tables": "a whole number of at least 0",
+    "max_bytes": "a whole number of at least 0",
+}
+_SECRETS: Final = ("token", "token_sha256")
+"""What came for these is shown nowhere."""
 
 
 class Right(Flag):
@@ -103,6 +113,27 @@ class Grant:
         return self.expires is not None and now_s >= self.expires.timestamp()
 
 
+def _printable(text: str) -> str:
+    if not text or not text.isprintable():
+        raise ValueError
+    return text
+
+
+class _Entry(BaseModel):
+    """A token as the file has it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, AfterValidator(_printable)]
+    token: Annotated[str, Field(pattern=rf"^[!-~]{{{LEAST_LENGTH},}}$")] | None = None
+    token_sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    rights: Annotated[list[Literal["read", "write", "admin"]], Field(min_length=1)]
+    tables: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = [ALL_TABLES]
+    expires: AwareDatetime | None = None
+    max_tables: NonNegativeInt | None = None
+    max_bytes: NonNegativeInt | None = None
+
+
 class Tokens:
     """The tokens of a file."""
 
@@ -115,9 +146,6 @@ class Tokens:
             path: the file.
             clock: seconds since 1970, for expiry.
             ticks: seconds that never go back, for looking at the file again.
-
-        Raises:
-            UnusableFileError: if it cannot be used.
         """
         self._path = path
         self._clock = clock
@@ -220,74 +248,30 @@ def read_grants(path: Path) -> tuple[Grant, ...]:
 def _grant(place: str, entry: Any) -> Grant:
     if not isinstance(entry, Mapping):
         raise UnusableFileError(f"{place}: expected a table of keys")
-    if unknown := sorted(set(entry) - _KEYS):
-        raise UnusableFileError(f"{place}: expected keys among {', '.join(sorted(_KEYS))}, got {unknown[0]!r}")
-    name = entry.get("name")
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise UnusableFileError(f"{place}: name: expected a string to identify the token in logs")
-    return Grant(
-        name=name,
-        digest=_given_digest(place, entry),
-        rights=_rights(place, entry.get("rights")),
-        tables=_tables(place, entry.get("tables", [ALL_TABLES])),
-        expires=_expires(place, entry.get("expires")),
-        max_tables=_most(place, "max_tables", entry.get("max_tables")),
-        max_bytes=_most(place, "max_bytes", entry.get("max_bytes")),
-        in_plain_text="token" in entry,
-    )
-
-
-def _given_digest(place: str, entry: Mapping[str, Any]) -> bytes:
-    token, digest = entry.get("token"), entry.get("token_sha256")
-    if (token is None) == (digest is None):
+    known = _Entry.model_fields.keys()
+    if unknown := sorted(entry.keys() - known):
+        raise UnusableFileError(f"{place}: expected keys among {', '.join(sorted(known))}, got {unknown[0]!r}")
+    if ("token" in entry) == ("token_sha256" in entry):
         raise UnusableFileError(f"{place}: expected either token or token_sha256")
-    if digest is not None:
-        if not isinstance(digest, str) or not _SHA256_HEX.fullmatch(digest):
-            raise UnusableFileError(
-                f"{place}: token_sha256: expected exactly 64 hexadecimal digits, as printed by "
-                "`printf %s TOKEN | sha256sum | cut -d' ' -f1`"
-            )
-        return bytes.fromhex(digest)
-    # What came is not shown: it is meant to be secret.
-    if not isinstance(token, str) or len(token) < LEAST_LENGTH or not _TOKEN.fullmatch(token):
-        raise UnusableFileError(
-            f"{place}: token: expected at least "
-            f"{LEAST_LENGTH} ASCII characters "
-            "without spaces, such as from `openssl rand -hex 32`"
-        )
-    return _digest(token)
-
-
-def _rights(place: str, words: Any) -> Right:
-    known = {right.words()[0]: right for right in Right}
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word in known for word in words):
-        raise UnusableFileError(f"{place}: rights: expected a list of {', '.join(known)}, got {words!r}")
+    try:
+        read = _Entry.model_validate(entry)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        got = "" if key in _SECRETS else f", got {entry.get(key)}"
+        raise UnusableFileError(f"{place}: {key}: expected {_EXPECTED[key]}{got}") from None
     rights = Right(0)
-    for word in words:
-        rights |= known[word]
-    return rights
-
-
-def _tables(place: str, patterns: Any) -> tuple[str, ...]:
-    if not isinstance(patterns, list) or not patterns or not all(isinstance(each, str) and each for each in patterns):
-        raise UnusableFileError(f"{place}: tables: expected a list of names, with * and ?, got {patterns!r}")
-    return tuple(patterns)
-
-
-def _expires(place: str, moment: Any) -> datetime | None:
-    if moment is None:
-        return None
-    if not isinstance(moment, datetime) or moment.tzinfo is None:
-        raise UnusableFileError(
-            f"{place}: expires: expected a time with a time zone, such as 2027-01-01T00:00:00Z, got {moment}"
-        )
-    return moment
-
-
-def _most(place: str, key: str, number: Any) -> int | None:
-    if number is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 0):
-        return number
-    raise UnusableFileError(f"{place}: {key}: expected a whole number of at least 0, got {number!r}")
+    for word in read.rights:
+        rights |= Right[word.upper()]
+    return Grant(
+        name=read.name,
+        digest=_digest(read.token) if read.token is not None else bytes.fromhex(read.token_sha256 or ""),
+        rights=rights,
+        tables=tuple(read.tables),
+        expires=read.expires,
+        max_tables=read.max_tables,
+        max_bytes=read.max_bytes,
+        in_plain_text=read.token is not None,
+    )
 
 
 def _digest(token: str) -> bytes:

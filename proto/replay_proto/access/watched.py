@@ -1,16 +1,19 @@
-"""Watches files and reads them again after changes."""
+"""Watches files and reads them again after changes; tells whether other users of the machine can read them."""
 
 from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_OPEN: Final = stat.S_IRWXO | stat.S_IWGRP
+"""A group that may read a file is a choice, as with the files of tables; one that may change it could let itself in."""
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
 """By file: inode, size, and when its content and its inode last changed; None if it is not there.
 
@@ -26,16 +29,13 @@ class Watched(Generic[T]):
     """What a few files say. When they change to something that cannot be used, what they said last holds."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T], *, if_gone: T | None = None) -> None:
-        """Read them.
+        """Read them with ``read``, which raises `UnusableFileError`.
 
         Args:
             paths: the files.
-            read: reads them; raises `UnusableFileError`.
+            read: reads them.
             if_gone: what holds once a file is missing at two looks in a row; None: what they said last. One look is
                 not enough: a program may remove a file to write it anew.
-
-        Raises:
-            UnusableFileError: if they cannot be used.
         """
         self._paths = tuple(paths)
         self._read = read
@@ -45,7 +45,7 @@ class Watched(Generic[T]):
         """What they say, as far as `refresh` has seen."""
 
     def refresh(self) -> bool:
-        """Look whether they have changed, and read them if so; what cannot be read is tried again at the next look.
+        """Read them if they have changed; what cannot be read is tried again at the next look.
 
         Returns:
             Whether `value` is another now.
@@ -79,3 +79,17 @@ def _stamp(path: Path) -> tuple[int, int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def exposure_of(path: Path) -> str | None:
+    """How a file is open to others, and the command that mends it; None: it is not.
+
+    Raises:
+        OSError: if it is not there.
+    """
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & _OPEN:
+        return None
+    return (
+        f"{path}: other users of this machine can read or change it (mode {mode:04o}); fix it with: chmod g-w,o= {path}"
+    )

@@ -1,0 +1,19 @@
+"""Reads results whose fields have the names of a message's fields."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, TypeVar
+
+from google.protobuf.message import Message
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
+
+
+def mirrored(kind: type[D], message: Message, **others: object) -> D:
+    """Create a dataclass from ``others`` and, for all other fields, from the message's fields of the same names."""
+    same = {field.name: getattr(message, field.name) for field in fields(kind) if field.name not in others}
+    return kind(**same, **others)
