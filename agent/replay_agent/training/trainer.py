@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from enum import StrEnum
 
 import torch
@@ -15,7 +16,7 @@ from replay_agent.acting.actor import Actor, FinishedEpisode
 from replay_agent.acting.environments import EnvironmentInfo, make_environment
 from replay_agent.acting.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
 from replay_agent.acting.seeds import ActorSeeds, RunSeeds
-from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.assignment import make_task
 from replay_agent.distributed.episode_reports import MAX_QUEUED
 from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
 from replay_agent.dqn.divergence import require_finite, require_finite_figures, require_return
@@ -24,10 +25,10 @@ from replay_agent.dqn.networks import NetworkKind, NetworkSpec, QNetwork, defaul
 from replay_agent.dqn.schedules import LinearSchedule
 from replay_agent.processes.actor_pool import ActorPool
 from replay_agent.processes.signals import StopRequest
-from replay_agent.replay.links import TABLE_LOST, DrawSettings, ReplayLink
+from replay_agent.replay.links import TABLE_LOST, ReplayLink
 from replay_agent.replay.pacing import Pacer
 from replay_agent.replay.rows import transition_batch
-from replay_agent.replay.run_table import RunTable, TableSpec
+from replay_agent.replay.run_table import RunTable
 from replay_agent.reporting.history import History
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.reporting.status import RateMeter, Status
@@ -127,14 +128,16 @@ class Trainer:
         self.table = RunTable(
             client,
             env,
-            _table_spec(settings, run, self._seeds),
-            _draw_settings(settings, reconnect_timeout_s, device),
+            settings,
             self.pacer,
-            lockstep=settings.lockstep,
+            name=settings.table or run.name,
+            seed=self._seeds.draws,
+            timeout_s=reconnect_timeout_s,
+            device=device,
         )
         self.table.link()
         self._weights = PublishedWeights(self.learner.weights())
-        task = Task(env.env_id, self.table.spec.name, settings.n_step, settings.gamma, spec)
+        task = make_task(env.env_id, self.table.name, settings.n_step, settings.gamma, spec)
         self.service = LearnerService(task, self._seeds, self._weights, self._guide)
         self._shown = _Shown()
         self._due = _Due(settings)
@@ -151,7 +154,7 @@ class Trainer:
         # A table named by --table may have received rows from others.
         if not self.table.find_again(state["table"], is_shared=self._settings.table is not None):
             log.warning("the run's table is gone: learning resumes at %d rows", self._settings.learning_starts)
-        self.history = History.from_json(state["history"])
+        self.history = History(**state["history"])
         self.selector.restore(state["selection"], checkpoint.best_weights)
         self.training_s = state["training_s"]
         self._next_validation = state["next_validation"]
@@ -438,33 +441,4 @@ class _Shown:
 
 
 def _learner_config(settings: TrainSettings) -> DoubleDQNConfig:
-    return DoubleDQNConfig(
-        learning_rate=settings.learning_rate,
-        adam_epsilon=settings.adam_epsilon,
-        max_grad_norm=settings.max_grad_norm,
-        huber_delta=settings.huber_delta,
-        double=settings.double,
-        target_interval=settings.target_interval,
-        target_tau=settings.target_tau,
-    )
-
-
-def _table_spec(settings: TrainSettings, run: RunDirectory, seeds: RunSeeds) -> TableSpec:
-    return TableSpec(
-        name=settings.table or run.name,
-        capacity=settings.capacity,
-        backend=settings.backend,
-        alpha=settings.alpha,
-        seed=seeds.draws,
-    )
-
-
-def _draw_settings(settings: TrainSettings, timeout_s: float, device: torch.device) -> DrawSettings:
-    return DrawSettings(
-        batch_size=settings.batch_size,
-        weight_norm=settings.weight_norm,
-        draw_mode=settings.draw_mode,
-        prefetch=settings.prefetch,
-        timeout_s=timeout_s,
-        device=device,
-    )
+    return DoubleDQNConfig(**{field.name: getattr(settings, field.name) for field in fields(DoubleDQNConfig)})
