@@ -123,11 +123,11 @@ class ActingRun:
             self._network.load_state_dict(weights)
 
     def _step(self, writer: Writer, epsilon: float) -> None:
-        step = self._actor.step(epsilon)
-        for transition in step.transitions:
+        transitions, episode = self._actor.step(epsilon)
+        for transition in transitions:
             append_transition(writer, transition)
-        if step.episode is not None:
-            self._episodes.append(step.episode)
+        if episode is not None:
+            self._episodes.append(episode)
             writer.end_episode()
 
 

@@ -41,13 +41,7 @@ class LearnerServer:
     """Serves a `LearnerService` on a port."""
 
     def __init__(self, service: LearnerService, host: str, port: int, access: LearnerAccess | None = None) -> None:
-        """Listen.
-
-        Args:
-            service: what to serve.
-            host: address to listen on.
-            port: 0 picks a free one.
-            access: who may join; None: anyone who reaches it.
+        """Listen on an address and port (0 picks a free one); without ``access``, anyone who reaches it may join.
 
         Raises:
             OSError: the port cannot be bound.

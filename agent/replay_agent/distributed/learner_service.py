@@ -100,14 +100,7 @@ class LearnerService:
     def __init__(
         self, task: learner_pb2.JoinResponse, seeds: RunSeeds, weights: PublishedWeights, guide: Callable[[], Guidance]
     ) -> None:
-        """Serve one run.
-
-        Args:
-            task: from `make_task`.
-            seeds: of the run; every actor gets its own.
-            weights: the weights to serve.
-            guide: computes instructions for actors; called from several threads.
-        """
+        """Serve one run: a task of `make_task`, and what ``guide`` says, which several threads call."""
         self.reports = Reports()
         self.run_id = str(uuid.uuid4())
         self._task = task

@@ -56,7 +56,7 @@ class ActorPool:
             learner: HOST:PORT of the learner's service.
             log_dir: directory for their logs.
             reconnect_timeout_s: seconds that they wait for an unreachable replay server.
-            environment: their environment variables, including a token (default: those of this process).
+            environment: environment variables, including a token (default: those of this process).
         """
         self._arguments = [
             *("--server", server),

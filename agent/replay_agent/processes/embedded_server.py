@@ -40,7 +40,6 @@ class EmbeddedServer:
         *,
         data_dir: Path | None = None,
         keep_open: Sequence[int] = (),
-        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Start the server and wait until it is ready to serve.
 
@@ -48,8 +47,7 @@ class EmbeddedServer:
             log_path: file for its log.
             access: the required token.
             data_dir: directory of its tables; None: tables are in memory.
-            keep_open: file descriptors to inherit.
-            start_timeout_s: how long to wait, in seconds.
+            keep_open: file descriptors that it inherits.
 
         Raises:
             EmbeddedServerError: it did not become ready; the message ends with its log.
@@ -68,7 +66,7 @@ class EmbeddedServer:
             keep_open=keep_open,
         )
         try:
-            self.address = self._wait_for_address(start_timeout_s, already_logged)
+            self.address = self._wait_for_address(already_logged)
         except BaseException:
             self.close()
             raise
@@ -94,17 +92,17 @@ class EmbeddedServer:
         """Stop it."""
         stop(self._process, STOP_TIMEOUT_S)
 
-    def _wait_for_address(self, timeout_s: float, already_logged: int) -> str:
+    def _wait_for_address(self, already_logged: int) -> str:
         output = self._process.stdout
         assert output is not None
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + START_TIMEOUT_S
         with self._log_path.open(errors="replace") as server_log:
             server_log.seek(already_logged)
             is_ready = False
             while not is_ready:
                 if time.monotonic() > deadline:
                     raise EmbeddedServerError(
-                        f"the embedded replay server was not ready after {timeout_s:.0f} s; see {self._log_path}"
+                        f"the embedded replay server was not ready after {START_TIMEOUT_S:.0f} s; see {self._log_path}"
                     )
                 is_ready = bool(select.select([output], [], [], LOOK_S)[0])
                 _relay_progress(server_log.readlines())

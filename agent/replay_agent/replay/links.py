@@ -28,14 +28,7 @@ class ReplayLink:
     """Access to the run's table. Every method may raise one of `TABLE_LOST`, or another `ReplayError`."""
 
     def __init__(self, table: Table, settings: TrainSettings, timeout_s: float, device: torch.device) -> None:
-        """Link to a table; sends nothing yet.
-
-        Args:
-            table: of the run.
-            settings: determine how batches are drawn.
-            timeout_s: seconds to wait for rows, and for an unreachable server.
-            device: device of the batches.
-        """
+        """Link to a table; sends nothing yet. See `RunTable` for the arguments."""
         self.table = table
         self._settings = settings
         self._timeout_s = timeout_s

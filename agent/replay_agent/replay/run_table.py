@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ class RunTable:
             name: of the table; unique on the server.
             seed: for the table's draws.
             timeout_s: seconds to wait for rows, and for an unreachable server.
-            device: device of the batches.
+            device: of the batches.
         """
         self.name = name
         self._client = client
@@ -79,7 +78,7 @@ class RunTable:
 
     def to_json(self) -> dict[str, Any]:
         """The table's identity and row counts, as JSON values."""
-        return {"uid": self._uid, **asdict(self._pacer.table_count)}
+        return {"uid": self._uid, **self._pacer.table_count._asdict()}
 
     def find_again(self, saved: Mapping[str, Any], *, is_shared: bool) -> bool:
         """Resume with the table of an earlier start, if it still exists.

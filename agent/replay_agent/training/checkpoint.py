@@ -11,9 +11,8 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -41,14 +40,8 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be read, or does not fit the run."""
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """Contents of a checkpoint besides the learner's state.
-
-    Attributes:
-        state: JSON values passed to `save_checkpoint`.
-        best_weights: tensors of the best network so far, if there was one.
-    """
+class Checkpoint(NamedTuple):
+    """What `save_checkpoint` was given besides the learner."""
 
     state: dict[str, Any]
     best_weights: dict[str, Tensor] | None

@@ -65,12 +65,7 @@ FAILURES = (
 
 
 def train(settings: TrainSettings, stop: StopRequest, console: Console) -> TrainingReport:
-    """Train, from a new or resumed run to its report.
-
-    Args:
-        settings: of the run.
-        stop: requests a stop.
-        console: shows progress.
+    """Train, from a new or resumed run to its report; ``console`` shows progress.
 
     Raises:
         ExposedError: actors on other machines could join without protection.

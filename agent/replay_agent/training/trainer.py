@@ -89,17 +89,7 @@ class Trainer:
         device: torch.device,
         reconnect_timeout_s: float,
     ) -> None:
-        """Build the networks and create the table.
-
-        Args:
-            settings: of the run.
-            run: its directory.
-            env: the environment.
-            client: of the replay server.
-            stop: requests a stop.
-            metrics: receives metrics.
-            device: of the networks.
-            reconnect_timeout_s: seconds to wait for an unreachable server.
+        """Build the networks and create the table; wait ``reconnect_timeout_s`` seconds for an unreachable server.
 
         Raises:
             TableExistsError: a table of this name has another config.
@@ -164,11 +154,7 @@ class Trainer:
             log.info("the table at that step: replay-server --restore .../%s", state["replay_checkpoint"])
 
     def train(self, progress: ProgressView, pool: ActorPool | None) -> Ending:
-        """Train until the environment is solved, all steps are taken, or a stop is requested.
-
-        Args:
-            progress: shows the status.
-            pool: actor processes to supervise.
+        """Train until the environment is solved, all steps are taken, or a stop is requested; supervise ``pool``.
 
         Raises:
             DivergedError: a number of the learner, or a return, is not finite.
@@ -183,8 +169,9 @@ class Trainer:
                 self._turn(progress, pool)
                 self.training_s = before_s + time.monotonic() - start
             self._take_reports(MAX_QUEUED)
-            if ending is Ending.STEPS_DONE:
-                self._validate_last()
+            judged_at = self.history.validation_steps[-1:]
+            if ending is Ending.STEPS_DONE and self.learner.updates and judged_at != [self.pacer.env_steps]:
+                self._validate()  # the last network
         except EvaluationStoppedError:
             ending = Ending.STOPPED
         self.training_s = before_s + time.monotonic() - start
@@ -214,14 +201,8 @@ class Trainer:
             "training_s": self.training_s,
             "next_validation": self._next_validation,
         }
-        save_checkpoint(
-            self._run.checkpoints,
-            self.pacer.env_steps,
-            self.learner,
-            state,
-            self.selector.best_weights,
-            keep,
-        )
+        best = self.selector.best_weights
+        save_checkpoint(self._run.checkpoints, self.pacer.env_steps, self.learner, state, best, keep)
 
     def evaluate_best(self) -> EvaluationResult:
         """Evaluate the best network, or the current one if none was validated, greedily on new seeds.
@@ -233,8 +214,7 @@ class Trainer:
         network = self.learner.online
         if self.selector.best_weights is not None:
             network.load_state_dict(self.selector.best_weights)
-        count = self._settings.evaluation_episodes
-        return self._evaluate(network, self._seeds.evaluation(count))
+        return self._evaluate(network, self._seeds.evaluation(self._settings.evaluation_episodes))
 
     def close(self) -> None:
         """Tell actors that the run is over, flush the table, and close the environment."""
@@ -294,13 +274,13 @@ class Trainer:
 
     def _act(self, actor: Actor, link: ReplayLink) -> None:
         """Take one environment step and insert the transitions that it completes."""
-        step = actor.step(self._epsilon(self.pacer.env_steps))
+        transitions, episode = actor.step(self._epsilon(self.pacer.env_steps))
         self.pacer.count_own_step()
-        for transition in step.transitions:
+        for transition in transitions:
             link.append(transition)
-        if step.episode is not None:
+        if episode is not None:
             link.end_episode()
-            self._note_episode(step.episode)
+            self._note_episode(episode)
 
     def _learn(self, link: ReplayLink) -> None:
         """Take one gradient step and write the new priorities back, without waiting for the device."""
@@ -363,7 +343,6 @@ class Trainer:
             pool.supervise()
 
     def _validate(self) -> None:
-        """Validate the current network."""
         require_finite(self.learner)
         step = self.pacer.env_steps
         found = self.selector.validate(self.learner.online)
@@ -371,12 +350,6 @@ class Trainer:
         self._metrics.validation(step, found.mean)
         self._is_solved = found.is_solved
         self._next_validation = step + self._settings.validate_interval
-
-    def _validate_last(self) -> None:
-        """Validate the last network, unless it just was."""
-        judged = self.history.validation_steps
-        if self.learner.updates and (not judged or judged[-1] < self.pacer.env_steps):
-            self._validate()
 
     def _evaluate(self, network: QNetwork, seeds: Sequence[int]) -> EvaluationResult:
         result = evaluate(
