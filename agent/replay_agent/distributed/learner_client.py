@@ -54,9 +54,10 @@ class ToldToStopError(Exception):
 
 
 class LearnerClient:
-    """Joins a learner, reports to it and fetches its weights.
+    """Joins a learner, reports to it and fetches its weights. Calls retry while the learner is unreachable.
 
-    Calls retry while the learner is unreachable. Every method may raise `ToldToStopError`.
+    Every call may raise `LearnerUnavailableError`, `LearnerRefusesError` and `ToldToStopError`; every call but `join`
+    also `RunChangedError`.
     """
 
     def __init__(
@@ -88,12 +89,7 @@ class LearnerClient:
         self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
 
     def join(self, name: str) -> learner_pb2.JoinResponse:
-        """Join the run, under this name in the learner's log.
-
-        Raises:
-            LearnerRefusesError: it refuses the token.
-            LearnerUnavailableError: the learner is unreachable.
-        """
+        """Join the run, under this name in the learner's log."""
         return self._call(self._stub.Join, learner_pb2.JoinRequest(name=name))
 
     def report(
@@ -102,11 +98,6 @@ class LearnerClient:
         """Report finished episodes, and get instructions for the next steps.
 
         Long lists are split into several reports; the answer to the last one counts.
-
-        Raises:
-            RunChangedError: join again.
-            LearnerRefusesError: it refuses the token or the episodes.
-            LearnerUnavailableError: the learner is unreachable.
         """
         *full, last = range(0, max(len(episodes), 1), MAX_EPISODES)
         for start in full:
@@ -116,13 +107,7 @@ class LearnerClient:
     def newer_weights(
         self, assignment: learner_pb2.JoinResponse, have_version: int
     ) -> tuple[int, dict[str, Tensor]] | None:
-        """Fetch weights newer than ``have_version``; None if there are none.
-
-        Raises:
-            RunChangedError: join again.
-            LearnerRefusesError: it refuses the token.
-            LearnerUnavailableError: the learner is unreachable.
-        """
+        """Fetch weights newer than ``have_version``; None if there are none."""
         request = learner_pb2.GetWeightsRequest(have_version=have_version, run_id=assignment.run_id)
         response = self._call(self._stub.GetWeights, request)
         return (response.version, load(response.safetensors)) if response.safetensors else None
