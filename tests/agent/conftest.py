@@ -16,7 +16,7 @@ from replay_agent.commands import replay_train
 from replay_agent.processes import actor_pool, embedded_server
 from replay_agent.processes.child_process import start_module
 from replay_agent.processes.signals import StopRequest
-from replay_agent.reporting.tensorboard import MetricsLog, NoLog
+from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run_directory import open_run_directory
 from replay_agent.training.trainer import Trainer
@@ -91,7 +91,7 @@ def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings
                 inspect_environment(settings.env),
                 client,
                 stop or StopRequest(),
-                metrics or NoLog(),
+                metrics or MetricsLog(None),
                 torch.device("cpu"),
                 RECONNECT_TIMEOUT_S,
             )

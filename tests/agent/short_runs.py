@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from replay_agent.reporting.progress import ProgressView
 from replay_agent.reporting.status import Status
 
 RECONNECT_TIMEOUT_S = 30.0
@@ -46,7 +47,7 @@ class Trained:
     output: str
 
 
-class Watcher:
+class Watcher(ProgressView):
     """A view of a run that does something once, when it has come to a step."""
 
     def __init__(self, step: int, action: Callable[[], object]) -> None:
@@ -60,9 +61,3 @@ class Watcher:
         if self.acted_at is None and status.env_steps >= self._step:
             self.acted_at = status.env_steps
             self._action()
-
-    def __enter__(self) -> Watcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,14 +31,8 @@ class FinishedEpisode:
     actor_id: int = 0
 
 
-@dataclass(frozen=True)
-class ActorStep:
-    """The result of one environment step.
-
-    Attributes:
-        transitions: completed rows, oldest first.
-        episode: the finished episode, if any.
-    """
+class ActorStep(NamedTuple):
+    """Completed rows, oldest first, and the finished episode, if any."""
 
     transitions: list[Transition]
     episode: FinishedEpisode | None

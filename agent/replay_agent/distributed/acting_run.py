@@ -9,12 +9,12 @@ import threading
 
 from replay_client import ReplayClient, ReplayError, Table, TableNotFoundError, Tls, Writer
 from replay_client.security import token_from_environment
-from replay_proto.v1 import learner_pb2
+from replay_proto.v1.learner_pb2 import JoinResponse, ReportResponse
 
 from replay_agent.acting.actor import Actor, FinishedEpisode
 from replay_agent.acting.environments import UnsupportedEnvironmentError
 from replay_agent.acting.seeds import ActorSeeds
-from replay_agent.distributed.assignment import Assignment
+from replay_agent.distributed.assignment import network_of
 from replay_agent.distributed.learner_client import (
     LEARNER_TLS_PREFIX,
     LEARNER_TOKEN_VARIABLE,
@@ -40,20 +40,19 @@ TABLE_RETRY_S = 0.2
 class ActingRun:
     """Acts for one run of a learner, until it is over or told to stop."""
 
-    def __init__(self, assignment: Assignment, learner: LearnerClient, client: ReplayClient) -> None:
+    def __init__(self, assignment: JoinResponse, learner: LearnerClient, client: ReplayClient) -> None:
         """Build the network and the environment of the task."""
-        task = assignment.task
         self._assignment = assignment
         self._learner = learner
         self._client = client
-        self._network: QNetwork = build_network(task.network)
+        self._network: QNetwork = build_network(network_of(assignment))
         self._weights_version = 0
         self._actor = Actor(
-            task.env_id,
+            assignment.env_id,
             ActorSeeds(assignment.seed),
             self._network,
-            n_step=task.n_step,
-            gamma=task.gamma,
+            n_step=assignment.n_step,
+            gamma=assignment.gamma,
             actor_id=assignment.actor_id,
         )
         self._episodes: list[FinishedEpisode] = []
@@ -87,7 +86,7 @@ class ActingRun:
         """The learner's table, once it exists; None if told to stop first."""
         while not stop.is_set():
             try:
-                return self._client.table(self._assignment.task.table)
+                return self._client.table(self._assignment.table)
             except TableNotFoundError:
                 # The learner creates it; a report tells whether the run goes on.
                 if self._learner.report(self._assignment, ()).finished:
@@ -110,7 +109,7 @@ class ActingRun:
                 self._step(writer, guidance.epsilon)
         return False
 
-    def _report(self) -> learner_pb2.ReportResponse:
+    def _report(self) -> ReportResponse:
         guidance = self._learner.report(self._assignment, self._episodes)
         self._episodes.clear()
         return guidance
@@ -124,11 +123,11 @@ class ActingRun:
             self._network.load_state_dict(weights)
 
     def _step(self, writer: Writer, epsilon: float) -> None:
-        step = self._actor.step(epsilon)
-        for transition in step.transitions:
+        transitions, episode = self._actor.step(epsilon)
+        for transition in transitions:
             append_transition(writer, transition)
-        if step.episode is not None:
-            self._episodes.append(step.episode)
+        if episode is not None:
+            self._episodes.append(episode)
             writer.end_episode()
 
 
@@ -164,7 +163,13 @@ def _act_for_one_run(
 ) -> bool:
     """Join and act. True when the run is over, False if the learner was restarted."""
     assignment = learner.join(f"{socket.gethostname()}:{os.getpid()}")
-    log.info("actor %d of run %s: %s", assignment.actor_id, assignment.run_id, assignment.task)
+    log.info(
+        "actor %d of run %s: %s, table %s",
+        assignment.actor_id,
+        assignment.run_id,
+        assignment.env_id,
+        assignment.table,
+    )
     acting = ActingRun(assignment, learner, client)
     try:
         acting.run(stop, settings.reconnect_timeout_s)

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from typing import Final
 
+from replay_proto.errors import FieldError
 from replay_proto.v1 import learner_pb2
 
 from replay_agent.acting.actor import FinishedEpisode
@@ -22,25 +23,16 @@ MAX_QUEUED: Final = 100_000
 """Episodes queued for the trainer, about 20 MB: a thousand actors fill the queue in a minute of validation."""
 
 
-class InvalidReportError(ValueError):
-    """A field of a report is out of bounds; the message names the field, the expected and the actual value."""
-
-
 class Reports:
     """Episodes of actors, oldest first. Threads may share one."""
 
     def __init__(self) -> None:
-        """Start with an empty queue."""
         self.arrived = threading.Event()
         """Set by each report; the waiting thread clears it."""
         self._lock = threading.Lock()
         self._queue: deque[FinishedEpisode] = deque()
-        self._dropped = 0
-
-    @property
-    def dropped(self) -> int:
+        self.dropped = 0
         """Episodes dropped so far because the queue was full."""
-        return self._dropped
 
     def add(self, request: learner_pb2.ReportRequest, actors_joined: int) -> None:
         """Queue the episodes of a report; if the queue is full, the oldest are dropped.
@@ -50,14 +42,14 @@ class Reports:
             actors_joined: the largest actor id.
 
         Raises:
-            InvalidReportError: a field is invalid; nothing was queued.
+            FieldError: a field is invalid; nothing was queued.
         """
         episodes = _checked(request, actors_joined)
         with self._lock:
             self._queue.extend(episodes)
             while len(self._queue) > MAX_QUEUED:
                 self._queue.popleft()
-                self._dropped += 1
+                self.dropped += 1
         self.arrived.set()
 
     def take_episodes(self, limit: int = MAX_QUEUED) -> list[FinishedEpisode]:
@@ -72,20 +64,18 @@ class Reports:
 def _checked(request: learner_pb2.ReportRequest, actors_joined: int) -> list[FinishedEpisode]:
     """The episodes of a report, validated."""
     if not 1 <= request.actor_id <= actors_joined:
-        raise InvalidReportError(f"actor_id: expected the number that Join gave, got {request.actor_id}")
+        raise FieldError("actor_id", "the number that Join gave", str(request.actor_id))
     if len(request.episodes) > MAX_EPISODES:
-        raise InvalidReportError(
-            f"episodes: expected at most {MAX_EPISODES}, got {len(request.episodes)}; send them in several reports"
-        )
+        got = f"{len(request.episodes)}; send them in several reports"
+        raise FieldError("episodes", f"at most {MAX_EPISODES}", got)
     for index, episode in enumerate(request.episodes):
         # The negation catches NaN.
         if not math.fabs(episode.episode_return) <= MAX_RETURN:
-            raise InvalidReportError(
-                f"episodes[{index}].episode_return: expected a finite number from {-MAX_RETURN:g} to {MAX_RETURN:g}, "
-                f"got {episode.episode_return}; scale the environment's rewards down"
+            raise FieldError(
+                f"episodes[{index}].episode_return",
+                f"a finite number from {-MAX_RETURN:g} to {MAX_RETURN:g}",
+                f"{episode.episode_return}; scale the environment's rewards down",
             )
         if not 1 <= episode.length <= MAX_LENGTH:
-            raise InvalidReportError(
-                f"episodes[{index}].length: expected 1 to {MAX_LENGTH} environment steps, got {episode.length}"
-            )
+            raise FieldError(f"episodes[{index}].length", f"1 to {MAX_LENGTH} environment steps", str(episode.length))
     return [FinishedEpisode(episode.episode_return, episode.length, request.actor_id) for episode in request.episodes]

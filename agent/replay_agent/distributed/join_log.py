@@ -18,11 +18,6 @@ class JoinLog:
     """Logs each actor, up to a limit per second. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Log nothing yet.
-
-        Args:
-            clock: seconds that only go forward.
-        """
         self._clock = clock
         self._lock = threading.Lock()
         self._second = -1

@@ -22,7 +22,6 @@ class RefusedError(Exception):
     """A call is refused."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        """Refuse with a status and a message."""
         super().__init__(message)
         self.code = code
 
@@ -62,26 +61,17 @@ class LearnerAccess:
             return None
         return ServerCertificates(self.tls_cert, self.tls_key, self.tls_client_ca).credentials()
 
-    def gate(self, table: str) -> Gate:
-        """Create the check for calls of actors that write to a table.
-
-        Raises:
-            UnusableFileError: the tokens file cannot be used.
-        """
-        return Gate(None if self.tokens is None else Tokens(self.tokens), table)
-
 
 class Gate:
     """Refuses calls without a token that gives the right to write to a table."""
 
-    def __init__(self, tokens: Tokens | None, table: str) -> None:
-        """Check with these tokens.
+    def __init__(self, tokens: Path | None, table: str) -> None:
+        """Read the file of tokens; None: no call is refused.
 
-        Args:
-            tokens: valid tokens; None: no call is refused.
-            table: name of the run's table.
+        Raises:
+            UnusableFileError: the file cannot be used.
         """
-        self._tokens = tokens
+        self._tokens = None if tokens is None else Tokens(tokens)
         self._table = table
 
     def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:

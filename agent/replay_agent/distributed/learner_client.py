@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TypeVar
 
 import grpc
@@ -15,7 +14,6 @@ from safetensors.torch import load
 from torch import Tensor
 
 from replay_agent.acting.actor import FinishedEpisode
-from replay_agent.distributed.assignment import Assignment
 from replay_agent.distributed.episode_reports import MAX_EPISODES
 
 # Networks can be arbitrarily large.
@@ -56,9 +54,10 @@ class ToldToStopError(Exception):
 
 
 class LearnerClient:
-    """Joins a learner, reports to it and fetches its weights.
+    """Joins a learner, reports to it and fetches its weights. Calls retry while the learner is unreachable.
 
-    Calls retry while the learner is unreachable. Every method may raise `ToldToStopError`.
+    Every call may raise `LearnerUnavailableError`, `LearnerRefusesError` and `ToldToStopError`; every call but `join`
+    also `RunChangedError`.
     """
 
     def __init__(
@@ -89,41 +88,26 @@ class LearnerClient:
         self._channel = open_channel(address, tls, options)
         self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
 
-    def join(self, name: str) -> Assignment:
-        """Join the run.
+    def join(self, name: str) -> learner_pb2.JoinResponse:
+        """Join the run, under this name in the learner's log."""
+        return self._call(self._stub.Join, learner_pb2.JoinRequest(name=name))
 
-        Args:
-            name: name of this actor in the learner's log.
-
-        Raises:
-            LearnerRefusesError: it refuses the token.
-            LearnerUnavailableError: the learner is unreachable.
-        """
-        return Assignment.from_proto(self._call(self._stub.Join, learner_pb2.JoinRequest(name=name)))
-
-    def report(self, assignment: Assignment, episodes: Sequence[FinishedEpisode]) -> learner_pb2.ReportResponse:
+    def report(
+        self, assignment: learner_pb2.JoinResponse, episodes: Sequence[FinishedEpisode]
+    ) -> learner_pb2.ReportResponse:
         """Report finished episodes, and get instructions for the next steps.
 
         Long lists are split into several reports; the answer to the last one counts.
-
-        Raises:
-            RunChangedError: join again.
-            LearnerRefusesError: it refuses the token or the episodes.
-            LearnerUnavailableError: the learner is unreachable.
         """
         *full, last = range(0, max(len(episodes), 1), MAX_EPISODES)
         for start in full:
             self._report(assignment, episodes[start : start + MAX_EPISODES])
         return self._report(assignment, episodes[last:])
 
-    def newer_weights(self, assignment: Assignment, have_version: int) -> tuple[int, dict[str, Tensor]] | None:
-        """Fetch weights newer than ``have_version``; None if there are none.
-
-        Raises:
-            RunChangedError: join again.
-            LearnerRefusesError: it refuses the token.
-            LearnerUnavailableError: the learner is unreachable.
-        """
+    def newer_weights(
+        self, assignment: learner_pb2.JoinResponse, have_version: int
+    ) -> tuple[int, dict[str, Tensor]] | None:
+        """Fetch weights newer than ``have_version``; None if there are none."""
         request = learner_pb2.GetWeightsRequest(have_version=have_version, run_id=assignment.run_id)
         response = self._call(self._stub.GetWeights, request)
         return (response.version, load(response.safetensors)) if response.safetensors else None
@@ -132,7 +116,9 @@ class LearnerClient:
         """Close the channel."""
         self._channel.close()
 
-    def _report(self, assignment: Assignment, episodes: Sequence[FinishedEpisode]) -> learner_pb2.ReportResponse:
+    def _report(
+        self, assignment: learner_pb2.JoinResponse, episodes: Sequence[FinishedEpisode]
+    ) -> learner_pb2.ReportResponse:
         request = learner_pb2.ReportRequest(
             actor_id=assignment.actor_id,
             run_id=assignment.run_id,
@@ -191,8 +177,6 @@ class LearnerClient:
         """Use it in a ``with`` block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -19,7 +19,7 @@ from replay_proto.errors import FieldError
 from replay_proto.v1 import learner_pb2
 
 from replay_agent.distributed.episode_reports import MAX_REPORT_BYTES
-from replay_agent.distributed.learner_access import LearnerAccess, RefusedError
+from replay_agent.distributed.learner_access import Gate, LearnerAccess, RefusedError
 from replay_agent.distributed.learner_service import LearnerService
 
 SERVICE: Final = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
@@ -35,28 +35,20 @@ _ANY_LENGTH: Final = -1
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[bytes, bytes]
-Run = Callable[[Callable[[], bytes]], Coroutine[Any, Any, bytes]]
-"""Runs a function, on the loop or in a worker thread."""
 
 
 class LearnerServer:
     """Serves a `LearnerService` on a port."""
 
     def __init__(self, service: LearnerService, host: str, port: int, access: LearnerAccess | None = None) -> None:
-        """Listen.
-
-        Args:
-            service: what to serve.
-            host: address to listen on.
-            port: 0 picks a free one.
-            access: who may join; None: anyone who reaches it.
+        """Listen on an address and port (0 picks a free one); without ``access``, anyone who reaches it may join.
 
         Raises:
             OSError: the port cannot be bound.
             UnusableFileError: the tokens or certificates cannot be used.
         """
         access = access or LearnerAccess()
-        self._gate = access.gate(service.table)
+        self._gate = Gate(access.tokens, service.table)
         credentials = access.credentials()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="learner-weights")
         self._loop = asyncio.new_event_loop()
@@ -95,9 +87,9 @@ class LearnerServer:
             )
         )
         methods = {
-            "Join": self._unary(learner_pb2.JoinRequest, service.join, _at_once),
-            "Report": self._unary(learner_pb2.ReportRequest, service.report, _at_once),
-            "GetWeights": self._unary(learner_pb2.GetWeightsRequest, service.get_weights, self._beside),
+            "Join": self._unary(learner_pb2.JoinRequest, service.join),
+            "Report": self._unary(learner_pb2.ReportRequest, service.report),
+            "GetWeights": self._unary(learner_pb2.GetWeightsRequest, service.get_weights, beside=True),
         }
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
         address = f"{self.host}:{port}"
@@ -113,22 +105,23 @@ class LearnerServer:
         return bound
 
     def _unary(
-        self, message_type: type[M], answer: Callable[[M], Message], run: Run
+        self, message_type: type[M], answer: Callable[[M], Message], *, beside: bool = False
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """Answer calls on the loop, or in worker threads ``beside`` it."""
+
         async def call(_requests: object, context: Context) -> bytes:
             try:
                 self._gate.check(context.invocation_metadata() or ())
                 request = message_type.FromString(await only_message(context))
-                return await run(lambda: answer(request).SerializeToString())
+                if beside:
+                    return (await self._loop.run_in_executor(self._threads, answer, request)).SerializeToString()
+                return answer(request).SerializeToString()
             except RefusedError as error:
-                await _refuse(context, error.code, str(error))
+                await context.abort(error.code, str(error))
             except (FieldError, DecodeError) as error:
-                await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
         return grpc.stream_unary_rpc_method_handler(call)
-
-    async def _beside(self, make: Callable[[], bytes]) -> bytes:
-        return await self._loop.run_in_executor(self._threads, make)
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -138,12 +131,3 @@ class LearnerServer:
         self._thread.join()
         self._loop.close()
         self._threads.shutdown()
-
-
-async def _at_once(make: Callable[[], bytes]) -> bytes:
-    return make()
-
-
-async def _refuse(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
-    await context.abort(code, message)
-    raise AssertionError("abort raises")

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 from replay_proto.v1 import learner_pb2
@@ -14,8 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from replay_agent.acting.seeds import RunSeeds
-from replay_agent.distributed.assignment import Assignment, Task
-from replay_agent.distributed.episode_reports import InvalidReportError, Reports
+from replay_agent.distributed.episode_reports import Reports
 from replay_agent.distributed.join_log import MAX_NAME_LENGTH, JoinLog
 from replay_agent.distributed.learner_access import RefusedError
 
@@ -27,17 +26,13 @@ BURST_S = 1.0
 """Burst that the rate limit allows, in seconds at that rate, for actors that ask at the same time."""
 
 
-@dataclass(frozen=True)
-class Guidance:
-    """Instructions for an actor.
-
-    Attributes:
-        granted_steps: environment steps until the next report; 0 pauses the actor.
-        epsilon: probability of a random action.
-    """
+class Guidance(NamedTuple):
+    """Instructions for an actor."""
 
     granted_steps: int
+    """environment steps until the next report; 0 pauses the actor"""
     epsilon: float
+    """probability of a random action"""
 
 
 class PublishedWeights:
@@ -49,12 +44,7 @@ class PublishedWeights:
     """
 
     def __init__(self, weights: Mapping[str, Tensor], clock: Callable[[], float] = time.monotonic) -> None:
-        """Publish version 1.
-
-        Args:
-            weights: of this version.
-            clock: seconds that only go forward.
-        """
+        """Publish version 1; the clock returns seconds."""
         self._newest = _Version(1, weights)
         self._clock = clock
         self._lock = threading.Lock()
@@ -88,7 +78,7 @@ class PublishedWeights:
 
 
 class _Version:
-    """Weights as they were when they were published."""
+    """Weights at the time they were published."""
 
     def __init__(self, number: int, weights: Mapping[str, Tensor]) -> None:
         self.number = number
@@ -105,20 +95,12 @@ class _Version:
 
 
 class LearnerService:
-    """Handles the RPCs. Thread-safe.
+    """Handles the RPCs; they may raise `RefusedError` and `FieldError`. Thread-safe."""
 
-    Every method may raise `RefusedError`.
-    """
-
-    def __init__(self, task: Task, seeds: RunSeeds, weights: PublishedWeights, guide: Callable[[], Guidance]) -> None:
-        """Serve one run.
-
-        Args:
-            task: for actors.
-            seeds: of the run; every actor gets its own.
-            weights: the weights to serve.
-            guide: computes instructions for actors; called from several threads.
-        """
+    def __init__(
+        self, task: learner_pb2.JoinResponse, seeds: RunSeeds, weights: PublishedWeights, guide: Callable[[], Guidance]
+    ) -> None:
+        """Serve one run: a task of `make_task`, and what ``guide`` says, which several threads call."""
         self.reports = Reports()
         self.run_id = str(uuid.uuid4())
         self._task = task
@@ -127,18 +109,14 @@ class LearnerService:
         self._guide = guide
         self._lock = threading.Lock()
         self._joins = JoinLog()
-        self._actors = 0
+        self.actors_joined = 0
+        """Number of actors that ever joined."""
         self._is_finished = threading.Event()
 
     @property
     def table(self) -> str:
         """Name of the table that actors write to."""
         return self._task.table
-
-    @property
-    def actors_joined(self) -> int:
-        """Number of actors that ever joined."""
-        return self._actors
 
     def finish(self) -> None:
         """From now on, tell actors that the run is over."""
@@ -147,18 +125,17 @@ class LearnerService:
     def join(self, request: learner_pb2.JoinRequest) -> learner_pb2.JoinResponse:
         """Give the actor a number and the task."""
         with self._lock:
-            self._actors += 1
-            actor_id = self._actors
+            self.actors_joined += 1
+            actor_id = self.actors_joined
         self._joins.note(actor_id, request.name)
-        return Assignment(self._task, self.run_id, actor_id, self._seeds.actor(actor_id)).to_proto()
+        assignment = learner_pb2.JoinResponse(run_id=self.run_id, actor_id=actor_id, seed=self._seeds.actor(actor_id))
+        assignment.MergeFrom(self._task)
+        return assignment
 
     def report(self, request: learner_pb2.ReportRequest) -> learner_pb2.ReportResponse:
         """Record the report and answer with instructions."""
         self._check_run(request.run_id)
-        try:
-            self.reports.add(request, self._actors)
-        except InvalidReportError as error:
-            raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        self.reports.add(request, self.actors_joined)
         guidance = self._guide()
         return learner_pb2.ReportResponse(
             granted_steps=guidance.granted_steps,

@@ -37,11 +37,6 @@ class FiguresMeter:
     """Bias-corrected exponential means. Adding never waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start empty.
-
-        Args:
-            device: device of the figures.
-        """
         self._device = device
         self._steps = 0
         self._waiting: list[Tensor] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -67,16 +68,8 @@ class NetworkSpec:
         return network_kind(self.observation_shape, self.observation_dtype)
 
 
-@dataclass(frozen=True)
-class ImageLayout:
-    """Layout of an image observation.
-
-    Attributes:
-        channels: number of channels.
-        height: pixels.
-        width: pixels.
-        channels_last: whether the channel axis is the last one.
-    """
+class ImageLayout(NamedTuple):
+    """Layout of an image observation; height and width in pixels."""
 
     channels: int
     height: int

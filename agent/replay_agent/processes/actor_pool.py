@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class ActorsFailError(RuntimeError):
 
 @dataclass
 class _Slot:
-    """A slot in the pool and its process."""
+    """A place in the pool and its process."""
 
     number: int
     process: subprocess.Popen[str] | None = None
@@ -46,7 +46,6 @@ class ActorPool:
         learner: str,
         log_dir: Path,
         reconnect_timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the actors.
@@ -57,8 +56,7 @@ class ActorPool:
             learner: HOST:PORT of the learner's service.
             log_dir: directory for their logs.
             reconnect_timeout_s: seconds that they wait for an unreachable replay server.
-            clock: seconds that only go forward.
-            environment: their environment variables, including a token (default: those of this process).
+            environment: environment variables, including a token (default: those of this process).
         """
         self._arguments = [
             *("--server", server),
@@ -67,7 +65,6 @@ class ActorPool:
             "--exit-with-parent",
         ]
         self._log_dir = log_dir
-        self._clock = clock
         self._environment = environment
         self._slots = [_Slot(number) for number in range(count)]
         self.restarts = 0
@@ -89,7 +86,7 @@ class ActorPool:
         for slot in self._slots:
             if slot.process is not None and slot.process.poll() is not None:
                 self._note_death(slot, slot.process)
-            if slot.process is None and self._clock() >= slot.start_at:
+            if slot.process is None and time.monotonic() >= slot.start_at:
                 self.restarts += 1
                 self._start(slot)
 
@@ -103,7 +100,7 @@ class ActorPool:
             stop(process, STOP_TIMEOUT_S)
 
     def _start(self, slot: _Slot) -> None:
-        slot.started_at = self._clock()
+        slot.started_at = time.monotonic()
         slot.process = start_module(
             "replay_agent.commands.replay_actor",
             self._arguments,
@@ -113,7 +110,7 @@ class ActorPool:
         )
 
     def _note_death(self, slot: _Slot, process: subprocess.Popen[str]) -> None:
-        lived_s = self._clock() - slot.started_at
+        lived_s = time.monotonic() - slot.started_at
         # An actor killed by a signal did not fail to start.
         failed_to_start = process.returncode > 0 and lived_s < SHORT_LIFE_S
         slot.failed_starts = slot.failed_starts + 1 if failed_to_start else 0
@@ -125,7 +122,7 @@ class ActorPool:
                 f"an actor failed {slot.failed_starts} times within {SHORT_LIFE_S:.0f} s of its start; "
                 f"the end of {self._log_path(slot)}:\n{log_tail(self._log_path(slot))}"
             )
-        slot.start_at = self._clock() + (FIRST_BACKOFF_S * 2**slot.failed_starts if failed_to_start else 0.0)
+        slot.start_at = time.monotonic() + (FIRST_BACKOFF_S * 2**slot.failed_starts if failed_to_start else 0.0)
 
     def _log_path(self, slot: _Slot) -> Path:
         return self._log_dir / f"actor-{slot.number}.log"

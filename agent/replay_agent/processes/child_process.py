@@ -21,18 +21,11 @@ def start_module(
     environment: Mapping[str, str] | None = None,
     keep_open: Sequence[int] = (),
 ) -> subprocess.Popen[str]:
-    """Run ``python -m module`` with its log in a file.
+    """Run ``python -m module`` and append its standard error to a log.
 
     Its standard input is a pipe that closes when this process dies, however it dies. It runs in its own session, so
-    Ctrl-C in the terminal does not reach it.
-
-    Args:
-        module: to run.
-        arguments: its command line.
-        log_path: file that its standard error is appended to.
-        pipe_output: whether its standard output is a pipe; otherwise it goes to the log.
-        environment: its environment variables (default: those of this process).
-        keep_open: file descriptors to inherit.
+    Ctrl-C in the terminal does not reach it. Its standard output is a pipe, too, or goes to the log. It inherits the
+    file descriptors ``keep_open``.
     """
     with log_path.open("a") as log_file:
         return subprocess.Popen(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import queue
 import re
-import subprocess
-import threading
+import select
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +40,6 @@ class EmbeddedServer:
         *,
         data_dir: Path | None = None,
         keep_open: Sequence[int] = (),
-        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Start the server and wait until it is ready to serve.
 
@@ -50,8 +47,7 @@ class EmbeddedServer:
             log_path: file for its log.
             access: the required token.
             data_dir: directory of its tables; None: tables are in memory.
-            keep_open: file descriptors to inherit.
-            start_timeout_s: how long to wait, in seconds.
+            keep_open: file descriptors that it inherits.
 
         Raises:
             EmbeddedServerError: it did not become ready; the message ends with its log.
@@ -70,7 +66,7 @@ class EmbeddedServer:
             keep_open=keep_open,
         )
         try:
-            self.address = self._wait_for_address(start_timeout_s, already_logged)
+            self.address = self._wait_for_address(already_logged)
         except BaseException:
             self.close()
             raise
@@ -96,21 +92,21 @@ class EmbeddedServer:
         """Stop it."""
         stop(self._process, STOP_TIMEOUT_S)
 
-    def _wait_for_address(self, timeout_s: float, already_logged: int) -> str:
-        lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=_read_first_line, args=(self._process, lines), daemon=True).start()
-        deadline = time.monotonic() + timeout_s
+    def _wait_for_address(self, already_logged: int) -> str:
+        output = self._process.stdout
+        assert output is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
         with self._log_path.open(errors="replace") as server_log:
             server_log.seek(already_logged)
-            while True:
-                line = _next_within(LOOK_S, lines)
-                _pass_progress_on(server_log.readlines())
-                if line is not None:
-                    break
+            is_ready = False
+            while not is_ready:
                 if time.monotonic() > deadline:
                     raise EmbeddedServerError(
-                        f"the embedded replay server was not ready after {timeout_s:.0f} s; see {self._log_path}"
+                        f"the embedded replay server was not ready after {START_TIMEOUT_S:.0f} s; see {self._log_path}"
                     )
+                is_ready = bool(select.select([output], [], [], LOOK_S)[0])
+                _relay_progress(server_log.readlines())
+        line = output.readline().strip()
         if not line.startswith(READY_PREFIX):
             stop(self._process, STOP_TIMEOUT_S)
             raise EmbeddedServerError(
@@ -119,20 +115,8 @@ class EmbeddedServer:
         return line.removeprefix(READY_PREFIX)
 
 
-def _next_within(seconds: float, lines: queue.Queue[str]) -> str | None:
-    try:
-        return lines.get(timeout=seconds).strip()
-    except queue.Empty:
-        return None
-
-
-def _pass_progress_on(lines: Sequence[str]) -> None:
-    """Relay startup progress; the first start compiles kernels for several seconds."""
+def _relay_progress(lines: Sequence[str]) -> None:
+    """Log the server's startup progress; the first start compiles kernels for several seconds."""
     for line in lines:
         if found := _PROGRESS.search(line):
             log.info("replay server: %s", found[0])
-
-
-def _read_first_line(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
-    assert process.stdout is not None
-    lines.put(process.stdout.readline())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -13,22 +13,14 @@ log = logging.getLogger(__name__)
 STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class StopRequest:
+class StopRequest(threading.Event):
     """A request to stop. In a ``with`` block, signals set it."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        super().__init__()
         self._earlier: dict[signal.Signals, Any] = {}
         self.signal: signal.Signals | None = None
         """The signal that requested it, if any."""
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-        return self._event.is_set()
-
-    def set(self) -> None:
-        """Ask to stop."""
-        self._event.set()
 
     def __enter__(self) -> StopRequest:
         """Install handlers; does nothing outside the main thread, where Python forbids it."""
@@ -37,17 +29,14 @@ class StopRequest:
                 self._earlier[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the previous handlers."""
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
-        self._earlier.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._event.is_set():
+        if self.is_set():
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        self._event.set()
+        self.set()
         log.info("%s: stopping; repeat to abort", self.signal.name)

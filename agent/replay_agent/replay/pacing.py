@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class TableCount:
-    """Row counts of a table.
-
-    Attributes:
-        inserted: rows ever inserted.
-        size: rows in the table.
-    """
+class TableCount(NamedTuple):
+    """Row counts of a table: rows ever inserted, and rows that it has."""
 
     inserted: int
     size: int
@@ -85,13 +79,7 @@ class Pacer:
         self._credited_steps = self._updates = 0
 
     def catch_up(self, counted: TableCount, inserted: int, size: int) -> None:
-        """Count rows that the attached table received after an earlier run's last count.
-
-        Args:
-            counted: that run's `table_count`.
-            inserted: rows ever inserted into the table.
-            size: rows in the table.
-        """
+        """Count rows that the attached table received after ``counted``, the last `table_count` of an earlier run."""
         # This includes steps whose rows were incomplete or not sent, and so never reached the table.
         self.attach(min(counted.inserted, inserted), counted.size)
         self.observe_inserted(inserted)
@@ -107,12 +95,7 @@ class Pacer:
             return steps
 
     def attach(self, inserted: int, size: int) -> None:
-        """Use another table's count from now on, or refresh the current one.
-
-        Args:
-            inserted: rows ever inserted.
-            size: rows in the table.
-        """
+        """Use another table's row counts from now on, or refresh the current one's."""
         self._inserted_at_start = inserted
         self._size_at_start = size
         self._steps_before = self._env_steps

@@ -5,64 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from replay_client import ReplayClient, ReplayError, Table, TableExistsError
 
 from replay_agent.acting.environments import EnvironmentInfo
-from replay_agent.replay.links import DrawSettings, ReplayLink, link_factory
+from replay_agent.replay.links import LockstepLink, ReplayLink
 from replay_agent.replay.pacing import Pacer, TableCount
 from replay_agent.replay.rows import transition_columns
+from replay_agent.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
 # Pause before a retry if a new table disappears before its first use.
 RETRY_S = 0.2
-
-
-@dataclass(frozen=True)
-class TableSpec:
-    """The table to create.
-
-    Attributes:
-        name: unique on the server.
-        capacity: maximum number of rows.
-        backend: ``sum_tree``, ``rank`` or ``uniform``.
-        alpha: priority exponent; unused by the uniform backend.
-        seed: for the table's draws.
-    """
-
-    name: str
-    capacity: int
-    backend: str
-    alpha: float
-    seed: int
-
-    def make(self, client: ReplayClient, env: EnvironmentInfo) -> Table:
-        """Create the table, or open an existing one with the same config.
-
-        Raises:
-            TableExistsError: a table of this name has another config; the message says what to do.
-            ReplayError: another failure.
-        """
-        parameters = {} if self.backend == "uniform" else {"alpha": self.alpha}
-        try:
-            return client.create_table(
-                self.name,
-                columns=transition_columns(env),
-                capacity=self.capacity,
-                backend=self.backend,
-                seed=self.seed,
-                if_exists="open",
-                **parameters,
-            )
-        except TableExistsError as error:
-            error.add_note(
-                "Resume with the settings that it was made with, choose another --table, or remove this one: "
-                f"replay drop {self.name}"
-            )
-            raise
 
 
 class RunTable:
@@ -72,49 +29,56 @@ class RunTable:
         self,
         client: ReplayClient,
         env: EnvironmentInfo,
-        spec: TableSpec,
-        draws: DrawSettings,
+        settings: TrainSettings,
         pacer: Pacer,
         *,
-        lockstep: bool,
+        name: str,
+        seed: int,
+        timeout_s: float,
+        device: torch.device,
     ) -> None:
         """Connect lazily: `link` creates the table.
 
         Args:
             client: of the replay server.
             env: determines the columns.
-            spec: the table to create.
-            draws: how batches are drawn.
+            settings: determine the table, and how batches are drawn.
             pacer: receives the row counts of each table.
-            lockstep: whether to wait for each call.
+            name: of the table; unique on the server.
+            seed: for the table's draws.
+            timeout_s: seconds to wait for rows, and for an unreachable server.
+            device: of the batches.
         """
-        self.spec = spec
+        self.name = name
         self._client = client
         self._env = env
-        self._draws = draws
+        self._settings = settings
         self._pacer = pacer
-        self._lockstep = lockstep
+        self._seed = seed
+        self._timeout_s = timeout_s
+        self._device = device
         self._link: ReplayLink | None = None
 
     def link(self) -> ReplayLink:
         """Link to the table; creates or opens it first if needed.
 
         Raises:
-            TableExistsError: a table of this name has another config.
+            TableExistsError: a table of this name has another config; the message says what to do.
             ReplayError: one of `TABLE_LOST` or another failure.
         """
         if self._link is None:
-            table = self.spec.make(self._client, self._env)
+            table = self._create_or_open()
             description = table.describe()
             if description.size:
                 log.info("table %s has %d rows already", table.name, description.size)
             self._pacer.attach(description.inserted, description.size)
-            self._link = link_factory(lockstep=self._lockstep)(table, self._draws)
+            kind = LockstepLink if self._settings.lockstep else ReplayLink
+            self._link = kind(table, self._settings, self._timeout_s, self._device)
         return self._link
 
     def to_json(self) -> dict[str, Any]:
         """The table's identity and row counts, as JSON values."""
-        return {"uid": self._uid, **asdict(self._pacer.table_count)}
+        return {"uid": self._uid, **self._pacer.table_count._asdict()}
 
     def find_again(self, saved: Mapping[str, Any], *, is_shared: bool) -> bool:
         """Resume with the table of an earlier start, if it still exists.
@@ -161,7 +125,7 @@ class RunTable:
             The checkpoint's name, or None (and a log line) if it failed.
         """
         try:
-            made = self._client.checkpoint([self.spec.name], series=self.spec.name, keep=keep, timeout_s=timeout_s)
+            made = self._client.checkpoint([self.name], series=self.name, keep=keep, timeout_s=timeout_s)
         except ReplayError as error:
             log.warning("the server wrote no checkpoint of the table: %s", error)
             return None
@@ -183,6 +147,26 @@ class RunTable:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+    def _create_or_open(self) -> Table:
+        settings = self._settings
+        parameters = {} if settings.backend == "uniform" else {"alpha": settings.alpha}
+        try:
+            return self._client.create_table(
+                self.name,
+                columns=transition_columns(self._env),
+                capacity=settings.capacity,
+                backend=settings.backend,
+                seed=self._seed,
+                if_exists="open",
+                **parameters,
+            )
+        except TableExistsError as error:
+            error.add_note(
+                "Resume with the settings that it was made with, choose another --table, or remove this one: "
+                f"replay drop {self.name}"
+            )
+            raise
 
     @property
     def _uid(self) -> str | None:

@@ -18,14 +18,7 @@ EPISODE_COLOR, MEAN_COLOR, VALIDATION_COLOR = "#9ecae1", "#3182bd", "#e6550d"
 
 
 def draw_curve(history: History, path: Path, title: str, solved_return: float | None = None) -> None:
-    """Write the learning curve as a PNG file.
-
-    Args:
-        history: its points.
-        path: the file.
-        title: description of the run.
-        solved_return: mean return at which training ends, plotted as a line.
-    """
+    """Write the learning curve as a PNG file; ``solved_return`` is plotted as a line."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()

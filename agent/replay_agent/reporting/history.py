@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +23,11 @@ class History:
     episode_returns: list[float] = field(default_factory=list)
     validation_steps: list[int] = field(default_factory=list)
     validation_means: list[float] = field(default_factory=list)
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
 
     def add_episode(self, step: int, episode_return: float) -> None:
         """Record a training episode."""
         self.episode_steps.append(step)
         self.episode_returns.append(episode_return)
-        self._recent.append(episode_return)
 
     def add_validation(self, step: int, mean: float) -> None:
         """Record a validation."""
@@ -41,25 +37,9 @@ class History:
     @property
     def recent_return(self) -> float | None:
         """Mean return of recent training episodes; None before the first."""
-        return sum(self._recent) / len(self._recent) if self._recent else None
+        recent = self.episode_returns[-RECENT_EPISODES:]
+        return sum(recent) / len(recent) if recent else None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain lists."""
-        return {
-            "episode_steps": self.episode_steps,
-            "episode_returns": self.episode_returns,
-            "validation_steps": self.validation_steps,
-            "validation_means": self.validation_means,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> History:
-        """Restore from `to_json`."""
-        history = cls(
-            episode_steps=list(values["episode_steps"]),
-            episode_returns=list(values["episode_returns"]),
-            validation_steps=list(values["validation_steps"]),
-            validation_means=list(values["validation_means"]),
-        )
-        history._recent.extend(history.episode_returns[-RECENT_EPISODES:])
-        return history
+        """Keyword arguments of an equal history, as JSON values."""
+        return dict(vars(self))

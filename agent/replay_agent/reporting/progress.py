@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,22 +25,14 @@ FIGURES = (
 )
 
 
-class ProgressView(Protocol):
-    """Something that shows a run."""
+class ProgressView(AbstractContextManager["ProgressView"]):
+    """Shows nothing; subclasses show the status of a run."""
 
     def show(self, status: Status) -> None:
         """Show the status; called several times per second."""
-        ...
-
-
-class NoProgress(AbstractContextManager["NoProgress"]):
-    """Shows nothing."""
-
-    def show(self, status: Status) -> None:
-        """Ignored."""
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
+        """Stop showing it."""
 
 
 class _BarAboveFigures(Progress):
@@ -52,11 +44,10 @@ class _BarAboveFigures(Progress):
             yield Text.from_markup(FIGURES.format(**task.fields), overflow="fold")
 
 
-class ProgressBar(NoProgress):
+class ProgressBar(ProgressView):
     """A bar in a terminal."""
 
     def __init__(self, console: Console, title: str, total_steps: int) -> None:
-        """Show ``title`` and count up to ``total_steps``."""
         self._progress = _BarAboveFigures(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=16),
@@ -69,8 +60,7 @@ class ProgressBar(NoProgress):
 
     def show(self, status: Status) -> None:
         """Update the bar."""
-        fields: dict[str, Any] = {**_fields(status)}
-        self._progress.update(self._task, completed=status.env_steps, **fields)
+        self._progress.update(self._task, completed=status.env_steps, **_fields(status))
 
     def __enter__(self) -> ProgressBar:
         """Show the bar."""
@@ -82,13 +72,12 @@ class ProgressBar(NoProgress):
         self._progress.stop()
 
 
-class ProgressLines(NoProgress):
+class ProgressLines(ProgressView):
     """Periodic log lines."""
 
     def __init__(
         self, title: str, total_steps: int, interval_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Log every ``interval_s`` seconds."""
         self._title = title
         self._total_steps = total_steps
         self._interval_s = interval_s
@@ -109,16 +98,16 @@ class ProgressLines(NoProgress):
         )
 
 
-def make_progress(console: Console, title: str, total_steps: int, *, shown: bool) -> NoProgress:
+def make_progress(console: Console, title: str, total_steps: int, *, shown: bool) -> ProgressView:
     """The view that suits the console."""
     if not shown:
-        return NoProgress()
+        return ProgressView()
     if console.is_terminal:
         return ProgressBar(console, title, total_steps)
     return ProgressLines(title, total_steps, LINE_INTERVAL_S)
 
 
-def _fields(status: Status) -> dict[str, str]:
+def _fields(status: Status) -> dict[str, Any]:
     return {
         "recent": _number(status.recent_return, ".1f"),
         "best": _number(status.best_mean, ".1f"),

@@ -14,15 +14,7 @@ from replay_agent.acting.evaluation import EvaluationResult
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """Returns of the final greedy episodes.
-
-    Attributes:
-        episodes: number of episodes.
-        mean: mean return.
-        std: standard deviation of the return.
-        lowest: lowest return.
-        highest: highest return.
-    """
+    """Returns of the final greedy episodes: their number, mean, standard deviation and extremes."""
 
     episodes: int
     mean: float

@@ -11,9 +11,8 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -32,22 +31,17 @@ PARTIAL_SUFFIX = ".partial"
 # Kept for diagnosis; it no longer counts as a checkpoint.
 UNUSABLE_SUFFIX = ".unusable"
 STATE_FILE = "state.json"
-ONLINE_FILE, TARGET_FILE = "online.safetensors", "target.safetensors"
-OPTIMIZER_FILE, RANDOM_FILE, BEST_FILE = "optimizer.safetensors", "random.safetensors", "best.safetensors"
+TENSOR_SUFFIX = ".safetensors"
+PARTS = frozenset({"online", "target", "optimizer", "random"})
+"""Files of tensors that every checkpoint has; there may be ``best``, too."""
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be read, or does not fit the run."""
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """Contents of a checkpoint besides the learner's state.
-
-    Attributes:
-        state: JSON values passed to `save_checkpoint`.
-        best_weights: tensors of the best network so far, if there was one.
-    """
+class Checkpoint(NamedTuple):
+    """What `save_checkpoint` was given besides the learner."""
 
     state: dict[str, Any]
     best_weights: dict[str, Tensor] | None
@@ -79,12 +73,17 @@ def save_checkpoint(
     partial = final.with_suffix(PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file(_on_cpu(learner.online.state_dict()), partial / ONLINE_FILE)
-    save_file(_on_cpu(learner.target.state_dict()), partial / TARGET_FILE)
-    save_file(_optimizer_tensors(learner.optimizer), partial / OPTIMIZER_FILE)
-    save_file(_random_state(), partial / RANDOM_FILE)
+    parts = {
+        "online": learner.online.state_dict(),
+        "target": learner.target.state_dict(),
+        "optimizer": _optimizer_tensors(learner.optimizer),
+        "random": _random_state(),
+    }
     if best_weights is not None:
-        save_file(dict(best_weights), partial / BEST_FILE)
+        parts["best"] = dict(best_weights)
+    for name, tensors in parts.items():
+        on_cpu = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        save_file(on_cpu, (partial / name).with_suffix(TENSOR_SUFFIX))
     document = {"format": FORMAT_VERSION, "updates": learner.updates, "run": dict(state)}
     (partial / STATE_FILE).write_text(json.dumps(document, allow_nan=False))
     shutil.rmtree(final, ignore_errors=True)
@@ -114,15 +113,15 @@ def load_latest(directory: Path, learner: DoubleDQN) -> Checkpoint:
     unusable: dict[Path, str] = {}
     for path in reversed(found):
         try:
-            content = _read(path)
+            document, tensors = _read(path)
         except _UnusableError as error:
             unusable[path] = str(error)
             continue
-        checkpoint = _apply(content, path, learner)
+        _apply(document["updates"], tensors, path, learner)
         for other, reason in unusable.items():
             log.warning("%s is unusable (%s): it is set aside, loading %s", other, reason, path.name)
             other.rename(other.with_suffix(UNUSABLE_SUFFIX))
-        return checkpoint
+        return Checkpoint(document["run"], tensors.get("best"))
     reasons = "; ".join(f"{path.name}: {reason}" for path, reason in unusable.items())
     raise CheckpointError(f"no checkpoint in {directory} is usable, start the run again: {reasons}")
 
@@ -131,57 +130,40 @@ class _UnusableError(Exception):
     """A checkpoint is corrupt, or holds numbers that are not finite."""
 
 
-@dataclass(frozen=True)
-class _Content:
-    """All files of a checkpoint."""
-
-    document: dict[str, Any]
-    tensors: dict[str, dict[str, Tensor]]
-
-
-def _read(path: Path) -> _Content:
-    """Read a checkpoint whole before anything of it is used."""
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """Read a checkpoint whole, before anything of it is used: its document, and tensors by part."""
     try:
         document = json.loads((path / STATE_FILE).read_text())
-        version = document["format"]
-        files = [ONLINE_FILE, TARGET_FILE, OPTIMIZER_FILE, RANDOM_FILE]
-        if (path / BEST_FILE).is_file():
-            files.append(BEST_FILE)
-        tensors = {name: load_file(path / name) for name in files} if version == FORMAT_VERSION else {}
+        if document["format"] != FORMAT_VERSION:
+            raise CheckpointError(f"{path} has format {document['format']}, expected {FORMAT_VERSION}")
+        names = PARTS | {file.stem for file in path.glob(f"*{TENSOR_SUFFIX}")}
+        tensors = {name: load_file((path / name).with_suffix(TENSOR_SUFFIX)) for name in sorted(names)}
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise _UnusableError(f"damaged: {type(error).__name__}: {error}") from error
-    if version != FORMAT_VERSION:
-        raise CheckpointError(f"{path} has format {version}, expected {FORMAT_VERSION}")
-    wrong = [name for name, content in tensors.items() if not all_finite(content.values())]
+    wrong = [name + TENSOR_SUFFIX for name, part in tensors.items() if not all_finite(part.values())]
     if wrong:
         raise _UnusableError(f"not finite: {', '.join(wrong)}")
-    return _Content(document, tensors)
+    return document, tensors
 
 
-def _apply(content: _Content, path: Path, learner: DoubleDQN) -> Checkpoint:
-    document, tensors = content.document, content.tensors
+def _apply(updates: int, tensors: Mapping[str, Mapping[str, Tensor]], path: Path, learner: DoubleDQN) -> None:
     try:
-        learner.online.load_state_dict(tensors[ONLINE_FILE])
-        learner.target.load_state_dict(tensors[TARGET_FILE])
+        learner.online.load_state_dict(tensors["online"])
+        learner.target.load_state_dict(tensors["target"])
     except RuntimeError as error:
         raise CheckpointError(
             f"{path} contains a different network from the settings; resume with the same "
             f"--env, --hidden-sizes and --dueling: {error}"
         ) from error
-    _restore_optimizer(learner.optimizer, tensors[OPTIMIZER_FILE])
-    learner.updates = document["updates"]
-    _restore_random_state(tensors[RANDOM_FILE])
-    return Checkpoint(document["run"], tensors.get(BEST_FILE))
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    _restore_optimizer(learner.optimizer, tensors["optimizer"])
+    learner.updates = updates
+    _restore_random_state(tensors["random"])
 
 
 def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     """What the optimizer remembers, by ``parameter.name``."""
     return {
-        f"{index}.{name}": value.detach().cpu().contiguous()
+        f"{index}.{name}": value
         for index, values in optimizer.state_dict()["state"].items()
         for name, value in values.items()
     }

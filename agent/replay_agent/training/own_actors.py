@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import grpc
 from replay_client.security import TLS_PREFIX, TOKEN_VARIABLE, Tls, open_channel
@@ -20,41 +20,27 @@ CONNECT_TIMEOUT_S = 10.0
 _LEARNER_CA = f"{LEARNER_TLS_PREFIX}_CA"
 
 
-@dataclass(frozen=True)
-class OwnActors:
-    """Configuration of the actors that a run starts.
+def check_learner(learner: str, environment: Mapping[str, str]) -> None:
+    """Check that actors with these environment variables can connect to the learner; they would retry forever.
 
-    Attributes:
-        server: HOST:PORT of the replay server.
-        learner: HOST:PORT of the learner's service.
-        environment: their environment variables, including tokens.
+    Raises:
+        ActorsFailError: the TLS connection failed; the message says what to set.
+        InvalidArgumentError: a certificate file cannot be read.
     """
-
-    server: str
-    learner: str
-    environment: Mapping[str, str]
-
-    def check_learner(self) -> None:
-        """Check that actors can connect to the learner; they would retry forever.
-
-        Raises:
-            ActorsFailError: the TLS connection failed; the message says what to set.
-            InvalidArgumentError: a certificate file cannot be read.
-        """
-        tls = Tls.from_environment(LEARNER_TLS_PREFIX, self.environment)
-        if tls is None:
-            return
-        with open_channel(self.learner, tls, ()) as channel:
-            try:
-                grpc.channel_ready_future(channel).result(CONNECT_TIMEOUT_S)
-            except grpc.FutureTimeoutError:
-                raise ActorsFailError(
-                    f"actors of this machine cannot connect to the learner at {self.learner} by TLS: expected "
-                    f"{_LEARNER_CA} to name the authority of --learner-tls-cert; {LEARNER_TLS_PREFIX}_SERVER_NAME a "
-                    f"name in this certificate, if it does not have {self.learner.rpartition(':')[0]}; and, with "
-                    f"--learner-tls-client-ca, {LEARNER_TLS_PREFIX}_CERT and {LEARNER_TLS_PREFIX}_KEY a certificate "
-                    "that this authority signed"
-                ) from None
+    tls = Tls.from_environment(LEARNER_TLS_PREFIX, environment)
+    if tls is None:
+        return
+    with open_channel(learner, tls, ()) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(CONNECT_TIMEOUT_S)
+        except grpc.FutureTimeoutError:
+            raise ActorsFailError(
+                f"actors of this machine cannot connect to the learner at {learner} by TLS: expected "
+                f"{_LEARNER_CA} to name the authority of --learner-tls-cert; {LEARNER_TLS_PREFIX}_SERVER_NAME a "
+                f"name in this certificate, if it does not have {learner.rpartition(':')[0]}; and, with "
+                f"--learner-tls-client-ca, {LEARNER_TLS_PREFIX}_CERT and {LEARNER_TLS_PREFIX}_KEY a certificate "
+                "that this authority signed"
+            ) from None
 
 
 def declared_access(settings: TrainSettings) -> LearnerAccess:

@@ -27,14 +27,14 @@ from replay_agent.processes.signals import StopRequest
 from replay_agent.replay.links import TABLE_LOST
 from replay_agent.reporting.curve import draw_curve
 from replay_agent.reporting.progress import ProgressView, make_progress
-from replay_agent.reporting.tensorboard import MetricsLog, NoLog, TensorBoardLog
+from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.reporting.training_report import EvaluationSummary, TrainingReport
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.checkpoint import CheckpointError
 from replay_agent.training.devices import choose_device, limit_threads
 from replay_agent.training.own_actors import (
-    OwnActors,
     actor_environment,
+    check_learner,
     declared_access,
     learner_access,
     needs_own_access,
@@ -65,12 +65,7 @@ FAILURES = (
 
 
 def train(settings: TrainSettings, stop: StopRequest, console: Console) -> TrainingReport:
-    """Train, from a new or resumed run to its report.
-
-    Args:
-        settings: of the run.
-        stop: requests a stop.
-        console: shows progress.
+    """Train, from a new or resumed run to its report; ``console`` shows progress.
 
     Raises:
         ExposedError: actors on other machines could join without protection.
@@ -98,7 +93,12 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         lock = stack.enter_context(run.locked())
         run.begin(settings)
         own = stack.enter_context(own_access(run.access)) if needs_own_access(settings) else None
-        embedded = _embedded_server(run, own, lock, stack) if own and not settings.server else None
+        embedded = None
+        if own and not settings.server:
+            log.info("starting a replay server")
+            # It keeps its tables in the run's directory for resuming.
+            embedded = EmbeddedServer(run.logs / "server.log", own, data_dir=run.replay, keep_open=[lock])
+            stack.callback(embedded.close)
         address = settings.server or (embedded.address if embedded else "")
         client = stack.enter_context(
             ReplayClient(
@@ -109,7 +109,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
                 wait_for_server_s=settings.reconnect_timeout_s,
             )
         )
-        metrics: MetricsLog = TensorBoardLog(run.tensorboard) if settings.tensorboard else NoLog()
+        metrics = MetricsLog(run.tensorboard if settings.tensorboard else None)
         stack.callback(metrics.close)
         timeout_s = EMBEDDED_TIMEOUT_S if embedded else settings.reconnect_timeout_s
         with _explained_by(embedded):
@@ -124,25 +124,26 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
             log.info("replay server at %s, learner at %s, run in %s", address, learner_server.address, run.path)
             if own and embedded:
                 log.info("to inspect the replay server: %s", own.command(address))
-            actors = OwnActors(address, learner_server.local_address, actor_environment(settings, own, os.environ))
-            ending = _train(settings, trainer, run, actors, console)
+            learner = learner_server.local_address
+            pool = _start_actors(settings, run, own, address, learner) if settings.actors else None
+            ending = _train(settings, trainer, run, pool, console)
             return _conclude(settings, trainer, run, ending)
 
 
-def _train(settings: TrainSettings, trainer: Trainer, run: RunDirectory, actors: OwnActors, console: Console) -> Ending:
+def _start_actors(
+    settings: TrainSettings, run: RunDirectory, own: OwnAccess | None, server: str, learner: str
+) -> ActorPool:
+    environment = actor_environment(settings, own, os.environ)
+    check_learner(learner, environment)
+    return ActorPool(settings.actors, server, learner, run.logs, settings.reconnect_timeout_s, environment)
+
+
+def _train(
+    settings: TrainSettings, trainer: Trainer, run: RunDirectory, pool: ActorPool | None, console: Console
+) -> Ending:
     """Train with actors and progress bar; always save a checkpoint, unless training diverged."""
     with ExitStack() as stack:
-        pool = None
-        if settings.actors:
-            actors.check_learner()
-            pool = ActorPool(
-                settings.actors,
-                actors.server,
-                actors.learner,
-                run.logs,
-                settings.reconnect_timeout_s,
-                environment=actors.environment,
-            )
+        if pool is not None:
             stack.callback(pool.close)
         progress = stack.enter_context(make_progress(console, settings.env, settings.steps, shown=settings.progress))
         try:
@@ -216,14 +217,6 @@ def _evaluation(settings: TrainSettings, trainer: Trainer) -> EvaluationSummary 
         return EvaluationSummary.of(trainer.evaluate_best())
     except EvaluationStoppedError:
         return None
-
-
-def _embedded_server(run: RunDirectory, own: OwnAccess, lock: int, stack: ExitStack) -> EmbeddedServer:
-    """A server that keeps its tables in the run's directory for resuming."""
-    log.info("starting a replay server")
-    server = EmbeddedServer(run.logs / "server.log", own, data_dir=run.replay, keep_open=[lock])
-    stack.callback(server.close)
-    return server
 
 
 @contextmanager

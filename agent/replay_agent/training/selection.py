@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from replay_agent.acting.evaluation import EvaluationResult
@@ -94,7 +93,9 @@ class NetworkSelector:
             self.best_weights = copy_weights(network)
             self._best_network = None
             self._best_sum, self._best_episodes = 0.0, 0
-        self._note_best(returns if is_best else best_returns)
+        played = returns if is_best else best_returns
+        self._best_sum += float(played.sum())
+        self._best_episodes += len(played)
         is_solved = is_whole and self._solved_return is not None and mean >= self._solved_return
         return Validation(mean, len(returns), is_best=is_best, is_solved=is_solved)
 
@@ -103,12 +104,7 @@ class NetworkSelector:
         return {"validations": self._validations, "best_sum": self._best_sum, "best_episodes": self._best_episodes}
 
     def restore(self, values: Mapping[str, Any], best_weights: dict[str, Tensor] | None) -> None:
-        """Restore the state.
-
-        Args:
-            values: from `to_json`.
-            best_weights: `best_weights` at that time.
-        """
+        """Restore what `to_json` returned, and `best_weights` at that time."""
         self._validations = values["validations"]
         self._best_sum, self._best_episodes = values["best_sum"], values["best_episodes"]
         self.best_weights, self._best_network = best_weights, None
@@ -119,10 +115,6 @@ class NetworkSelector:
             self._best_network = copy.deepcopy(like)
             self._best_network.load_state_dict(self.best_weights)
         return self._best_network
-
-    def _note_best(self, returns: NDArray[np.float64]) -> None:
-        self._best_sum += float(returns.sum())
-        self._best_episodes += len(returns)
 
 
 def copy_weights(network: QNetwork) -> dict[str, Tensor]:

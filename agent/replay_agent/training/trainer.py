@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from enum import StrEnum
 
 import torch
@@ -15,7 +16,7 @@ from replay_agent.acting.actor import Actor, FinishedEpisode
 from replay_agent.acting.environments import EnvironmentInfo, make_environment
 from replay_agent.acting.evaluation import EvaluationResult, EvaluationStoppedError, evaluate
 from replay_agent.acting.seeds import ActorSeeds, RunSeeds
-from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.assignment import make_task
 from replay_agent.distributed.episode_reports import MAX_QUEUED
 from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
 from replay_agent.dqn.divergence import require_finite, require_finite_figures, require_return
@@ -24,10 +25,10 @@ from replay_agent.dqn.networks import NetworkKind, NetworkSpec, QNetwork, defaul
 from replay_agent.dqn.schedules import LinearSchedule
 from replay_agent.processes.actor_pool import ActorPool
 from replay_agent.processes.signals import StopRequest
-from replay_agent.replay.links import TABLE_LOST, DrawSettings, ReplayLink
+from replay_agent.replay.links import TABLE_LOST, ReplayLink
 from replay_agent.replay.pacing import Pacer
 from replay_agent.replay.rows import transition_batch
-from replay_agent.replay.run_table import RunTable, TableSpec
+from replay_agent.replay.run_table import RunTable
 from replay_agent.reporting.history import History
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.reporting.status import RateMeter, Status
@@ -88,17 +89,7 @@ class Trainer:
         device: torch.device,
         reconnect_timeout_s: float,
     ) -> None:
-        """Build the networks and create the table.
-
-        Args:
-            settings: of the run.
-            run: its directory.
-            env: the environment.
-            client: of the replay server.
-            stop: requests a stop.
-            metrics: receives metrics.
-            device: of the networks.
-            reconnect_timeout_s: seconds to wait for an unreachable server.
+        """Build the networks and create the table; wait ``reconnect_timeout_s`` seconds for an unreachable server.
 
         Raises:
             TableExistsError: a table of this name has another config.
@@ -127,14 +118,16 @@ class Trainer:
         self.table = RunTable(
             client,
             env,
-            _table_spec(settings, run, self._seeds),
-            _draw_settings(settings, reconnect_timeout_s, device),
+            settings,
             self.pacer,
-            lockstep=settings.lockstep,
+            name=settings.table or run.name,
+            seed=self._seeds.draws,
+            timeout_s=reconnect_timeout_s,
+            device=device,
         )
         self.table.link()
         self._weights = PublishedWeights(self.learner.weights())
-        task = Task(env.env_id, self.table.spec.name, settings.n_step, settings.gamma, spec)
+        task = make_task(env.env_id, self.table.name, settings.n_step, settings.gamma, spec)
         self.service = LearnerService(task, self._seeds, self._weights, self._guide)
         self._shown = _Shown()
         self._due = _Due(settings)
@@ -151,7 +144,7 @@ class Trainer:
         # A table named by --table may have received rows from others.
         if not self.table.find_again(state["table"], is_shared=self._settings.table is not None):
             log.warning("the run's table is gone: learning resumes at %d rows", self._settings.learning_starts)
-        self.history = History.from_json(state["history"])
+        self.history = History(**state["history"])
         self.selector.restore(state["selection"], checkpoint.best_weights)
         self.training_s = state["training_s"]
         self._next_validation = state["next_validation"]
@@ -161,11 +154,7 @@ class Trainer:
             log.info("the table at that step: replay-server --restore .../%s", state["replay_checkpoint"])
 
     def train(self, progress: ProgressView, pool: ActorPool | None) -> Ending:
-        """Train until the environment is solved, all steps are taken, or a stop is requested.
-
-        Args:
-            progress: shows the status.
-            pool: actor processes to supervise.
+        """Train until the environment is solved, all steps are taken, or a stop is requested; supervise ``pool``.
 
         Raises:
             DivergedError: a number of the learner, or a return, is not finite.
@@ -180,8 +169,9 @@ class Trainer:
                 self._turn(progress, pool)
                 self.training_s = before_s + time.monotonic() - start
             self._take_reports(MAX_QUEUED)
-            if ending is Ending.STEPS_DONE:
-                self._validate_last()
+            judged_at = self.history.validation_steps[-1:]
+            if ending is Ending.STEPS_DONE and self.learner.updates and judged_at != [self.pacer.env_steps]:
+                self._validate()  # the last network
         except EvaluationStoppedError:
             ending = Ending.STOPPED
         self.training_s = before_s + time.monotonic() - start
@@ -211,14 +201,8 @@ class Trainer:
             "training_s": self.training_s,
             "next_validation": self._next_validation,
         }
-        save_checkpoint(
-            self._run.checkpoints,
-            self.pacer.env_steps,
-            self.learner,
-            state,
-            self.selector.best_weights,
-            keep,
-        )
+        best = self.selector.best_weights
+        save_checkpoint(self._run.checkpoints, self.pacer.env_steps, self.learner, state, best, keep)
 
     def evaluate_best(self) -> EvaluationResult:
         """Evaluate the best network, or the current one if none was validated, greedily on new seeds.
@@ -230,8 +214,7 @@ class Trainer:
         network = self.learner.online
         if self.selector.best_weights is not None:
             network.load_state_dict(self.selector.best_weights)
-        count = self._settings.evaluation_episodes
-        return self._evaluate(network, self._seeds.evaluation(count))
+        return self._evaluate(network, self._seeds.evaluation(self._settings.evaluation_episodes))
 
     def close(self) -> None:
         """Tell actors that the run is over, flush the table, and close the environment."""
@@ -291,13 +274,13 @@ class Trainer:
 
     def _act(self, actor: Actor, link: ReplayLink) -> None:
         """Take one environment step and insert the transitions that it completes."""
-        step = actor.step(self._epsilon(self.pacer.env_steps))
+        transitions, episode = actor.step(self._epsilon(self.pacer.env_steps))
         self.pacer.count_own_step()
-        for transition in step.transitions:
+        for transition in transitions:
             link.append(transition)
-        if step.episode is not None:
+        if episode is not None:
             link.end_episode()
-            self._note_episode(step.episode)
+            self._note_episode(episode)
 
     def _learn(self, link: ReplayLink) -> None:
         """Take one gradient step and write the new priorities back, without waiting for the device."""
@@ -360,7 +343,6 @@ class Trainer:
             pool.supervise()
 
     def _validate(self) -> None:
-        """Validate the current network."""
         require_finite(self.learner)
         step = self.pacer.env_steps
         found = self.selector.validate(self.learner.online)
@@ -368,12 +350,6 @@ class Trainer:
         self._metrics.validation(step, found.mean)
         self._is_solved = found.is_solved
         self._next_validation = step + self._settings.validate_interval
-
-    def _validate_last(self) -> None:
-        """Validate the last network, unless it just was."""
-        judged = self.history.validation_steps
-        if self.learner.updates and (not judged or judged[-1] < self.pacer.env_steps):
-            self._validate()
 
     def _evaluate(self, network: QNetwork, seeds: Sequence[int]) -> EvaluationResult:
         result = evaluate(
@@ -438,33 +414,4 @@ class _Shown:
 
 
 def _learner_config(settings: TrainSettings) -> DoubleDQNConfig:
-    return DoubleDQNConfig(
-        learning_rate=settings.learning_rate,
-        adam_epsilon=settings.adam_epsilon,
-        max_grad_norm=settings.max_grad_norm,
-        huber_delta=settings.huber_delta,
-        double=settings.double,
-        target_interval=settings.target_interval,
-        target_tau=settings.target_tau,
-    )
-
-
-def _table_spec(settings: TrainSettings, run: RunDirectory, seeds: RunSeeds) -> TableSpec:
-    return TableSpec(
-        name=settings.table or run.name,
-        capacity=settings.capacity,
-        backend=settings.backend,
-        alpha=settings.alpha,
-        seed=seeds.draws,
-    )
-
-
-def _draw_settings(settings: TrainSettings, timeout_s: float, device: torch.device) -> DrawSettings:
-    return DrawSettings(
-        batch_size=settings.batch_size,
-        weight_norm=settings.weight_norm,
-        draw_mode=settings.draw_mode,
-        prefetch=settings.prefetch,
-        timeout_s=timeout_s,
-        device=device,
-    )
+    return DoubleDQNConfig(**{field.name: getattr(settings, field.name) for field in fields(DoubleDQNConfig)})

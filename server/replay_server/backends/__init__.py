@@ -12,12 +12,12 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_server.backends.index import DEAD_PRIORITY, Drawn, LiveRows, PriorityIndex
 from replay_server.backends.rank import RankIndex, RankParameters
 from replay_server.backends.sum_tree import SumTree, SumTreeParameters
 from replay_server.backends.uniform import UniformIndex, UniformParameters
+from replay_server.kernels.compile import Floats
 
 __all__ = [
     "BACKENDS",
@@ -47,7 +47,7 @@ def index_bytes(name: str, slots: int) -> int:
     return math.ceil(BACKENDS[name].most_bytes_per_slot * slots) + SMALL_INDEX_BYTES
 
 
-def make_index(name: str, given: Mapping[str, float], priorities: NDArray[np.float64]) -> PriorityIndex:
+def make_index(name: str, given: Mapping[str, float], priorities: Floats) -> PriorityIndex:
     """Create an empty index; call its `PriorityIndex.rebuild` first.
 
     Args:

@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from replay_server.kernels.compile import Floats, Integers
 
 DEAD_PRIORITY = -1.0
 """Marks slots without a live row in the priority array (real priorities are never negative)."""
@@ -34,7 +35,7 @@ class LiveRows(NamedTuple):
     """Size of the ring: key ``k`` is in slot ``k % slots``."""
 
 
-def live_slots(live: LiveRows) -> NDArray[np.int64]:
+def live_slots(live: LiveRows) -> Integers:
     """Return int64[size]: the slots of the live rows, oldest first."""
     return np.arange(live.oldest, live.oldest + live.size, dtype=np.int64) % live.slots
 
@@ -42,9 +43,9 @@ def live_slots(live: LiveRows) -> NDArray[np.int64]:
 class Drawn(NamedTuple):
     """Rows drawn by a backend, in the order of the fractions."""
 
-    keys: NDArray[np.int64]
+    keys: Integers
     """int64[batch]: keys of live rows, possibly repeated (draws are with replacement)."""
-    probabilities: NDArray[np.float64]
+    probabilities: Floats
     """float64[batch]: mass over total mass of each row, at the time of the draw."""
 
 
@@ -67,7 +68,7 @@ class PriorityIndex(ABC):
     priority_limit: float = math.inf
     """Largest priority that this index supports; ``inf``: any finite one."""
 
-    def __init__(self, parameters: Any, priorities: NDArray[np.float64]) -> None:
+    def __init__(self, parameters: Any, priorities: Floats) -> None:
         """Create an empty index; call `rebuild` first.
 
         Args:
@@ -93,7 +94,7 @@ class PriorityIndex(ABC):
         """Smallest priority of a live row; 0.0 when there is none."""
 
     @abstractmethod
-    def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+    def write(self, keys: Integers, priorities: Floats) -> None:
         """Set the priorities of new or existing rows.
 
         Args:
@@ -101,7 +102,7 @@ class PriorityIndex(ABC):
             priorities: float64[n]; `DEAD_PRIORITY` removes a row.
         """
 
-    def clear(self, keys: NDArray[np.int64]) -> None:
+    def clear(self, keys: Integers) -> None:
         """Remove rows that are no longer live. keys: int64[n], distinct, written and not yet cleared."""
         self.write(keys, np.full(len(keys), DEAD_PRIORITY))
 
@@ -121,7 +122,7 @@ class PriorityIndex(ABC):
         """Compute everything from the priority array."""
 
     @abstractmethod
-    def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
+    def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
         """Map points of the total mass, given as fractions, to rows.
 
         Args:
@@ -134,7 +135,7 @@ class PriorityIndex(ABC):
         """
 
     @abstractmethod
-    def masses(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    def masses(self, priorities: Floats, ranks: Integers) -> Floats:
         """Return the masses, float64[n], of hypothetical rows with these priorities and ranks.
 
         Args:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_server.backends.index import DEAD_PRIORITY, LEAST_PROBABILITY, Drawn, LiveRows, PriorityIndex, live_slots
 from replay_server.backends.parameters import require_not_negative
@@ -22,7 +21,7 @@ from replay_server.backends.structures.power_sums import (
     power_sums,
     rank_mass,
 )
-from replay_server.kernels.compile import as_kernel_input, kernel
+from replay_server.kernels.compile import Floats, Integers, as_kernel_input, kernel
 from replay_server.kernels.prefetch import touch
 
 MOST_RANKED = 2_000_000_000
@@ -46,12 +45,7 @@ class RankParameters:
 
 
 @kernel
-def _write_piece(
-    keys: NDArray[np.int64],
-    new_priorities: NDArray[np.float64],
-    priorities: NDArray[np.float64],
-    order: rank_tree.RankTree,
-) -> int:
+def _write_piece(keys: Integers, new_priorities: Floats, priorities: Floats, order: rank_tree.RankTree) -> int:
     """Store up to `rank_tree.MOST_MOVED` priorities, move rows to their new ranks, return the growth in rows.
 
     The loop over pieces is in Python: a kernel around this one would double the compile time.
@@ -88,12 +82,8 @@ def _write_piece(
 
 @kernel
 def _draw(
-    fractions: NDArray[np.float64],
-    sums: PowerSums,
-    order: rank_tree.RankTree,
-    size: int,
-    alpha: float,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    fractions: Floats, sums: PowerSums, order: rank_tree.RankTree, size: int, alpha: float
+) -> tuple[Integers, Floats]:
     """Return keys and probabilities of the rows at fractions of the total mass."""
     batch = len(fractions)
     ranks = np.empty(batch, dtype=np.int64)
@@ -125,7 +115,7 @@ class RankIndex(PriorityIndex):
     leaves, and so on upwards: 5.9. Only pages that were written to use memory."""
     Parameters = RankParameters
 
-    def __init__(self, parameters: RankParameters, priorities: NDArray[np.float64]) -> None:
+    def __init__(self, parameters: RankParameters, priorities: Floats) -> None:
         """Make an index without rows; see `PriorityIndex`."""
         super().__init__(parameters, priorities)
         self._alpha = float(parameters.alpha)
@@ -148,7 +138,7 @@ class RankIndex(PriorityIndex):
         """Smallest priority of a live row; 0.0 when there is none."""
         return rank_tree.smallest_priority(self._order) if self._size else 0.0
 
-    def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+    def write(self, keys: Integers, priorities: Floats) -> None:
         """Set the priorities of new or existing rows."""
         keys, priorities = as_kernel_input(keys), as_kernel_input(priorities)
         for first in range(0, len(keys), rank_tree.MOST_MOVED):
@@ -163,11 +153,11 @@ class RankIndex(PriorityIndex):
         rank_tree.fill(self._order, newest_first[order], keys)
         self._size = live.size
 
-    def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
+    def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
         """Return the rows whose ranks lie at these fractions of the total mass."""
         return Drawn(*_draw(as_kernel_input(fractions), self._sums, self._order, live.size, self._alpha))
 
-    def masses(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    def masses(self, priorities: Floats, ranks: Integers) -> Floats:
         """Return float64[n]: rank ** -alpha."""
         return np.asarray(ranks.astype(np.float64) ** -self._alpha)
 

@@ -6,18 +6,17 @@ P(i) = mass_i / sum of all masses (equation 1), where mass_i = min(priority_i + 
 from __future__ import annotations
 
 import math
-import struct
+from bisect import bisect
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from replay_proto.errors import FieldError
 
 from replay_server.backends.index import DEAD_PRIORITY, LEAST_PROBABILITY, Drawn, LiveRows, PriorityIndex
 from replay_server.backends.parameters import require_not_negative, require_positive
 from replay_server.backends.structures import extremes, sums
 from replay_server.backends.structures.ring import draw_evenly, key_in_slot
-from replay_server.kernels.compile import aligned_full, as_kernel_input, kernel
+from replay_server.kernels.compile import Floats, Integers, aligned_full, as_kernel_input, kernel
 from replay_server.kernels.prefetch import prefetch
 
 MASS_LIMIT = 2.0**900
@@ -66,22 +65,12 @@ class SumTreeParameters:
         if self.mass(largest) <= MASS_LIMIT:
             return math.inf
         # Bisect over the bit patterns: positive floats have the same order as integers with the same bits.
-        allowed, refused = _bits_of(0.0), _bits_of(largest)
-        while refused - allowed > 1:
-            middle = (allowed + refused) // 2
-            if self.mass(_float_of(middle)) <= MASS_LIMIT:
-                allowed = middle
-            else:
-                refused = middle
-        return _float_of(allowed)
-
-
-def _bits_of(number: float) -> int:
-    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+        all_bits = range(int(np.float64(largest).view(np.int64)))
+        return _float_of(bisect(all_bits, False, key=lambda bits: self.mass(_float_of(bits)) > MASS_LIMIT) - 1)
 
 
 def _float_of(bits: int) -> float:
-    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+    return float(np.int64(bits).view(np.float64))
 
 
 @kernel
@@ -91,15 +80,15 @@ def _mass(priority: float, alpha: float, epsilon: float, cap: float) -> float:
 
 @kernel
 def _write(
-    keys: NDArray[np.int64],
-    new_priorities: NDArray[np.float64],
-    priorities: NDArray[np.float64],
-    tree: NDArray[np.float64],
-    tree_starts: NDArray[np.int64],
-    largest: NDArray[np.float64],
-    smallest: NDArray[np.float64],
-    least_mass: NDArray[np.float64],
-    block_starts: NDArray[np.int64],
+    keys: Integers,
+    new_priorities: Floats,
+    priorities: Floats,
+    tree: Floats,
+    tree_starts: Integers,
+    largest: Floats,
+    smallest: Floats,
+    least_mass: Floats,
+    block_starts: Integers,
     alpha: float,
     epsilon: float,
     cap: float,
@@ -139,13 +128,13 @@ def _write(
 
 @kernel
 def _rebuild(
-    priorities: NDArray[np.float64],
-    tree: NDArray[np.float64],
-    tree_starts: NDArray[np.int64],
-    largest: NDArray[np.float64],
-    smallest: NDArray[np.float64],
-    least_mass: NDArray[np.float64],
-    block_starts: NDArray[np.int64],
+    priorities: Floats,
+    tree: Floats,
+    tree_starts: Integers,
+    largest: Floats,
+    smallest: Floats,
+    least_mass: Floats,
+    block_starts: Integers,
     alpha: float,
     epsilon: float,
     cap: float,
@@ -160,13 +149,7 @@ def _rebuild(
 
 
 @kernel
-def _draw(
-    fractions: NDArray[np.float64],
-    tree: NDArray[np.float64],
-    tree_starts: NDArray[np.int64],
-    oldest: int,
-    slots: int,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _draw(fractions: Floats, tree: Floats, tree_starts: Integers, oldest: int, slots: int) -> tuple[Integers, Floats]:
     """Return keys and probabilities of the rows at these fractions of the total mass, which is positive."""
     total = tree[tree_starts[-2]]
     batch = len(fractions)
@@ -189,7 +172,7 @@ class SumTree(PriorityIndex):
     """A tree with fan-out 8 over masses, including its leaves, and three with fan-out 64 over extremes."""
     Parameters = SumTreeParameters
 
-    def __init__(self, parameters: SumTreeParameters, priorities: NDArray[np.float64]) -> None:
+    def __init__(self, parameters: SumTreeParameters, priorities: Floats) -> None:
         """Make an index without rows; see `PriorityIndex`."""
         super().__init__(parameters, priorities)
         self.priority_limit = parameters.priority_limit()
@@ -219,21 +202,21 @@ class SumTree(PriorityIndex):
         """Smallest priority of a live row; 0.0 when there is none."""
         return extremes.top(self._smallest, self._block_starts, extremes.SMALLEST)
 
-    def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+    def write(self, keys: Integers, priorities: Floats) -> None:
         """Set the priorities of new or existing rows."""
         _write(as_kernel_input(keys), as_kernel_input(priorities), *self._arguments)
 
     def _recompute(self, live: LiveRows) -> None:
         _rebuild(*self._arguments)
 
-    def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
+    def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
         """Return the rows at fractions of the total mass; uniform if that is zero."""
         if self.total_mass <= 0.0:
             return draw_evenly(fractions, live)
         keys, probabilities = _draw(as_kernel_input(fractions), self._tree, self._tree_starts, live.oldest, live.slots)
         return Drawn(keys, probabilities)
 
-    def masses(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    def masses(self, priorities: Floats, ranks: Integers) -> Floats:
         """Return float64[n]: min(priority + epsilon, max_priority) ** alpha."""
         return np.asarray(
             np.minimum(priorities + self.parameters.epsilon, self.parameters.cap) ** self.parameters.alpha

@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.backends.structures import extremes
 from replay_server.backends.structures.ring import draw_evenly
-from replay_server.kernels.compile import as_kernel_input, kernel
+from replay_server.kernels.compile import Floats, Integers, as_kernel_input, kernel
 from replay_server.kernels.prefetch import prefetch
 
 
@@ -24,12 +23,12 @@ class UniformParameters:
 
 @kernel
 def _write(
-    keys: NDArray[np.int64],
-    new_priorities: NDArray[np.float64],
-    priorities: NDArray[np.float64],
-    largest: NDArray[np.float64],
-    smallest: NDArray[np.float64],
-    block_starts: NDArray[np.int64],
+    keys: Integers,
+    new_priorities: Floats,
+    priorities: Floats,
+    largest: Floats,
+    smallest: Floats,
+    block_starts: Integers,
 ) -> int:
     """Store priorities, bring the extremes up to date, and return by how much the number of rows grew."""
     count = len(keys)
@@ -62,7 +61,7 @@ class UniformIndex(PriorityIndex):
     """Two trees of fan-out 64, over extremes."""
     Parameters = UniformParameters
 
-    def __init__(self, parameters: UniformParameters, priorities: NDArray[np.float64]) -> None:
+    def __init__(self, parameters: UniformParameters, priorities: Floats) -> None:
         """Make an index without rows; see `PriorityIndex`."""
         super().__init__(parameters, priorities)
         self._size = 0
@@ -85,7 +84,7 @@ class UniformIndex(PriorityIndex):
         """Smallest priority of a live row; 0.0 when there is none."""
         return extremes.top(self._smallest, self._block_starts, extremes.SMALLEST)
 
-    def write(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+    def write(self, keys: Integers, priorities: Floats) -> None:
         """Set the priorities of new or existing rows."""
         keys, priorities = as_kernel_input(keys), as_kernel_input(priorities)
         self._size += _write(keys, priorities, self._priorities, self._largest, self._smallest, self._block_starts)
@@ -97,11 +96,11 @@ class UniformIndex(PriorityIndex):
             self._priorities, self._smallest, self._block_starts, extremes.SMALLEST, extremes.NOT_BELOW_ZERO
         )
 
-    def draw(self, fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
+    def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
         """Return the rows that lie at these fractions of all live rows."""
         return draw_evenly(fractions, live)
 
-    def masses(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    def masses(self, priorities: Floats, ranks: Integers) -> Floats:
         """Return float64[n]: 1 for every row."""
         return np.ones(len(priorities))
 

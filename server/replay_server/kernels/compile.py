@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 Element = TypeVar("Element", bound=np.generic)
 
+Floats = NDArray[np.float64]
+"""float64[...]; kernels are compiled for arrays of this kind and of `Integers`."""
+Integers = NDArray[np.int64]
+
 CACHE_LINE_BYTES = 64
 
 KERNELS: list[Any] = []

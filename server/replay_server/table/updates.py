@@ -6,9 +6,8 @@ import secrets
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from replay_server.kernels.compile import as_kernel_input, kernel
+from replay_server.kernels.compile import Floats, Integers, as_kernel_input, kernel
 
 _EMPTY = -1
 _LOAD = 2
@@ -22,16 +21,16 @@ _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 class ResolvedUpdate(NamedTuple):
     """An update, without stale keys and duplicates."""
 
-    keys: NDArray[np.int64]
+    keys: Integers
     """int64[n]: distinct live keys."""
-    priorities: NDArray[np.float64]
+    priorities: Floats
     """float64[n]: the last priority given for each."""
     stale: int
     """How many of the keys given are not live, each time they are named."""
 
 
 def resolve_update(
-    keys: NDArray[np.int64], priorities: NDArray[np.float64], oldest: int, inserted: int, secret: int = _SECRET
+    keys: Integers, priorities: Floats, oldest: int, inserted: int, secret: int = _SECRET
 ) -> ResolvedUpdate:
     """Drop stale keys, and keep the last priority of a key that is given more than once.
 
@@ -42,7 +41,7 @@ def resolve_update(
 
 
 @kernel
-def first_unusable(priorities: NDArray[np.float64], limit: float) -> int:
+def first_unusable(priorities: Floats, limit: float) -> int:
     """Where the first number lies that is no priority (negative, above the limit, or NaN); -1 if all are."""
     for i in range(len(priorities)):
         if not 0.0 <= priorities[i] <= limit:
@@ -50,15 +49,15 @@ def first_unusable(priorities: NDArray[np.float64], limit: float) -> int:
     return -1
 
 
-def live_only(keys: NDArray[np.int64], oldest: int, inserted: int) -> NDArray[np.int64]:
+def live_only(keys: Integers, oldest: int, inserted: int) -> Integers:
     """The keys from ``oldest`` up to ``inserted``, in the order given, duplicates kept. keys: int64[n]."""
     return keys[(keys >= oldest) & (keys < inserted)]
 
 
 @kernel
 def _resolve(
-    keys: NDArray[np.int64], priorities: NDArray[np.float64], oldest: int, inserted: int, secret: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+    keys: Integers, priorities: Floats, oldest: int, inserted: int, secret: int
+) -> tuple[Integers, Floats, int]:
     places = 16
     shift = 60
     while places < _LOAD * len(keys):

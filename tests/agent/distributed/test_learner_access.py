@@ -10,7 +10,7 @@ import pytest
 import torch
 from replay_agent.acting.seeds import RunSeeds
 from replay_agent.commands import replay_train
-from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.assignment import make_task
 from replay_agent.distributed.learner_access import LearnerAccess
 from replay_agent.distributed.learner_client import LearnerClient, LearnerRefusesError, LearnerUnavailableError
 from replay_agent.distributed.learner_server import LearnerServer
@@ -45,7 +45,7 @@ def serve() -> Iterator[Serve]:
     started: list[LearnerServer] = []
 
     def start(access: LearnerAccess) -> str:
-        task = Task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
+        task = make_task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
         weights = PublishedWeights({"weight": torch.zeros(1)})
         service = LearnerService(task, RunSeeds(0), weights, lambda: Guidance(granted_steps=1, epsilon=0.5))
         started.append(LearnerServer(service, "127.0.0.1", 0, access))

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 from replay_agent.acting.seeds import RunSeeds
-from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.assignment import make_task
 from replay_agent.distributed.learner_access import LearnerAccess
 from replay_agent.distributed.learner_client import LearnerClient
 from replay_agent.distributed.learner_server import SERVICE, LearnerServer
@@ -29,7 +29,7 @@ from tests.support.http2 import GRPC_HEAD, Http2
 from tests.support.refusals import code_of
 
 SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
-TASK = Task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
+TASK = make_task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
 PATIENCE_S = 30.0
 MOST_BYTES = 50 << 20
 """What strangers may cost, of memory."""

@@ -15,7 +15,7 @@ import torch
 from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.acting.seeds import RunSeeds
 from replay_agent.distributed import learner_service
-from replay_agent.distributed.assignment import Assignment, Task
+from replay_agent.distributed.assignment import make_task, network_of
 from replay_agent.distributed.learner_access import RefusedError
 from replay_agent.distributed.learner_client import (
     LearnerClient,
@@ -31,7 +31,7 @@ from replay_proto.v1 import learner_pb2
 from tests.support.refusals import code_of
 
 SPEC = NetworkSpec((10, 10, 4), "bool", actions=6, hidden_sizes=(32, 16), dueling=True)
-TASK = Task("Some-v0", "table-1", n_step=3, gamma=0.97, network=SPEC)
+TASK = make_task("Some-v0", "table-1", n_step=3, gamma=0.97, network=SPEC)
 
 
 @dataclass
@@ -71,14 +71,20 @@ def client(served: Served, connect: Callable[[str], LearnerClient]) -> LearnerCl
     return connect(served.server.address)
 
 
+def task_of(assignment: learner_pb2.JoinResponse) -> learner_pb2.JoinResponse:
+    """Without what is the actor's own."""
+    for own in ("run_id", "actor_id", "seed"):
+        assignment.ClearField(own)
+    return assignment
+
+
 def test_an_actor_gets_the_whole_task(client: LearnerClient) -> None:
-    assert client.join("host:1").task == TASK
+    assert task_of(client.join("host:1")) == TASK
 
 
 def test_an_actor_gets_the_bounds_of_what_it_sees() -> None:
     spec = NetworkSpec((2,), "float32", 3, (8,), dueling=False, bounds=Bounds((-1.2, -math.inf), (0.6, math.inf)))
-    given = Assignment(Task("Some-v0", "table-1", 1, 0.9, spec), "run", 1, 5)
-    assert Assignment.from_proto(given.to_proto()) == given
+    assert network_of(make_task("Some-v0", "table-1", 1, 0.9, spec)) == spec
 
 
 def test_every_actor_gets_a_number_and_a_seed_of_its_own(client: LearnerClient) -> None:
@@ -142,11 +148,11 @@ def test_a_restarted_learner_tells_its_actors_to_join_again(
 ) -> None:
     client = connect(served.server.address)
     earlier = client.join("a")
-    strange = Assignment(earlier.task, "another run", earlier.actor_id, earlier.seed)
+    earlier.run_id = "another run"
     with pytest.raises(RunChangedError, match="join again"):
-        client.report(strange, [])
+        client.report(earlier, [])
     with pytest.raises(RunChangedError, match="join again"):
-        client.newer_weights(strange, 0)
+        client.newer_weights(earlier, 0)
 
 
 class _CutOffService(LearnerService):
@@ -168,7 +174,7 @@ class _CutOffService(LearnerService):
 def test_a_call_that_a_stopping_learner_cuts_off_is_made_again(connect: Callable[[str], LearnerClient]) -> None:
     service = _CutOffService(cut_off=2)
     server = LearnerServer(service, "127.0.0.1", 0)
-    assert connect(server.address).join("host:1").task == TASK
+    assert task_of(connect(server.address).join("host:1")) == TASK
     assert service.left == 0
     server.close()
 

@@ -14,8 +14,8 @@ from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig
 from replay_agent.dqn.figures import DECAY, FOLDED_STEPS, FiguresMeter
 from replay_agent.dqn.networks import NetworkSpec
 from replay_agent.processes.signals import StopRequest
-from replay_agent.reporting.progress import NoProgress
-from replay_agent.reporting.tensorboard import NoLog
+from replay_agent.reporting.progress import ProgressView
+from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.checkpoint import checkpoints
 from replay_agent.training.run import train
@@ -65,13 +65,14 @@ def test_a_run_that_diverges_stops_with_advice_and_is_resumed_from_a_finite_chec
 
     again = make_trainer(resume=run, learning_rate=1e-3)
     again.resume()
-    assert again.train(NoProgress(), None) is Ending.STEPS_DONE
+    assert again.train(ProgressView(), None) is Ending.STEPS_DONE
 
 
-class SpoilAfterValidation(NoLog):
+class SpoilAfterValidation(MetricsLog):
     """Makes a network's values NaN as soon as it was judged."""
 
     def __init__(self) -> None:
+        super().__init__(None)
         self.trainer: Trainer | None = None
         self.validated_at: list[int] = []
 
@@ -88,7 +89,7 @@ def test_a_network_that_is_not_finite_is_not_judged_let_alone_chosen(make_traine
     # A gradient step every 50 steps, two validations between them.
     metrics.trainer = trainer = make_trainer(metrics=metrics, replay_ratio=0.02, validate_interval=20)
     with pytest.raises(DivergedError, match="gradient step 1 on, not finite: the online network, action values"):
-        trainer.train(NoProgress(), None)
+        trainer.train(ProgressView(), None)
     assert metrics.validated_at == [149]
     assert trainer.pacer.env_steps == 169
     assert trainer.selector.best_weights is not None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import pytest
 from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch, UpdateResult
 from replay_agent.processes.signals import StopRequest
+from replay_agent.reporting.progress import ProgressView
 from replay_agent.reporting.status import Status
 from replay_agent.training.trainer import Ending, Trainer
 from torch.overrides import TorchFunctionMode
@@ -58,7 +58,7 @@ class RunOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class CountingView:
+class CountingView(ProgressView):
     """Shows a run, and counts from one show to another what waited for the device in between."""
 
     def __init__(self, stop: StopRequest) -> None:
@@ -82,14 +82,6 @@ class CountingView:
             self.is_counting = True
             self._counting.enter_context(self.methods)
             self._counting.enter_context(self.operations)
-
-    def __enter__(self) -> CountingView:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        return None
 
 
 def test_gradient_steps_wait_for_the_device_only_where_figures_are_shown(

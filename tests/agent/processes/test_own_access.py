@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from replay_agent.acting.seeds import RunSeeds
-from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.assignment import make_task
 from replay_agent.distributed.learner_access import LearnerAccess
 from replay_agent.distributed.learner_client import LearnerClient, LearnerRefusesError
 from replay_agent.distributed.learner_server import LearnerServer
@@ -29,7 +29,7 @@ from replay_agent.processes.embedded_server import EmbeddedServer
 from replay_agent.processes.own_access import OwnAccess, own_access
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training import own_actors
-from replay_agent.training.own_actors import OwnActors, actor_environment, learner_access
+from replay_agent.training.own_actors import actor_environment, check_learner, learner_access
 from replay_client import ReplayClient, UnauthenticatedError
 
 from experiments.common.server_access import replay_server
@@ -229,7 +229,7 @@ def test_a_certificate_that_actors_of_our_own_cannot_trust_is_said_at_the_start(
         ),
     ]
     weights = PublishedWeights(build_network(SPEC).state_dict())
-    service = LearnerService(Task("Some-v0", "t", 1, 0.9, SPEC), RunSeeds(0), weights, lambda: Guidance(1, 0.5))
+    service = LearnerService(make_task("Some-v0", "t", 1, 0.9, SPEC), RunSeeds(0), weights, lambda: Guidance(1, 0.5))
     for access, variables, is_reached in cases:
         settings = settings_of(
             actors=1,
@@ -238,10 +238,10 @@ def test_a_certificate_that_actors_of_our_own_cannot_trust_is_said_at_the_start(
             learner_tls_client_ca=access.tls_client_ca,
         )
         server = LearnerServer(service, "127.0.0.1", 0, access)
-        actors = OwnActors("host:1", server.address, actor_environment(settings, own, variables))
+        environment = actor_environment(settings, own, variables)
         if is_reached:
-            actors.check_learner()
+            check_learner(server.address, environment)
         else:
             with pytest.raises(ActorsFailError, match="REPLAY_LEARNER_TLS_CA to name the authority"):
-                actors.check_learner()
+                check_learner(server.address, environment)
         server.close()

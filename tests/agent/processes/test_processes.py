@@ -26,8 +26,8 @@ from replay_agent.processes.actor_pool import ActorPool, ActorsFailError
 from replay_agent.processes.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.processes.own_access import own_access
 from replay_agent.processes.signals import StopRequest
-from replay_agent.reporting.progress import NoProgress
-from replay_agent.reporting.tensorboard import NoLog
+from replay_agent.reporting.progress import ProgressView
+from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.actor_settings import load_actor_settings
 from replay_agent.training import run_directory
 from replay_agent.training.checkpoint import checkpoints
@@ -122,10 +122,11 @@ def test_the_learner_keeps_to_the_replay_ratio_when_actors_insert(
     assert due - 1_000 < trainer.learner.updates <= due + 1
 
 
-class StopAtAnActorsEpisode(NoLog):
+class StopAtAnActorsEpisode(MetricsLog):
     """Asks to stop once an episode of somebody else than the trainer has ended."""
 
     def __init__(self, stop: StopRequest) -> None:
+        super().__init__(None)
         self._stop = stop
 
     def episode(self, step: int, episode: FinishedEpisode) -> None:
@@ -168,7 +169,7 @@ def test_an_actor_joins_the_next_run_of_a_restarted_learner(
             settings = load_actor_settings(["--server", server.address, "--learner", learner.address])
             actor = threading.Thread(target=run_actor, args=(settings, told_to_stop))
             actor.start()
-        assert trainer.train(NoProgress(), None) is Ending.STOPPED
+        assert trainer.train(ProgressView(), None) is Ending.STOPPED
         learner.close()
         assert trainer.service.actors_joined == 1
     told_to_stop.set()

@@ -13,7 +13,7 @@ import pytest
 import replay_agent
 from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.acting.seeds import RunSeeds
-from replay_agent.distributed.assignment import Assignment, Task
+from replay_agent.distributed.assignment import make_task
 from replay_agent.distributed.episode_reports import MAX_EPISODES, MAX_LENGTH, MAX_QUEUED, Reports
 from replay_agent.distributed.join_log import LINES_PER_S, MAX_NAME_LENGTH, JoinLog
 from replay_agent.distributed.learner_client import LearnerClient, LearnerRefusesError
@@ -21,7 +21,7 @@ from replay_agent.distributed.learner_server import LearnerServer
 from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
 from replay_agent.dqn.divergence import MAX_RETURN, DivergedError
 from replay_agent.dqn.networks import NetworkSpec, build_network
-from replay_agent.reporting.progress import NoProgress
+from replay_agent.reporting.progress import ProgressView
 from replay_agent.training.trainer import Ending, Trainer
 from replay_proto.v1 import learner_pb2
 
@@ -31,7 +31,7 @@ from tests.agent.short_runs import Watcher
 from tests.support.refusals import code_of
 
 SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
-TASK = Task("Some-v0", "table-1", n_step=1, gamma=0.9, network=SPEC)
+TASK = make_task("Some-v0", "table-1", n_step=1, gamma=0.9, network=SPEC)
 
 
 @pytest.fixture
@@ -108,9 +108,9 @@ def test_an_actor_with_more_episodes_than_a_report_may_have_reports_them_all(
 @pytest.mark.parametrize("actor_id", [-1, 0, 2])
 def test_a_report_of_an_actor_that_never_joined_is_refused(client: LearnerClient, actor_id: int) -> None:
     joined = client.join("a")
-    forged = Assignment(joined.task, joined.run_id, actor_id, joined.seed)
+    joined.actor_id = actor_id
     with pytest.raises(LearnerRefusesError, match=f"actor_id: expected the number that Join gave, got {actor_id}"):
-        client.report(forged, [])
+        client.report(joined, [])
 
 
 def test_episodes_that_the_trainer_has_no_time_for_give_way_to_newer_ones() -> None:
@@ -176,7 +176,7 @@ def test_an_actor_that_makes_episodes_up_neither_holds_the_run_up_nor_fills_its_
 def test_an_environment_whose_rewards_are_not_finite_ends_the_run(make_trainer: Callable[..., Trainer]) -> None:
     trainer = make_trainer(env=BROKEN_ID)
     with pytest.raises(DivergedError, match=r"expected a return from -1e\+30 to 1e\+30 of a training episode, got nan"):
-        trainer.train(NoProgress(), None)
+        trainer.train(ProgressView(), None)
     assert trainer.history.to_json()["episode_returns"] == []
 
 

@@ -15,7 +15,7 @@ from replay_agent.acting.seeds import RunSeeds
 from replay_agent.distributed.learner_client import LearnerClient
 from replay_agent.distributed.learner_server import LearnerServer
 from replay_agent.processes.signals import StopRequest
-from replay_agent.reporting.progress import NoProgress
+from replay_agent.reporting.progress import ProgressView
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run import train
 from replay_agent.training.run_directory import RunDirectoryError
@@ -89,7 +89,7 @@ def test_a_named_table_is_left_with_every_step_in_it(
 
 def test_gradient_steps_keep_to_the_replay_ratio(make_trainer: Callable[..., Trainer]) -> None:
     trainer = make_trainer(replay_ratio=0.5, steps=500, learning_starts=101)
-    assert trainer.train(NoProgress(), None) is Ending.STEPS_DONE
+    assert trainer.train(ProgressView(), None) is Ending.STEPS_DONE
     assert trainer.learner.updates == 200
 
 
@@ -175,7 +175,7 @@ def test_a_stopped_run_is_resumed_where_it_was(
     assert second.status().epsilon == first.status().epsilon
     for name, tensor in first.learner.online.state_dict().items():
         assert torch.equal(tensor, second.learner.online.state_dict()[name])
-    assert second.train(NoProgress(), None) is Ending.STEPS_DONE
+    assert second.train(ProgressView(), None) is Ending.STEPS_DONE
     assert second.pacer.env_steps == stopped_at + 300
 
 
@@ -184,7 +184,7 @@ def test_rows_that_came_after_the_checkpoint_are_steps_of_the_run_where_the_tabl
     make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path, table: str | None, counted: int
 ) -> None:
     first = make_trainer(name=f"counted-{counted}", table=table, steps=300)
-    first.train(NoProgress(), None)
+    first.train(ProgressView(), None)
     first.save()
     first.close()
     credit = first.pacer.credit
@@ -204,7 +204,7 @@ def test_a_resumed_run_whose_table_is_gone_says_that_it_fills_a_new_one(
     make_trainer: Callable[..., Trainer], server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = make_trainer(name="emptied", steps=300)
-    first.train(NoProgress(), None)
+    first.train(ProgressView(), None)
     first.save()
     first.close()
     with ReplayClient(server.address) as client:
@@ -213,7 +213,7 @@ def test_a_resumed_run_whose_table_is_gone_says_that_it_fills_a_new_one(
     second.resume()
     assert "table is gone: learning resumes at 100 rows" in caplog.text
     assert not second.pacer.may_learn
-    assert second.train(NoProgress(), None) is Ending.STEPS_DONE
+    assert second.train(ProgressView(), None) is Ending.STEPS_DONE
 
 
 def test_actors_of_a_resumed_run_get_other_seeds_than_before(
@@ -237,7 +237,7 @@ def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Tra
     networks, histories = [], []
     for seed in (3, 3, 4):
         trainer = make_trainer(lockstep=True, seed=seed, steps=400)
-        trainer.train(NoProgress(), None)
+        trainer.train(ProgressView(), None)
         networks.append(torch.cat([tensor.flatten() for tensor in trainer.learner.online.state_dict().values()]))
         histories.append(trainer.history.to_json())
     assert torch.equal(networks[0], networks[1])
@@ -247,7 +247,7 @@ def test_equal_seeds_give_equal_runs_in_lockstep(make_trainer: Callable[..., Tra
 
 def test_the_last_evaluation_is_played_with_the_best_network(make_trainer: Callable[..., Trainer]) -> None:
     trainer = make_trainer(**CORRIDOR_RUN)
-    trainer.train(NoProgress(), None)
+    trainer.train(ProgressView(), None)
     assert trainer.selector.best_mean == pytest.approx(BEST_RETURN)
     with torch.no_grad():
         for parameter in trainer.learner.online.parameters():

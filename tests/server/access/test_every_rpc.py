@@ -13,7 +13,7 @@ import pytest
 import torch
 from google.protobuf.message import Message
 from replay_agent.acting.seeds import RunSeeds
-from replay_agent.distributed.assignment import Task
+from replay_agent.distributed.assignment import make_task
 from replay_agent.distributed.learner_access import LearnerAccess
 from replay_agent.distributed.learner_server import LearnerServer
 from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
@@ -165,7 +165,7 @@ class Services:
         flags += ["--checkpoint-dir", str(folder / "checkpoints")]
         self.server = ServerProcess(folder / "log", *flags, forked=True)
         stack.callback(self.server.terminate)
-        task = Task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
+        task = make_task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
         weights = PublishedWeights({"weight": torch.zeros(1)})
         self.learner = LearnerService(task, RunSeeds(0), weights, lambda: Guidance(granted_steps=1, epsilon=0.5))
         # The actor whose number reports have.

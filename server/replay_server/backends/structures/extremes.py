@@ -18,10 +18,9 @@ ignored: slots without a live row contain `DEAD_PRIORITY`, or no mass. All kerne
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_server.backends.structures.levels import level_starts
-from replay_server.kernels.compile import aligned_full, kernel, part_of_kernel
+from replay_server.kernels.compile import Floats, Integers, aligned_full, kernel, part_of_kernel
 from replay_server.kernels.prefetch import prefetch
 
 BLOCK = 64
@@ -41,24 +40,24 @@ SMALLEST, LARGEST = 1.0, -1.0
 """Signs of a tree."""
 
 
-def block_starts(slots: int) -> NDArray[np.int64]:
+def block_starts(slots: int) -> Integers:
     """Return int64[levels + 1]: where each level of extremes over ``slots`` values begins."""
     return level_starts(-(-slots // BLOCK), BLOCK)
 
 
-def empty_tree(starts: NDArray[np.int64]) -> NDArray[np.float64]:
+def empty_tree(starts: Integers) -> Floats:
     """Return a tree over ignored values."""
     return aligned_full(int(starts[-1]), NO_VALUE)
 
 
-def top(upper: NDArray[np.float64], starts: NDArray[np.int64], sign: float) -> float:
+def top(upper: Floats, starts: Integers, sign: float) -> float:
     """Return the extreme of all values; 0.0 if all are ignored."""
     extreme = float(upper[starts[-2]])
     return 0.0 if extreme == NO_VALUE else sign * extreme
 
 
 @part_of_kernel
-def prefetch_block(upper: NDArray[np.float64], slot: int) -> None:
+def prefetch_block(upper: Floats, slot: int) -> None:
     """Prefetch the extreme of a slot's block."""
     prefetch(upper, slot // BLOCK)
 
@@ -70,7 +69,7 @@ def _counted(value: float, sign: float, floor: float) -> float:
 
 
 @kernel
-def _smallest_of(values: NDArray[np.float64], start: int, stop: int, sign: float, floor: float, enough: float) -> float:
+def _smallest_of(values: Floats, start: int, stop: int, sign: float, floor: float, enough: float) -> float:
     """Return the minimum of ``values[start:stop]`` in the tree's representation; stop early at ``enough`` or less."""
     smallest = NO_VALUE
     for i in range(start, stop):
@@ -83,7 +82,7 @@ def _smallest_of(values: NDArray[np.float64], start: int, stop: int, sign: float
 
 
 @kernel
-def _raise(upper: NDArray[np.float64], starts: NDArray[np.int64], block: int, old: float, new: float) -> None:
+def _raise(upper: Floats, starts: Integers, block: int, old: float, new: float) -> None:
     """Update the levels above the lowest after the extreme of one of its blocks went from ``old`` to ``new``."""
     for level in range(1, len(starts) - 1):
         first = starts[level - 1] + block // BLOCK * BLOCK
@@ -100,13 +99,7 @@ def _raise(upper: NDArray[np.float64], starts: NDArray[np.int64], block: int, ol
 
 @kernel
 def follow(
-    values: NDArray[np.float64],
-    upper: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    sign: float,
-    floor: float,
-    slots: NDArray[np.int64],
-    old_values: NDArray[np.float64],
+    values: Floats, upper: Floats, starts: Integers, sign: float, floor: float, slots: Integers, old_values: Floats
 ) -> None:
     """Update a tree after values changed in ``slots``, int64[n] and distinct, from ``old_values``, float64[n]."""
     for i in range(len(slots)):
@@ -125,9 +118,7 @@ def follow(
 
 
 @kernel
-def gather(
-    values: NDArray[np.float64], upper: NDArray[np.float64], starts: NDArray[np.int64], sign: float, floor: float
-) -> None:
+def gather(values: Floats, upper: Floats, starts: Integers, sign: float, floor: float) -> None:
     """Compute a whole tree from the values."""
     upper[:] = NO_VALUE
     for first in range(0, len(values), BLOCK):

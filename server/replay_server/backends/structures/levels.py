@@ -7,10 +7,11 @@ a top level with a single entry. Levels are padded to whole groups, so any numbe
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+
+from replay_server.kernels.compile import Integers
 
 
-def level_starts(leaves: int, fan_out: int) -> NDArray[np.int64]:
+def level_starts(leaves: int, fan_out: int) -> Integers:
     """Return int64[levels + 1]: where each level begins, leaves first, then the length of the whole array.
 
     There are at least two levels; entry ``starts[-2]`` is the top.

@@ -6,12 +6,12 @@ arXiv:1511.05952, section 3.3, the rank-based variant: the priority of rank j is
 
 from __future__ import annotations
 
+from bisect import bisect
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from replay_server.kernels.compile import kernel, part_of_kernel
+from replay_server.kernels.compile import Floats, Integers, kernel, part_of_kernel
 from replay_server.kernels.prefetch import prefetch
 
 
@@ -25,14 +25,7 @@ def last_rank_with_mass(size: int, alpha: float) -> int:
     """Return the last rank from 1 to ``size`` whose mass is above zero in float64."""
     if rank_mass(size, alpha) > 0.0:  # true for all realistic exponents
         return size
-    with_mass, beyond = 1, size
-    while beyond - with_mass > 1:
-        middle = (with_mass + beyond) // 2
-        if rank_mass(middle, alpha) > 0.0:
-            with_mass = middle
-        else:
-            beyond = middle
-    return with_mass
+    return bisect(range(1, size), False, key=lambda rank: rank_mass(rank, alpha) == 0.0)
 
 
 RANKS_PER_CELL = 64
@@ -49,9 +42,9 @@ class PowerSums(NamedTuple):
     Interpolating within a cell gives the starting point of the search for a rank.
     """
 
-    prefix: NDArray[np.float64]
+    prefix: Floats
     """float64[count + 1]: at n the sum of j ** -alpha for j from 1 to n."""
-    guide: NDArray[np.float64]
+    guide: Floats
     """float64[cells + 1]: the rank (from 0) at which each cell begins, and at which the last one ends."""
     cells_per_mass: float
     """Point p of the mass is in cell floor(p * cells_per_mass)."""
@@ -69,7 +62,7 @@ def power_sums(count: int, alpha: float) -> PowerSums:
 
 
 @kernel
-def _add_up(prefix: NDArray[np.float64], alpha: float) -> None:
+def _add_up(prefix: Floats, alpha: float) -> None:
     """Compute prefix sums with Kahan summation, so that the error does not grow with n."""
     prefix[0] = 0.0
     total = 0.0
@@ -83,7 +76,7 @@ def _add_up(prefix: NDArray[np.float64], alpha: float) -> None:
 
 
 @kernel
-def _make_guide(prefix: NDArray[np.float64], guide: NDArray[np.float64], cells_per_mass: float) -> None:
+def _make_guide(prefix: Floats, guide: Floats, cells_per_mass: float) -> None:
     """Compute where each cell begins."""
     last = len(prefix) - 1
     rank = 0
@@ -96,7 +89,7 @@ def _make_guide(prefix: NDArray[np.float64], guide: NDArray[np.float64], cells_p
 
 
 @part_of_kernel
-def _last_within(prefix: NDArray[np.float64], size: int, point: float, guess: int) -> int:
+def _last_within(prefix: Floats, size: int, point: float, guess: int) -> int:
     """Return the index of the last sum up to ``size`` that does not exceed a point; the sum at ``size`` does.
 
     Gallops from a guess, then bisects, because the guess may be far off where masses are tiny.
@@ -119,7 +112,7 @@ def _last_within(prefix: NDArray[np.float64], size: int, point: float, guess: in
 
 
 @kernel
-def find_ranks(sums: PowerSums, size: int, fractions: NDArray[np.float64], ranks: NDArray[np.int64]) -> None:
+def find_ranks(sums: PowerSums, size: int, fractions: Floats, ranks: Integers) -> None:
     """Find the ranks (from 0) at fractions of the mass of the first ``size`` ranks, at least 1.
 
     This is the first rank whose prefix sum exceeds the point. The guide provides a first guess.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_server.backends.index import Drawn, LiveRows
-from replay_server.kernels.compile import as_kernel_input, kernel
+from replay_server.kernels.compile import Floats, Integers, as_kernel_input, kernel
 
 
 @kernel
@@ -19,9 +18,7 @@ def key_in_slot(slot: int, oldest: int, oldest_slot: int, slots: int) -> int:
 
 
 @kernel
-def _draw_evenly(
-    fractions: NDArray[np.float64], oldest: int, size: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _draw_evenly(fractions: Floats, oldest: int, size: int) -> tuple[Integers, Floats]:
     batch = len(fractions)
     keys = np.empty(batch, dtype=np.int64)
     probabilities = np.empty(batch, dtype=np.float64)
@@ -32,6 +29,6 @@ def _draw_evenly(
     return keys, probabilities
 
 
-def draw_evenly(fractions: NDArray[np.float64], live: LiveRows) -> Drawn:
+def draw_evenly(fractions: Floats, live: LiveRows) -> Drawn:
     """Draw uniformly from at least one live row."""
     return Drawn(*_draw_evenly(as_kernel_input(fractions), live.oldest, live.size))

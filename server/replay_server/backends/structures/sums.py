@@ -16,11 +16,8 @@ Kernels here use these arrays:
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from replay_server.backends.structures.levels import level_starts
-from replay_server.kernels.compile import kernel, part_of_kernel
+from replay_server.kernels.compile import Floats, Integers, kernel, part_of_kernel
 from replay_server.kernels.prefetch import prefetch
 
 FAN_OUT = 8
@@ -30,13 +27,13 @@ FAR_AWAY = 1 << 14
 """Levels with more entries than this (1/8 MB) are prefetched."""
 
 
-def sum_starts(slots: int) -> NDArray[np.int64]:
+def sum_starts(slots: int) -> Integers:
     """Return int64[levels + 1]: where each stored level of sums over ``slots`` masses begins."""
     return level_starts(slots, FAN_OUT)
 
 
 @kernel
-def _add_up_node(sums: NDArray[np.float64], node: int, first: int) -> None:
+def _add_up_node(sums: Floats, node: int, first: int) -> None:
     """Sum eight neighbors pairwise, like a binary tree."""
     left = (sums[first] + sums[first + 1]) + (sums[first + 2] + sums[first + 3])
     right = (sums[first + 4] + sums[first + 5]) + (sums[first + 6] + sums[first + 7])
@@ -44,7 +41,7 @@ def _add_up_node(sums: NDArray[np.float64], node: int, first: int) -> None:
 
 
 @kernel
-def add_up_all(sums: NDArray[np.float64], starts: NDArray[np.int64]) -> None:
+def add_up_all(sums: Floats, starts: Integers) -> None:
     """Compute all levels above the masses."""
     for level in range(1, len(starts) - 1):
         below = starts[level - 1]
@@ -53,7 +50,7 @@ def add_up_all(sums: NDArray[np.float64], starts: NDArray[np.int64]) -> None:
 
 
 @kernel
-def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+def add_up_above(sums: Floats, starts: Integers, slots: Integers) -> None:
     """Recompute the levels above the masses in ``slots``. slots: int64[n], overwritten."""
     pending = len(slots)
     for level in range(1, len(starts) - 1):
@@ -80,7 +77,7 @@ def add_up_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slots: ND
 
 
 @part_of_kernel
-def prefetch_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slot: int) -> None:
+def prefetch_above(sums: Floats, starts: Integers, slot: int) -> None:
     """Prefetch the sums above a slot and its neighbors, which `add_up_above` needs."""
     for level in range(len(starts) - 1):
         if starts[level + 1] - starts[level] > FAR_AWAY:
@@ -89,12 +86,7 @@ def prefetch_above(sums: NDArray[np.float64], starts: NDArray[np.int64], slot: i
 
 
 @kernel
-def descend(
-    sums: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    points: NDArray[np.float64],
-    nodes: NDArray[np.int64],
-) -> None:
+def descend(sums: Floats, starts: Integers, points: Floats, nodes: Integers) -> None:
     """Find the slots at points of the total mass, which must be positive. Overwrites the points.
 
     At every binary node, go right if the point is at least the left sum and the right sum is positive. So a slot

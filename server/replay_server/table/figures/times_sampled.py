@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.kernels.compile import as_kernel_input, kernel
+from replay_server.kernels.compile import Integers, as_kernel_input, kernel
 from replay_server.kernels.prefetch import touch
 
 COUNT_BYTES = 4
@@ -28,15 +28,15 @@ class TimesSampled:
         """New rows have come: their slots hold 0, as `disappear` left them."""
         self._bars[0] += count
 
-    def disappear(self, keys: NDArray[np.int64]) -> None:
+    def disappear(self, keys: Integers) -> None:
         """Rows are gone. keys: int64[n]."""
         _disappear(self._counts, self._bars, as_kernel_input(keys))
 
-    def draw(self, keys: NDArray[np.int64]) -> None:
+    def draw(self, keys: Integers) -> None:
         """Rows were drawn. keys: int64[batch], live."""
         _draw(self._counts, self._bars, as_kernel_input(keys))
 
-    def of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    def of(self, keys: Integers) -> Integers:
         """int64[n]: how often each of these live rows was drawn. keys: int64[n]."""
         return self._counts[keys % len(self._counts)].astype(np.int64)
 
@@ -57,7 +57,7 @@ def _bar(count: int) -> int:
 
 
 @kernel
-def _disappear(counts: NDArray[np.uint32], bars: NDArray[np.int64], keys: NDArray[np.int64]) -> None:
+def _disappear(counts: NDArray[np.uint32], bars: Integers, keys: Integers) -> None:
     slots = len(counts)
     for i in range(len(keys)):
         slot = keys[i] % slots
@@ -66,7 +66,7 @@ def _disappear(counts: NDArray[np.uint32], bars: NDArray[np.int64], keys: NDArra
 
 
 @kernel
-def _draw(counts: NDArray[np.uint32], bars: NDArray[np.int64], keys: NDArray[np.int64]) -> None:
+def _draw(counts: NDArray[np.uint32], bars: Integers, keys: Integers) -> None:
     slots = len(counts)
     places = np.empty(len(keys), np.int64)
     for i in range(len(keys)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_server.backends.structures.rank_tree.nodes import (
     BEFORE_ALL,
@@ -16,7 +15,7 @@ from replay_server.backends.structures.rank_tree.nodes import (
     resize,
     take_node,
 )
-from replay_server.kernels.compile import kernel
+from replay_server.kernels.compile import Floats, Integers, kernel
 
 FILLED_ENTRIES = WIDTH * 3 // 4
 """Entries per node after `fill`, which leaves room for insertions and removals."""
@@ -30,7 +29,7 @@ def make_tree(slots: int) -> RankTree:
 
 
 @kernel
-def fill(tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64]) -> None:
+def fill(tree: RankTree, priorities: Floats, keys: Integers) -> None:
     """Replace all rows by sorted ones: priorities float64[n] in order of rank, and keys int64[n]."""
     free_all(tree)
     tree.state[HEIGHT] = 0
@@ -48,9 +47,7 @@ def fill(tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64
 
 
 @kernel
-def _fill_level(
-    tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64], children: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _fill_level(tree: RankTree, priorities: Floats, keys: Integers, children: Integers) -> Integers:
     """Distribute sorted entries evenly over new nodes, and return these. Without children, they are leaves."""
     entries = len(keys)
     count = max(1, -(-entries // FILLED_ENTRIES))

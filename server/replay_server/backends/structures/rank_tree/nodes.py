@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.kernels.compile import aligned_empty, kernel, part_of_kernel
+from replay_server.kernels.compile import Floats, Integers, aligned_empty, kernel, part_of_kernel
 
 WIDTH = 32
 """Most entries of a node."""
@@ -34,9 +34,9 @@ ROOT, HEIGHT, FREE_INNER, FREE_LEAF, STATE_WORDS = range(5)
 class RankTree(NamedTuple):
     """The arrays of a tree. Nodes are numbered: inner nodes come first, then leaves."""
 
-    priorities: NDArray[np.float64]
+    priorities: Floats
     """float64[nodes, WIDTH]: priority of each row or boundary, in order of rank, then `UNUSED`."""
-    keys: NDArray[np.int64]
+    keys: Integers
     """int64[nodes, WIDTH]: key of each row or boundary."""
     sizes: NDArray[np.int32]
     """int32[nodes]: number of entries."""
@@ -46,7 +46,7 @@ class RankTree(NamedTuple):
     """int32[inner nodes, WIDTH]: rows under this child and earlier ones; for unused entries, under all children."""
     next_free: NDArray[np.int32]
     """int32[nodes]: from each unused node to the next one."""
-    state: NDArray[np.int64]
+    state: Integers
     """int64[STATE_WORDS]: the root, the number of levels above the leaves, the first unused inner node and leaf."""
 
 

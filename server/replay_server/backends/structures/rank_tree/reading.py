@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_server.backends.structures.rank_tree.nodes import HEIGHT, ROOT, WIDTH, RankTree
-from replay_server.kernels.compile import kernel
+from replay_server.kernels.compile import Integers, kernel
 from replay_server.kernels.prefetch import touch
 
 
 @kernel
-def keys_of_ranks(tree: RankTree, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+def keys_of_ranks(tree: RankTree, ranks: Integers) -> Integers:
     """Find rows by their ranks, 0 being the largest priority, level by level over the whole batch."""
     left = ranks.astype(np.int32)
     nodes = np.full(len(ranks), tree.state[ROOT])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_server.backends.structures.rank_tree.balancing import repair_way
 from replay_server.backends.structures.rank_tree.nodes import (
@@ -17,7 +16,7 @@ from replay_server.backends.structures.rank_tree.nodes import (
     child_for,
     place_of,
 )
-from replay_server.kernels.compile import CACHE_LINE_BYTES, kernel, part_of_kernel
+from replay_server.kernels.compile import CACHE_LINE_BYTES, Floats, Integers, kernel, part_of_kernel
 from replay_server.kernels.prefetch import prefetch
 
 MOST_MOVED = 512
@@ -39,9 +38,7 @@ def _prefetch_leaf(tree: RankTree, leaf: int) -> None:
 
 
 @kernel
-def _find_leaves(
-    tree: RankTree, priorities: NDArray[np.float64], keys: NDArray[np.int64], change: int
-) -> NDArray[np.int64]:
+def _find_leaves(tree: RankTree, priorities: Floats, keys: Integers, change: int) -> Integers:
     """Return the leaf of each row, and add ``change`` to the counts on the path to it."""
     nodes = np.full(len(keys), tree.state[ROOT])
     for _ in range(tree.state[HEIGHT]):
@@ -53,13 +50,7 @@ def _find_leaves(
 
 
 @kernel
-def _take_out(
-    tree: RankTree,
-    leaves: NDArray[np.int64],
-    priorities: NDArray[np.float64],
-    keys: NDArray[np.int64],
-    emptied: NDArray[np.int64],
-) -> int:
+def _take_out(tree: RankTree, leaves: Integers, priorities: Floats, keys: Integers, emptied: Integers) -> int:
     """Remove rows from their leaves. Store in ``emptied`` the rows whose leaf is now too empty; return their number."""
     count = 0
     for i in range(len(keys)):
@@ -78,13 +69,7 @@ def _take_out(
 
 
 @kernel
-def _put_in(
-    tree: RankTree,
-    leaves: NDArray[np.int64],
-    priorities: NDArray[np.float64],
-    keys: NDArray[np.int64],
-    left_over: NDArray[np.int64],
-) -> int:
+def _put_in(tree: RankTree, leaves: Integers, priorities: Floats, keys: Integers, left_over: Integers) -> int:
     """Add rows to their leaves. Store in ``left_over`` the rows whose leaf is full; return their number."""
     count = 0
     for i in range(len(keys)):
@@ -107,11 +92,7 @@ def _put_in(
 
 @kernel
 def move(
-    tree: RankTree,
-    old_priorities: NDArray[np.float64],
-    old_keys: NDArray[np.int64],
-    new_priorities: NDArray[np.float64],
-    new_keys: NDArray[np.int64],
+    tree: RankTree, old_priorities: Floats, old_keys: Integers, new_priorities: Floats, new_keys: Integers
 ) -> None:
     """Remove existing rows, then add new ones; at most `MOST_MOVED` each.
 
