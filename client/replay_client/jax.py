@@ -61,7 +61,7 @@ class Wide:
         return getattr(self.halves, "dtype", None) == _HALF and np.shape(self.halves)[-1:] == (2,)
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of integers."""
         shape = np.shape(self.halves)
         return shape[0] if shape else 0
 
@@ -130,7 +130,7 @@ def _halves(values: Any) -> Any:
 
 
 def _whole(leaf: Any, dtype: np.dtype[Any]) -> Any:
-    """The integers of a leaf; those of a NumPy array at once."""
+    """The integers of a leaf; for a NumPy array, converted immediately."""
     wide = Wide(leaf, dtype)
     return np.asarray(wide) if isinstance(leaf, np.ndarray) and wide.is_whole else wide
 

@@ -77,13 +77,13 @@ class Sampler:
 
         Args:
             connection: to the server.
-            table: the table; one that was dropped and made anew is another.
-            options: what to draw.
-            reader: reads the answers.
-            draw_over_wire: draws a batch in place of one whose rows were overwritten before they were copied.
-            open_around: opens a way around gRPC, if there is one.
-            prefetch: how many batches are on their way while `next()` waits, at least 1.
-            reconnect_timeout_s: for how long to try to reach a server that is away, in seconds; see
+            table: the table; a recreated table with the same name is a different one.
+            options: parameters of the draws.
+            reader: decodes replies.
+            draw_over_wire: draws a replacement for a batch whose rows were overwritten during the copy.
+            open_around: opens a stream that bypasses gRPC, if available.
+            prefetch: batches in flight while `next()` waits, at least 1.
+            reconnect_timeout_s: seconds to retry an unreachable server; see
                 `replay_client._transport.time_limits`.
 
         Raises:
@@ -146,7 +146,7 @@ class Sampler:
             return bool(self._keys) + sum(exchange.has_update for exchange in self._stream.pending)
 
     def __repr__(self) -> str:
-        """Of what, and where."""
+        """Show the table and the address."""
         return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {self._options}>"
 
     def __reduce__(self) -> NoReturn:

@@ -131,7 +131,7 @@ class Table:
         return True
 
     def __repr__(self) -> str:
-        """What and where."""
+        """Show the table and the address."""
         columns = ", ".join(f"{name}: {column}" for name, column in self.schema.items())
         address = self._link.options.address
         return f"<Table {self.name!r} at {address}: {self.backend}, {self.capacity} rows of {columns}>"
@@ -452,7 +452,7 @@ class Table:
         return batch
 
     def _drawn(self, options: DrawOptions, same_host: replay_pb2.SameHost | None) -> Batch | None:
-        """A batch; None if inserts overtook the copying of its rows."""
+        """A batch; None if inserts overtook the copy of its rows."""
         request = replay_pb2.SampleRequest(
             table=self.name, table_uid=self.uid, draw=options.to_proto(), same_host=same_host
         )

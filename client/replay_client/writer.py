@@ -144,7 +144,7 @@ class Writer:
             return self._block.count + sum(block.row_count for block in self._stream.pending)
 
     def __repr__(self) -> str:
-        """Of what, and where."""
+        """Show the table and the address."""
         return f"<Writer of table {self._table.name!r} at {self._connection.address}: {self.in_flight} rows in flight>"
 
     def __reduce__(self) -> NoReturn:

@@ -41,7 +41,7 @@ NO_ROWS = memoryview(b"")
 
 
 class Framed(NamedTuple, Generic[M]):
-    """A message received: its head parsed, its rows as they lie in the bytes that came."""
+    """A received message: its parsed head, and its rows as a view of the received bytes."""
 
     head: M
     """The message without ``rows``."""
@@ -50,15 +50,15 @@ class Framed(NamedTuple, Generic[M]):
 
 
 def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint8]], None]) -> bytes:
-    """The wire form of a message, its rows written straight into it.
+    """Serialize a message, writing the rows directly into it.
 
     Args:
         head: the message without ``rows``.
-        size: bytes that ``rows`` will take.
+        size: length of ``rows`` in bytes.
         write: writes the rows, into uint8[size].
     """
     start = head.SerializeToString() + _ROWS_TAG + _varint(size)
-    # gRPC takes nothing but bytes, and BytesIO writes into them: `getvalue` copies nothing once no view is left.
+    # gRPC only accepts bytes, and BytesIO can fill them: `getvalue` does not copy once all views are released.
     message = io.BytesIO(bytes(len(start) + size))
     message.write(start)
     write(np.frombuffer(message.getbuffer(), np.uint8)[len(start) :])
@@ -70,8 +70,8 @@ def split_message(message_type: type[M], data: bytes | memoryview) -> Framed[M]:
 
     Args:
         message_type: the type of the message.
-        data: its wire form: fields may come in any order, and the last ``rows`` counts. Of a writable view the rows
-            are writable, too.
+        data: its wire form: fields may come in any order, and the last ``rows`` counts. For a
+            writable view, the rows are writable, too.
 
     Raises:
         google.protobuf.message.DecodeError: if it is not a message of this type.
@@ -88,7 +88,7 @@ def carries_rows(message_type: type[Message]) -> bool:
 
 
 def split_rows(data: bytes | memoryview, most_fields: int | None = None) -> tuple[bytes, memoryview]:
-    """Take a message that can carry rows apart, without copying them or parsing the rest.
+    """Split a message into its rows and the rest, without copying the rows or parsing the rest.
 
     Args:
         data: its wire form.
@@ -112,14 +112,14 @@ def split_rows(data: bytes | memoryview, most_fields: int | None = None) -> tupl
 
 
 def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, int, int, int]]:
-    """Walk over the fields of a message, without looking into those that are messages themselves.
+    """Iterate over the top-level fields of a message.
 
     Args:
         view: the message's wire form.
         most: how many fields it may have; None: any number.
 
     Yields:
-        For each field its tag, and where it begins, where its content begins and where it ends.
+        For each field, its tag, and the offsets of its beginning, of its content, and of its end.
 
     Raises:
         google.protobuf.message.DecodeError: if it is no message, or has more fields.
@@ -149,7 +149,7 @@ def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, 
 
 
 def column_views(schema: Schema, rows: memoryview | Array, row_count: int) -> dict[str, Array]:
-    """Columns as they lie in ``rows``: column after column, each with all its rows.
+    """View the columns in ``rows``: column after column, each with all its rows.
 
     Args:
         schema: the table's.
@@ -183,7 +183,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    """The number at ``position``, and where the next thing begins."""
+    """The number at ``position``, and the position after it."""
     if position < len(view) and (first := view[position]) < 0x80:
         return first, position + 1
     value = 0

@@ -11,7 +11,7 @@ from replay_agent.dqn.networks import Bounds, NetworkSpec
 
 @dataclass(frozen=True)
 class Task:
-    """The same for every actor of a run.
+    """The task of a run, the same for all actors.
 
     Attributes:
         env_id: Gymnasium id of the environment.

@@ -72,7 +72,7 @@ class LearnerAccess:
 
 
 class Gate:
-    """Refuses calls without a token that gives the right to write to a table."""
+    """Refuses calls without a token that grants write access to a table."""
 
     def __init__(self, tokens: Tokens | None, table: str) -> None:
         """Check with these tokens.

@@ -39,7 +39,7 @@ class DrawSettings:
 
     Attributes:
         batch_size: rows in a batch.
-        weight_norm: ``batch`` or ``table``: whose largest weight normalizes the weights.
+        weight_norm: ``batch`` or ``table``: divide weights by the largest one in the batch or in the table.
         draw_mode: ``stratified`` or ``independent``.
         prefetch: batches in flight.
         timeout_s: seconds to wait for rows, and for an unreachable server.

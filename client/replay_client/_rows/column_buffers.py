@@ -1,4 +1,4 @@
-"""Columns to copy rows into: cache-line aligned, in memory that is used again once nobody refers to it.
+"""Columns to copy rows into: cache-line aligned, in reused memory.
 
 columns = buffers.blank(256)                # {"obs": float32[256, 4], "action": int64[256]}
 """
@@ -25,10 +25,10 @@ class ColumnBuffers:
         """Start empty."""
         self._schema = schema
         self._buffers = Buffers()
-        self._layout: _Layout | None = None  # of the columns before
+        self._layout: _Layout | None = None  # of the previous columns
 
     def blank(self, row_count: int) -> dict[str, NDArray[Any]]:
-        """By column ``dtype[row_count, *shape]``, with any values, all in one buffer."""
+        """Uninitialized columns ``dtype[row_count, *shape]`` by name, all in one buffer."""
         layout = self._layout
         if layout is None or layout.row_count != row_count:
             layout = self._layout = _Layout.of(self._schema, row_count)
@@ -38,14 +38,14 @@ class ColumnBuffers:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where columns lie in a buffer: as the fields of one record, which NumPy turns into views in no time."""
+    """The layout of columns in a buffer: fields of one record, which NumPy can view quickly."""
 
     row_count: int
     dtype: np.dtype[Any]
 
     @classmethod
     def of(cls, schema: Schema, row_count: int) -> _Layout:
-        """Each column begins at a cache line of its own."""
+        """Lay out columns so that each begins on a separate cache line."""
         sizes = [_whole_lines(column.row_bytes * row_count) for column in schema.values()]
         fields = {
             "names": list(schema),

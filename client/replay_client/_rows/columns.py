@@ -59,11 +59,11 @@ class Columns(Mapping[str, T_co]):
         return self is other
 
     def __hash__(self) -> int:
-        """That of the object."""
+        """Hash by identity."""
         return object.__hash__(self)
 
     def __repr__(self) -> str:
-        """How many rows of which columns."""
+        """Show the number of rows and the columns."""
         columns = ", ".join(f"{name}: {_described(column)}" for name, column in self.columns.items())
         return f"<{type(self).__name__} of {self.batch_size} rows, {columns}>"
 

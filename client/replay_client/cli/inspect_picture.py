@@ -1,4 +1,4 @@
-"""What `replay inspect --png` draws."""
+"""The plot of `replay inspect --png`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE_INCHES = (15.0, 8.0)
 RESOLUTION_DPI = 110
 _IN_FORCE = {PROPORTIONAL: "min(priority + epsilon, max_priority)"}
 _BELOW_AXES = -0.14
-"""Where the legend begins, under the axes and their label, in heights of the axes."""
+"""Vertical position of the legend below axes and label, as a fraction of the axes' height."""
 _CURVE_COLOR, _FIT_COLOR, _BAR_COLOR = "#3182bd", "#e6550d", "#6baed6"
 
 
@@ -104,12 +104,12 @@ def _draw_by_priority(axes: Axes, found: Distributions) -> None:
 
 
 def _explain(axes: Axes) -> None:
-    """The legend, below the axes, where it covers no curve."""
+    """Add the legend below the axes, where it does not cover curves."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, _BELOW_AXES), ncols=3, frameon=False)
 
 
 def _beside(label: str, found: Distributions, backend: str) -> str:
-    """A fit, and what it should be where the backend says so."""
+    """Label of a fit, with the expected exponent if the backend defines one."""
     table = found.inspection.table
     if table.backend != backend:
         return label

@@ -1,4 +1,4 @@
-"""What `replay inspect` shows in the terminal."""
+"""The terminal view of `replay inspect`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _QUEUE = "A queue: draws return the oldest\nrows, regardless of priority;\nproba
 
 
 def inspect_view(found: Distributions, rows: Rows, width: int) -> RenderableType:
-    """Distributions of a table as panels, and its rows of the largest priority.
+    """Distributions of a table as panels, and the rows with the largest priorities.
 
     Args:
         found: the distributions.
-        rows: those of the largest priorities that are still live.
+        rows: those with the largest priorities that are still live.
         width: of the terminal, in characters.
     """
     inspection = found.inspection

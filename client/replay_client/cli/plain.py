@@ -49,7 +49,7 @@ def plain_stats(stats: Stats) -> dict[str, Any]:
 
 
 def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
-    """What `replay inspect` found; ``rows`` are those of the largest priorities that are still live."""
+    """The results of `replay inspect`; ``rows`` have the largest priorities and are still live."""
     inspection = found.inspection
     live = {int(key): place for place, key in enumerate(rows.row_keys)}
     largest = [
@@ -88,7 +88,7 @@ def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A dataclass, and all in it, as dicts and lists."""
+    """Convert a dataclass and its content to dicts and lists."""
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -72,8 +72,8 @@ def stats_view(
         server: its address.
         table: the table to show in detail, or None.
         width: of the terminal, in characters.
-        most: how many tables and methods to show; None: all.
-        trouble: why there have been no figures since, if that is so.
+        most: maximum number of tables and methods to show; None: all.
+        trouble: why newer figures are missing, if they are.
     """
     header: list[RenderableType] = [_server_line(stats.server, server)]
     if trouble:

@@ -17,11 +17,11 @@ _MOST_ELEMENTS = 4
 
 
 def row_text(rows: Rows, place: int, styles: tuple[str, str]) -> RenderableType:
-    """A row as ``name value`` pairs, as many in a line as fit.
+    """A row as ``name value`` pairs, filling each line.
 
     Args:
         rows: some rows.
-        place: which of them.
+        place: index of the row.
         styles: of names, and of values.
     """
     pairs = [(name, value_text(values[place])) for name, values in rows.columns.items()]

@@ -25,7 +25,7 @@ class Trouble:
     """Why there are no statistics."""
 
     message: str
-    """What the client said."""
+    """The client's error message."""
     away_s: float | None
     """For how long the server has not answered, in seconds; None if it has."""
 
@@ -41,14 +41,14 @@ def watch(look: Look, address: str, table: str | None, interval_s: float, *, as_
     """Show figures until Ctrl-C.
 
     Args:
-        look: asks for the figures.
+        look: fetches the figures.
         address: the server's.
         table: the table to show in detail, or None.
-        interval_s: seconds between two looks.
+        interval_s: seconds between refreshes.
         as_json: whether to print JSON objects, one a line.
 
     Raises:
-        ReplayError: the first look failed.
+        ReplayError: the first fetch failed.
     """
     console = Console()
     try:
@@ -63,7 +63,7 @@ def watch(look: Look, address: str, table: str | None, interval_s: float, *, as_
 
 
 def _looks(look: Look, interval_s: float) -> Iterator[Stats | Trouble]:
-    """Figures, or why there are none, without end."""
+    """Yield figures, or the reason for their absence, forever."""
     yield look()
     answered = time.monotonic()
     while True:

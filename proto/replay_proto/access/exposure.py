@@ -1,4 +1,4 @@
-"""Checks that a service which listens for other machines is protected."""
+"""Checks that a service reachable from other machines is protected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class ExposedError(Exception):
-    """A service without protection would be reached from other machines; the message says what to do."""
+    """An unprotected service would be reachable from other machines; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
 
     Args:
         host: address to listen on.
-        protection: what there is.
-        insecure: whether the user wants it without any.
-        flag_prefix: what the flags of the service begin with.
+        protection: the configured protection.
+        insecure: whether the user allows an unprotected service.
+        flag_prefix: prefix of the service's flags.
 
     Raises:
-        ExposedError: if there is no protection, and other machines could call.
+        ExposedError: the service is unprotected, and other machines could call.
     """
     if is_loopback(host):
         return
@@ -60,7 +60,7 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine only; of a name, all that it stands for."""
+    """Whether an address is reachable from this machine only; for a name, all its addresses."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

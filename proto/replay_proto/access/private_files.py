@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 _OPEN: Final = stat.S_IRWXO | stat.S_IWGRP
-"""A group that may read a file is a choice, as with the files of tables; one that may change it could let itself in."""
+"""Group read access can be intended, as for table files; with write access, members could grant themselves rights."""
 
 
 def exposure_of(path: Path) -> str | None:
-    """How a file is open to others, and the command that mends it; None: it is not.
+    """Describe how others can access a file, and the command that fixes it; None: they cannot.
 
     Raises:
-        OSError: if it is not there.
+        OSError: the file does not exist.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & _OPEN:

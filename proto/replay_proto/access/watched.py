@@ -14,41 +14,42 @@ T = TypeVar("T")
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
 """By file: inode, size, and when its content and its inode last changed; None if it is not there.
 
-The time of its content can be set to any, that of the inode cannot.
+Anyone can set
+the time of the content, but not that of the inode.
 """
 
 
 class UnusableFileError(Exception):
-    """A file that says who may call cannot be used; the message names it, and what is wrong."""
+    """A token or certificate file cannot be used; the message names the file and the problem."""
 
 
 class Watched(Generic[T]):
-    """What a few files say. When they change to something that cannot be used, what they said last holds."""
+    """A value read from files. If they change to something unusable, the last value stays in effect."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T], *, if_gone: T | None = None) -> None:
-        """Read them.
+        """Read the files.
 
         Args:
             paths: the files.
             read: reads them; raises `UnusableFileError`.
-            if_gone: what holds once a file is missing at two looks in a row; None: what they said last. One look is
-                not enough: a program may remove a file to write it anew.
+            if_gone: value once a file is missing at two checks in a row; None: keep the last value. A single miss
+                does not count, because a program may briefly remove a file to rewrite it.
 
         Raises:
-            UnusableFileError: if they cannot be used.
+            UnusableFileError: the files cannot be used.
         """
         self._paths = tuple(paths)
         self._read = read
         self._if_gone = if_gone
         self._stamp = self._seen = self._look()
         self.value = read()
-        """What they say, as far as `refresh` has seen."""
+        """The value at the last `refresh`."""
 
     def refresh(self) -> bool:
-        """Look whether they have changed, and read them if so; what cannot be read is tried again at the next look.
+        """Reread the files if they have changed; a failed read is retried at the next check.
 
         Returns:
-            Whether `value` is another now.
+            Whether `value` has changed.
         """
         stamp = self._look()
         if stamp == self._stamp:

@@ -39,7 +39,7 @@ class _ChecksummedFile:
         self._size = self._crc32 = self._unsynced = 0
 
     def begin_anew(self) -> None:
-        """Forget what was written."""
+        """Discard what was written."""
         os.ftruncate(self._file, 0)
         os.lseek(self._file, 0, os.SEEK_SET)
         self._begin()

@@ -12,15 +12,15 @@ _KEPT_BYTES = 64 << 20
 
 
 def tune_allocator() -> None:
-    """Keep large blocks, and use one heap for all threads. To be called before there are further threads.
+    """Keep large blocks, and use one heap for all threads. Call it before starting threads.
 
     Blocks up to 32 MiB, and 64 MiB in all, are kept for the next messages instead of being given back to the kernel:
     each page that comes from the kernel costs a page fault. For a message of 4 MiB, which gRPC copies twice, that is
-    6 of the 7 ms during which the event loop serves nobody else.
+    6 of the 7 ms during which the event loop is blocked.
 
-    With a heap per thread, each thread of gRPC would keep the peak of some burst of calls: tens of MB in all.
+    With a heap per thread, each of gRPC's threads would retain its peak usage, tens of MB in total.
 
-    Does nothing where the C library is not glibc.
+    Does nothing with other C libraries.
     """
     if not sys.platform.startswith("linux"):
         return

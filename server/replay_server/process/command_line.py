@@ -1,4 +1,4 @@
-"""The command line of `replay-server`, read without loading the server: `--help` and refusals answer at once."""
+"""The command line of `replay-server`, read without loading the server, so `--help` and errors are fast."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from replay_server.process.settings import ServerSettings, load_settings
 
 
 def read_command_line(arguments: Sequence[str]) -> ServerSettings:
-    """Read the settings, and set up logging by them.
+    """Read the settings, and configure logging.
 
-    Exits with 0 after ``--help`` and ``--version``, with 2 if the settings cannot be used.
+    Exits with 0 after ``--help`` and ``--version``, with 2 if the settings are invalid.
 
     Args:
         arguments: the command line, without the program's name.

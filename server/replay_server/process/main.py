@@ -66,7 +66,7 @@ REFUSALS_TO_START = (
 def run(settings: ServerSettings) -> None:
     """Run the server until SIGTERM or SIGINT.
 
-    Exits with 1 if it cannot start, or the disk does not take its tables at the end.
+    Exits with 1 if it cannot start, or cannot sync its tables at the end.
     """
     _allow_many_files()
     tune_allocator()
@@ -81,17 +81,17 @@ async def serve(settings: ServerSettings) -> None:
     """Serve until told to stop.
 
     Raises:
-        StartError: if a table of the config file cannot be made.
-        BindError: if the address cannot be listened on.
-        UnusableFileError: if the tokens or certificates cannot be used.
-        GroupError: if files cannot be given to the group.
+        StartError: a table of the config file cannot be created.
+        BindError: the server cannot listen on the address.
+        UnusableFileError: the tokens or certificates cannot be used.
+        GroupError: the group cannot be given access to the files.
         RootInUseError: if another server has the data directory.
         DamagedTableError: if a stored table cannot be read.
-        CheckpointsInUseError: if another server has the directory for checkpoints.
+        CheckpointsInUseError: another server uses the checkpoint directory.
         DamagedCheckpointError: if the checkpoint to restore cannot be read.
         CheckpointRemovedError: if the checkpoint to restore is removed meanwhile.
-        RestoreError: if the checkpoint to restore has tables that are there already.
-        NotWrittenError: if the disk did not take the tables at the end.
+        RestoreError: the checkpoint to restore has tables that already exist.
+        NotWrittenError: the tables could not be synced at the end.
     """
     stop = asyncio.Event()
     _stop_on_signals(stop)
@@ -118,7 +118,7 @@ async def serve(settings: ServerSettings) -> None:
             credentials=credentials,
             checkpoints=checkpoints,
         )
-        # Before anything is made: a port that is taken is found out while all is as it was.
+        # First of all, so that a port in use is detected before anything changes.
         port = server.bind(settings.host, settings.port)
         if not await _warm_up(stop):
             return
@@ -126,7 +126,7 @@ async def serve(settings: ServerSettings) -> None:
             restored = restore(settings.restore, root.tables, checked=checked)
             log.info("%s restored: %d tables", settings.restore, len(restored.tables))
         catalog.restore()
-        # Tables keep the checksums that they have, whatever the setting says now.
+        # Existing tables keep their checksums, whatever the current setting.
         if checked or any(table.directory.is_checked for table in catalog):
             syncer = Syncer(catalog, settings.sync_every)
         await _make_tables(catalog, settings)
@@ -152,10 +152,10 @@ async def serve(settings: ServerSettings) -> None:
 
 
 async def _warm_up(stop: asyncio.Event) -> bool:
-    """Compile or load kernels before there are tables; what is loaded is frozen out of garbage collection.
+    """Compile or load kernels before opening tables, and exclude them from garbage collection.
 
     Returns:
-        Whether it was done; False if the server was told to stop meanwhile.
+        False if the server was told to stop meanwhile.
     """
     cancelled = threading.Event()
     with loading():
@@ -173,10 +173,10 @@ async def _warm_up(stop: asyncio.Event) -> bool:
 
 
 def _let_go_of(catalog: Catalog, root: Root) -> None:
-    """Write the tables out.
+    """Sync and close the tables.
 
     Raises:
-        NotWrittenError: if the disk does not take some.
+        NotWrittenError: some tables could not be synced.
     """
     try:
         catalog.close()
@@ -185,10 +185,10 @@ def _let_go_of(catalog: Catalog, root: Root) -> None:
 
 
 def _root(settings: ServerSettings) -> Root:
-    """Where the tables are.
+    """Open the directory of the tables.
 
     Raises:
-        StartError: if they cannot be there.
+        StartError: the directory cannot be used.
         RootInUseError: if another server has the data directory.
     """
     if settings.data_dir is None:
@@ -197,10 +197,10 @@ def _root(settings: ServerSettings) -> Root:
 
 
 def _checkpoints(catalog: Catalog, settings: ServerSettings) -> Checkpoints | None:
-    """Where checkpoints are written.
+    """Open the directory of the checkpoints.
 
     Raises:
-        StartError: if they cannot be written there.
+        StartError: the directory cannot be used.
         CheckpointsInUseError: if another server has the directory.
     """
     if settings.checkpoint_dir is None:
@@ -220,7 +220,7 @@ def _in_directory(
     """Check a directory before it is used.
 
     Raises:
-        StartError: if it cannot be used, or another user can change what is in it and ``trust_dirs`` is not set.
+        StartError: it cannot be used, or another user can change its content and ``trust_dirs`` is not set.
     """
     try:
         try:
@@ -241,7 +241,7 @@ def _in_directory(
 def _credentials(settings: ServerSettings) -> Credentials | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    # A session that is resumed shows no certificate, just as a connection that goes on.
+    # A resumed session shows no certificate, like an existing connection.
     renewal_s = min(RENEWAL_S, settings.max_connection_s)
     return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, renewal_s).credentials
 
@@ -267,23 +267,23 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def _stop_with_parent(stop: asyncio.Event) -> None:
-    """Stop when standard input ends: whoever holds its other end is gone, however it went."""
+    """Stop when standard input ends, because the parent process has exited or died."""
     loop = asyncio.get_running_loop()
 
     def watch(told: Callable[[], object]) -> None:
-        # Not through sys.stdin: its lock, held by a thread that never ends, would break the interpreter's own end.
+        # Avoid sys.stdin: this thread never ends, and holding its lock would break the interpreter's shutdown.
         while os.read(sys.stdin.fileno(), 1):
             pass
-        with suppress(RuntimeError):  # the server has ended already, for another reason
+        with suppress(RuntimeError):  # the server has already stopped for another reason
             told()
 
-    # A daemon thread: nothing waits for it when the server stops for another reason.
+    # A daemon thread, so that the server can stop for other reasons.
     threading.Thread(
         target=watch, args=(lambda: loop.call_soon_threadsafe(stop.set),), name="parent-watch", daemon=True
     ).start()
 
 
 def _allow_many_files() -> None:
-    """Take as many file descriptors as we may have: a table needs two for each of its files."""
+    """Raise the limit on file descriptors as far as allowed: a table needs two per file."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 _CUT_OFF = 2
 """gRPC rejects messages that exceed the limit by this factor."""
 _OTHER_CALLS = 32
-"""Calls that are no streams need room beside these. Whoever opens calls and lets go of them again and again has others
-wait for as many as a connection may have at once."""
+"""Room for calls other than streams. A client that keeps opening and canceling calls delays others by as many
+calls as a connection may have."""
 
 
 class BindError(Exception):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
 
 class ReplayServer:
@@ -53,14 +53,14 @@ class ReplayServer:
 
         Args:
             catalog: the tables.
-            keepalive_s: seconds of silence after which a client is asked whether it is there.
-            connection_s: how long a connection lasts at most, in seconds; None: as long as the client likes.
-            offer_reflection: whether to describe the contract to whoever asks.
-            socket: where to listen for clients on this host; None: nowhere, and they may not copy rows out of the
-                tables' files either.
-            offer_health: whether to tell whoever asks that it serves.
-            authenticator: finds out who calls.
-            credentials: makes those for TLS; None: connections are not encrypted.
+            keepalive_s: seconds of silence after which a client is pinged.
+            connection_s: maximum age of a connection, in seconds; None: unlimited.
+            offer_reflection: whether to offer gRPC's reflection service.
+            socket: path of the socket for clients on this host; None: no socket, and clients may not copy rows from
+                the tables' files.
+            offer_health: whether to offer gRPC's health service.
+            authenticator: identifies callers.
+            credentials: creates TLS credentials; None: no encryption.
             checkpoints: the server's checkpoints; None: disabled.
         """
         self._credentials = credentials
@@ -69,7 +69,7 @@ class ReplayServer:
             catalog.bounds.max_connections,
             partial(
                 server_options,
-                # What is a little too long the service refuses itself, naming the setting; the rest gRPC cuts off.
+                # The service refuses slightly too long requests, naming the setting; gRPC rejects longer ones.
                 receive_bytes=_CUT_OFF * catalog.bounds.max_request_bytes,
                 send_bytes=catalog.bounds.max_reply_bytes,
                 calls_per_connection=catalog.bounds.max_streams_per_connection + _OTHER_CALLS,
@@ -92,13 +92,13 @@ class ReplayServer:
             reflection.add_reflection(self._lanes, services, authenticator)
 
     def bind(self, host: str, port: int) -> int:
-        """Take the port. Who connects from now on waits until `start`.
+        """Bind the port. Clients that connect now wait until `start`.
 
         Returns:
-            The port, which is another than asked for if that was 0.
+            The port; chosen by the system if 0 was requested.
 
         Raises:
-            BindError: if the address cannot be listened on.
+            BindError: the server cannot listen on the address.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
@@ -117,7 +117,7 @@ class ReplayServer:
         await self._lanes.start()
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new calls, send away those that wait, and let the others end for so many seconds."""
+        """Refuse new and waiting calls, and give running calls this many seconds to finish."""
         if self._health is not None:
             self._health.stop()
         self._catalog.waiters.close()

@@ -45,7 +45,7 @@ from replay_server.defaults import (
     DEFAULT_SYNC_EVERY_S,
 )
 
-if TYPE_CHECKING:  # these load the kernels, which --help and a refusal do without
+if TYPE_CHECKING:  # these load the kernels, which --help and errors do not need
     from replay_server.flow.bounds import Bounds
     from replay_server.storage.table_config import TableConfig
 

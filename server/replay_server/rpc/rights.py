@@ -42,7 +42,7 @@ def on_table(one_of: Right) -> Demand:
 
 
 def to_create() -> Demand:
-    """The right to administer the table that is to be."""
+    """Requires the right to administer the new table."""
 
     def check(caller: Caller, named: Any, _: str) -> None:
         caller.check(Right.ADMIN, named.config.name)
@@ -51,7 +51,7 @@ def to_create() -> Demand:
 
 
 def to_list() -> Demand:
-    """The right to read any table; the others are left out of the answer."""
+    """Requires the right to read some table; others are omitted from the reply."""
 
     def check(caller: Caller, _named: None, _: str) -> None:
         caller.check(Right.READ)
@@ -60,7 +60,7 @@ def to_list() -> Demand:
 
 
 def to_see_figures() -> Demand:
-    """The right to read the table, or where none is named any; the others are left out of the answer."""
+    """Requires the right to read the named table, or else some table; others are omitted from the reply."""
 
     def check(caller: Caller, named: Any, _: str) -> None:
         caller.check(Right.READ, named.table or None)
@@ -69,7 +69,7 @@ def to_see_figures() -> Demand:
 
 
 def to_learn() -> Demand:
-    """The right to read the table, and with an update to write to it."""
+    """Requires the right to read the table, and for an update also to write to it."""
 
     def check(caller: Caller, named: Any, stream_table: str) -> None:
         table = named.table or stream_table
@@ -81,7 +81,7 @@ def to_learn() -> Demand:
 
 
 def to_copy(most: int) -> Demand:
-    """The right to administer each table that is named, at most so many, or where none is named all; and the series."""
+    """Requires the right to administer each named table (at most this many), or else all tables; and the series."""
 
     def check(caller: Caller, request: replay_pb2.CheckpointRequest, _: str) -> None:
         if len(request.tables) > most:
@@ -96,16 +96,16 @@ def to_copy(most: int) -> Demand:
 
 
 def series_of(request: replay_pb2.CheckpointRequest, caller: Caller) -> str:
-    """The series that a checkpoint is to be one of; where none is named, one that its caller may write to."""
+    """The series of a new checkpoint; if none is named, one that the caller may write to."""
     if request.series:
         return request.series
     return DEFAULT_SERIES if not request.tables or caller.may_on_all(Right.ADMIN) else request.tables[0]
 
 
 def check_series(caller: Caller, series: str, tables: Iterable[str] = ()) -> None:
-    """Refuse a series of checkpoints, with these tables in it, to a caller who may not administer all of them.
+    """Refuse a series of checkpoints if the caller may not administer all tables in it.
 
-    Its name takes the same right as a table's, so that nobody takes a name that others would use.
+    The name requires the same right as a table's, so callers cannot take over each other's names.
     """
     what = f"series {series!r}, which takes it on a table of that name, and on all tables in the series"
     if series == PERIODIC_SERIES:
@@ -114,7 +114,7 @@ def check_series(caller: Caller, series: str, tables: Iterable[str] = ()) -> Non
 
 
 def to_administer_all() -> Demand:
-    """The right to administer all tables, whether or not there are any."""
+    """Requires the right to administer all tables, existing or future."""
 
     def check(caller: Caller, _named: None, _: str) -> None:
         caller.check_on_all(Right.ADMIN)

@@ -45,7 +45,7 @@ def share_with_group(root: Root, group: str) -> None:
     """Let members of a group read existing and future tables.
 
     Raises:
-        GroupError: if there is no such group, or the server's user is no member of it.
+        GroupError: if there is no such group, or the server's user is not a member.
     """
     try:
         number = grp.getgrnam(group).gr_gid
@@ -55,7 +55,7 @@ def share_with_group(root: Root, group: str) -> None:
         _give(root.path, number, FOLDER_MODE)
         _give(root.tables, number, _SHARED_FOLDER)
         for path in root.tables.rglob("*"):
-            if path.is_socket():  # of a server that was killed; the next one makes its own
+            if path.is_socket():  # left by a killed server; the next one creates its own
                 continue
             _give(path, number, _SHARED_FOLDER if path.is_dir() else FILE_MODE)
     except PermissionError as error:
@@ -67,7 +67,7 @@ def share_with_group(root: Root, group: str) -> None:
 def _give(path: Path, group: int, mode: int) -> None:
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        # The mode last: a change of the group takes the set-group-ID bit away.
+        # Set the mode last: chown clears the set-group-ID bit.
         os.fchown(file, -1, group)
         os.fchmod(file, mode)
     finally:

@@ -36,7 +36,7 @@ class WeightNorm(Enum):
 
 
 class Draw(NamedTuple):
-    """What a caller asks for."""
+    """Parameters of a draw."""
 
     batch_size: int
     """Rows, at least 1."""
@@ -85,7 +85,7 @@ class DrawPolicy(Protocol):
         """Whether clients on this host may copy drawn rows, because draws do not remove them."""
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
-        """float64[count * batch_size] in [0, 1): at which points of the mass ``count`` batches are drawn."""
+        """float64[count * batch_size] in [0, 1): the points of the mass for ``count`` batches."""
 
     def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
         """Return the rows at these points; changes nothing."""
@@ -96,9 +96,9 @@ class DrawPolicy(Protocol):
     def probabilities(
         self, priorities: NDArray[np.float64], ranks: NDArray[np.int64], live: LiveRows
     ) -> NDArray[np.float64]:
-        """float64[n]: with which rows of these priorities and ranks are drawn now, whether there are such or not.
+        """float64[n]: current probabilities of real or hypothetical rows with these priorities and ranks.
 
-        Rank 1 is the largest priority; of equal ones the newest comes first.
+        Rank 1 is the largest priority; among equals, the newest comes first.
         """
 
     def hand_out(self, rows: int) -> None:
@@ -120,7 +120,7 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 def importance_weights(probabilities: NDArray[np.float64], reference: float, beta: float) -> NDArray[np.float32]:
-    """Importance-sampling weights, float32[batch], over the weight of a row of probability ``reference``.
+    """Importance-sampling weights, float32[batch], divided by the weight for the probability ``reference``.
 
     ``w = (N * P)**-beta / (N * P_ref)**-beta = (P_ref / P)**beta`` (Schaul et al. 2016, section 3.4).
     """

@@ -1,4 +1,4 @@
-"""Which rows an update of priorities is for: live ones, each once."""
+"""Resolves priority updates to distinct live rows."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ class ResolvedUpdate(NamedTuple):
 def resolve_update(
     keys: NDArray[np.int64], priorities: NDArray[np.float64], oldest: int, inserted: int, secret: int = _SECRET
 ) -> ResolvedUpdate:
-    """Drop stale keys, and keep the last priority of a key that is given more than once.
+    """Drop stale keys, and keep the last priority of duplicate keys.
 
-    The time it takes is proportional to the number of keys, whichever keys a caller chooses: ``secret``, of 63 bits,
-    decides on their places in a hash table.
+    Takes linear time even for adversarial keys: their places in a hash table depend on ``secret``, of 63 bits.
     """
     return ResolvedUpdate(*_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted, secret))
 
 
 @kernel
 def first_unusable(priorities: NDArray[np.float64], limit: float) -> int:
-    """Where the first number lies that is no priority (negative, above the limit, or NaN); -1 if all are."""
+    """Position of the first invalid priority (negative, above the limit, or NaN); -1 if there is none."""
     for i in range(len(priorities)):
         if not 0.0 <= priorities[i] <= limit:
             return i

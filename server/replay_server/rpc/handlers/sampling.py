@@ -230,7 +230,7 @@ class SamplingHandlers:
 
 
 def _wanted_on_a_stream(name: str, uid: bytes, message: replay_pb2.LearnRequest) -> _Wanted | None:
-    """What a learner's message asks for; None if it only sets priorities."""
+    """The draws requested by a learner's message; None if it only sets priorities."""
     batches, ahead = fields.batch_count(message.batches), fields.ahead(message.ahead)
     wait_s = fields.wait_s(message.draw.wait_s)
     if not message.HasField("draw"):
@@ -239,7 +239,7 @@ def _wanted_on_a_stream(name: str, uid: bytes, message: replay_pb2.LearnRequest)
 
 
 def _fields(batch: DrawnBatch) -> dict[str, Any]:
-    """Of a replay.v1.Batch."""
+    """Fields of a replay.v1.Batch."""
     return {
         "keys": batch.keys.tobytes(),
         "probabilities": batch.probabilities.tobytes(),

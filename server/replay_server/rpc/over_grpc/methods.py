@@ -20,7 +20,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class GrpcMethods:
-    """Makes handlers for gRPC out of endpoints."""
+    """Creates gRPC handlers for endpoints."""
 
     def __init__(self, authenticator: Authenticator, streams: OpenStreams) -> None:
         """Create handlers that check callers and count streams."""
@@ -34,7 +34,7 @@ class GrpcMethods:
         return grpc.stream_unary_rpc_method_handler(_OneMessage(self, endpoint).serve)
 
     def caller(self, context: Context) -> Caller:
-        """Who calls.
+        """Identify the caller.
 
         Raises:
             RequestError: UNAUTHENTICATED.
