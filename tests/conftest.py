@@ -1,4 +1,4 @@
-"""Fixtures: a server that many tests share, servers of a test's own, and callers of them."""
+"""Fixtures: a server shared by many tests, separate servers, and callers."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from tests.support.caller import DATA_PATHS, WIRE, CalledTable, Caller
 from tests.support.server_process import ServerProcess
 from tests.support.warm_program import close_warm_programs
 
-# The same examples every time: what fails here fails again.
+# The same examples every time, so failures are reproducible.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=False)
 settings.load_profile("repeatable")
 
-# A shell starts what runs in its background with Ctrl-C ignored, and so would all programs that tests start here.
+# Shells start background jobs with Ctrl-C ignored, and programs started by tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Files of tokens are refused where others can read them.
+# Token files readable by others are refused.
 os.umask(0o077)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Load nothing of files without a test that limits a time, when only those are asked for."""
+    """Skip loading files without timed tests if only those are selected."""
     if config.option.markexpr != "timed" or not collection_path.match("test_*.py"):
         return None
     return None if "pytest.mark.timed" in collection_path.read_text("utf-8") else True
 
 
 def pytest_sessionfinish() -> None:
-    """End what programs were forked from, before coverage is put together."""
+    """End the processes from which programs were forked, before coverage is combined."""
     close_warm_programs()
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that all tests share which neither stop it nor count all of its calls."""
+    """A server for all tests that neither stop it nor count all of its calls."""
     log = tmp_path_factory.mktemp("server") / "log"
     process = ServerProcess(log, "--max-request-mb", "64", "--max-reply-mb", "64", forked=True)
     yield process
@@ -47,9 +47,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of modules that say ``ALL_DATA_PATHS = True`` over each of the ways to a table.
+    """Run the tests of modules with ``ALL_DATA_PATHS = True`` over every data path.
 
-    A test there that is about one of them, or about neither, is marked with `wire_only`.
+    Tests there that concern one path, or none, are marked with `wire_only`.
     """
     given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     wanted = getattr(metafunc.module, "ALL_DATA_PATHS", False) and "data_path" not in given
@@ -59,7 +59,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def data_path(request: pytest.FixtureRequest) -> str:
-    """How a learner's calls and rows travel: see `tests.support.caller`."""
+    """The transport of a learner's calls and rows; see `tests.support.caller`."""
     path: str = getattr(request, "param", WIRE)
     return path
 
@@ -73,7 +73,7 @@ def caller(server: ServerProcess, data_path: str) -> Iterator[Caller]:
 
 @pytest.fixture
 def new_table(caller: Caller) -> Iterator[Callable[..., CalledTable]]:
-    """Makes tables on the shared server, and drops at the end what is left of them."""
+    """Creates tables on the shared server, and drops remaining ones at the end."""
     made = []
 
     def create(name: str | None = None, **config: object) -> CalledTable:
@@ -93,9 +93,9 @@ def table(new_table: Callable[..., CalledTable]) -> CalledTable:
 
 @pytest.fixture
 def start_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers of the test's own, see `ServerProcess`, and ends them.
+    """Starts and ends separate servers; see `ServerProcess`.
 
-    They are forked from one that is loaded, unless the module says ``STARTS_PROGRAMS = True``.
+    They are forked from a loaded one, unless the module has ``STARTS_PROGRAMS = True``.
     """
     started: list[ServerProcess] = []
 
@@ -113,7 +113,7 @@ def start_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cal
 
 @pytest.fixture
 def call(data_path: str) -> Iterator[Callable[[ServerProcess], Caller]]:
-    """Connects to servers, with a connection of the test's own."""
+    """Connects to servers with a separate connection."""
     made: list[Caller] = []
 
     def connect(process: ServerProcess) -> Caller:

@@ -1,4 +1,4 @@
-"""Makes batches and rows of a server's answers."""
+"""Decodes batches and rows from a server's replies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEY_BYTES = 8
 
 
 class AnswerReader:
-    """Reads the answers about one table. Threads may share one."""
+    """Decodes replies about one table. Threads may share one."""
 
     def __init__(self, schema: Schema, mapped: MappedRows | None) -> None:
         """``mapped`` copies rows that an answer leaves out."""
@@ -29,12 +29,12 @@ class AnswerReader:
         self._buffers = ColumnBuffers(schema)
 
     def sampled(self, answer: bytes) -> Batch | None:
-        """The batch in an answer to Sample; None if inserts overtook the copying of its rows."""
+        """The batch in a reply to Sample; None if inserts overtook the copy of its rows."""
         head, rows = split_message(replay_pb2.SampleResponse, answer)
         return self._batch(head.batch, rows)
 
     def learned(self, answer: bytes) -> tuple[replay_pb2.UpdateResult, list[Batch | None]]:
-        """What became of the updates, and the batches, in an answer of a Learn stream; see `sampled`."""
+        """The update's result and the batches in a reply on a Learn stream; see `sampled`."""
         head, rows = split_message(replay_pb2.LearnResponse, answer)
         batches, start = [], 0
         for message in head.batches:
@@ -44,7 +44,7 @@ class AnswerReader:
         return head.update, batches
 
     def read(self, answer: bytes) -> Rows:
-        """The rows in an answer to Read."""
+        """The rows in a reply to Read."""
         head, rows = split_message(replay_pb2.ReadResponse, answer)
         keys = _own(head.keys, "<i8")
         return Rows(
@@ -77,10 +77,10 @@ class AnswerReader:
         return columns if mapped.gather(keys, columns) else None
 
     def _received(self, rows: memoryview, row_count: int) -> dict[str, Array]:
-        """Columns that are the caller's to keep and to write to: what gRPC hands out is read-only, and not aligned.
+        """Copy received columns for the caller: gRPC's memory is read-only and unaligned.
 
         Raises:
-            InternalServerError: the answer does not hold this many rows of this schema.
+            InternalServerError: the reply does not match the schema and number of rows.
         """
         row_bytes = self._schema.row_bytes
         if len(rows) != row_count * row_bytes:
@@ -94,7 +94,7 @@ class AnswerReader:
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
-    """Rows of several answers to Read as one; at least one."""
+    """Join the rows of several replies to Read, at least one."""
     if len(parts) == 1:
         return parts[0]
     return Rows(
@@ -107,5 +107,5 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
 
 
 def _own(data: bytes, dtype: str) -> NDArray[Any]:
-    """A copy of a small array: what protobuf hands out may be shared."""
+    """Copy a small array, because protobuf's bytes may be shared."""
     return np.frombuffer(data, dtype).copy()

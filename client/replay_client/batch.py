@@ -1,7 +1,6 @@
 """Results of calls: batches, rows by key, and outcomes of updates.
 
-Arrays are the caller's own, writable and aligned. They stay valid for as long as somebody holds one of them; then their
-memory is used for a later batch.
+Arrays are writable, aligned and owned by the caller. Once all of a batch's arrays are freed, their memory is reused.
 """
 
 from __future__ import annotations

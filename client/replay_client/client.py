@@ -83,7 +83,7 @@ class ReplayClient:
             same_host=same_host,
         )
         self._link = ServerLink(options, token)
-        self._link.connection  # noqa: B018 - files of TLS are read, and refused, here
+        self._link.connection  # noqa: B018 - reads and validates TLS files
 
     @property
     def address(self) -> str:

@@ -124,7 +124,7 @@ def _halves(values: Any) -> Any:
 
 
 def _whole(leaf: Any, dtype: np.dtype[Any]) -> Any:
-    """The integers of a leaf; those of a NumPy array at once."""
+    """The integers of a leaf; for a NumPy array, converted immediately."""
     wide = Wide(leaf, dtype)
     return np.asarray(wide) if isinstance(leaf, np.ndarray) and wide.is_whole else wide
 

@@ -48,7 +48,7 @@ class Tls:
     """The name in the server's certificate, if it differs from the address."""
 
     def __post_init__(self) -> None:
-        """Check that certificate and key come together.
+        """Check that certificate and key are given together.
 
         Raises:
             InvalidArgumentError: only one of them is given.
@@ -116,7 +116,7 @@ def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def token_from_environment(variable: str = TOKEN_VARIABLE) -> str | None:
-    """Read the token from a variable; None if it is not set."""
+    """Read the token from an environment variable; None if it is not set."""
     return os.environ.get(variable, "").strip() or None
 
 

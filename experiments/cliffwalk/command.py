@@ -1,4 +1,4 @@
-"""The command `python -m experiments.cliffwalk`: runs what is outstanding, then shows and draws all results."""
+"""The command `python -m experiments.cliffwalk`: runs missing cases, then shows and plots all results."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from experiments.common.server_access import replay_server
 
 
 def cliffwalk(settings: CliffwalkSettings, stop: StopRequest, console: Console) -> None:
-    """Run the experiment, as far as it was not run yet.
+    """Run the missing parts of the experiment.
 
     Args:
         settings: of the experiment.
-        stop: asks to stop; results so far are kept.
+        stop: requests a stop; results so far are kept.
         console: shows progress.
 
     Raises:
-        ResultsError: the directory has results of something else.
-        EmbeddedServerError: no server of its own could be started.
-        ReplayError: the server refuses or is gone.
+        ResultsError: the directory has results of another experiment.
+        EmbeddedServerError: the embedded server could not be started.
+        ReplayError: the server refuses or is unreachable.
     """
     settings.out.mkdir(parents=True, exist_ok=True)
     hold_to(settings.out / "conditions.json", conditions())

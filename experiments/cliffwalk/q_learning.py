@@ -1,8 +1,8 @@
 """Q-learning of the Blind Cliffwalk, one transition at a time (Schaul et al. 2016, appendix B.1, equations 2 and 3).
 
-Q(s, a) is an entry of a table, or linear in features of the state: which one it is, and a constant. Each action has
-weights of its own. There are only a few dozens of values, so plain floats are faster than arrays, and the squared
-error to the true values is carried along instead of being summed anew.
+Q(s, a) is an entry of a table, or linear in features of the state (its number and a constant) with separate weights
+per action. With only a few dozen values, plain floats are faster than arrays. The squared error to the true values is
+updated incrementally.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class QLearner:
         """Draw initial parameters.
 
         Args:
-            walk: what to learn.
+            walk: the walk to learn.
             representation: of the values.
             rng: draws the parameters.
             step_size: of an update.
@@ -67,11 +67,11 @@ class QLearner:
     @property
     def is_learned(self) -> bool:
         """Whether the mean squared error to the true values is below `LEARNED_ERROR`."""
-        # What is carried along has rounding errors: the last word is with the sum itself.
+        # The incremental error has rounding errors, so check the exact sum.
         return self._squares < self._learned_squares and self.mean_squared_error() < LEARNED_ERROR
 
     def mean_squared_error(self) -> float:
-        """Over all states and actions, summed anew."""
+        """Mean over all states and actions, computed from scratch."""
         errors = (error for action in range(ACTIONS) for error in self._errors(action))
         return math.fsum(error * error for error in errors) / (ACTIONS * self._rows)
 
@@ -98,11 +98,11 @@ class QLearner:
         return td_error
 
     def loss_growth(self, transition: Transition) -> float:
-        """By how much an update with this transition would raise the summed squared error to the true values."""
+        """Growth of the total squared error to the true values if this transition were used for an update."""
         return self._growth(transition.state, transition.action, self._step_size * self.td_error(transition))
 
     def _growth(self, state: int, action: int, step: float) -> float:
-        """Growth of the sum of squares when all values of an action move by the bias, and one by its weight, too."""
+        """Growth of the sum of squares if all values of an action change by the bias, and one also by its weight."""
         shift = self._constant * step
         error = self.value(state, action) - self._true[action][state] + shift
         return shift * (2.0 * self._error_sums[action] + self._rows * shift) + step * (2.0 * error + step)

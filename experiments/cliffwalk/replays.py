@@ -1,10 +1,10 @@
-"""Ways to choose what to learn from next, all over tables of the replay service.
+"""Methods of choosing the next transition, all based on tables of the replay service.
 
     with open_replay(Method.PROPORTIONAL, client, walk, table_name, rng) as replay:
         transition = replay.next(learner)
         replay.write_back(learner.update(transition))
 
-Wherever a choice depends on priorities, each draw knows of the update before it, as in the paper.
+If a method uses priorities, each draw reflects the preceding update, as in the paper.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROPORTIONAL_EPSILON: Final = 1e-6
 GREEDY_ALPHA: Final = 2000.0
 """A rank exponent so large that 2 ** -alpha is 0 in a float64: the first rank has all the mass."""
 ORACLE_GAIN: Final = 1e-4
-"""Of the summed squared error: what lowers it by less is no gain to the oracle."""
+"""Minimum reduction of the total squared error that counts as a gain for the oracle."""
 UNIFORM_BATCH: Final = 4096
 """Batch size of uniform draws, which do not depend on priorities and so need not be single."""
 UNIFORM_PREFETCH: Final = 2
@@ -58,7 +58,7 @@ class Replay(Protocol):
     """Chooses transitions out of a table."""
 
     def next(self, learner: QLearner) -> Transition:
-        """The transition to learn from now."""
+        """The next transition to learn from."""
         ...
 
     def write_back(self, td_error: float) -> None:
@@ -70,13 +70,13 @@ class Replay(Protocol):
 def open_replay(
     method: Method, client: ReplayClient, walk: Cliffwalk, name: str, rng: np.random.Generator
 ) -> Iterator[Replay]:
-    """Make a table, fill it with all transitions of a walk, and drop it in the end.
+    """Create a table, fill it with all transitions of a walk, and drop it at the end.
 
     Args:
-        method: how to choose.
+        method: chooses transitions.
         client: of the server.
-        walk: whose transitions.
-        name: of the table; an earlier one of this name, left behind by a run that was broken off, goes.
+        walk: the walk.
+        name: name of the table; one left over from an interrupted run is dropped.
         rng: orders the memory, and seeds the table.
 
     Raises:
@@ -96,7 +96,7 @@ def open_replay(
         **parameters,
     )
     try:
-        # Without priorities, so that all have the largest one: each will be seen once (section 3.2).
+        # Without priorities, all get the largest one, so each will be seen at least once (section 3.2).
         columns = walk.memory(rng)
         keys = table.insert(columns)
         if method is Method.ORACLE:
@@ -112,7 +112,7 @@ def open_replay(
 
 
 class UniformReplay:
-    """Draws all transitions alike, many at once."""
+    """Draws transitions uniformly, in batches."""
 
     def __init__(self, sampler: Sampler) -> None:
         """Draw with a sampler."""
@@ -128,14 +128,14 @@ class UniformReplay:
         return self._drawn.popleft()
 
     def write_back(self, td_error: float) -> None:
-        """Nothing depends on priorities."""
+        """Do nothing: draws do not depend on priorities."""
 
 
 class PrioritizedReplay:
-    """Draws one transition by the priorities as the last update left them."""
+    """Draws one transition at a time by the current priorities."""
 
     def __init__(self, sampler: Sampler) -> None:
-        """Draw with a sampler of batches of 1, which asks for nothing ahead."""
+        """Draw with a sampler of batches of 1, without prefetching."""
         self._sampler = sampler
         self.keys: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         """int64[1]: key of the last transition."""
@@ -157,9 +157,9 @@ class PrioritizedReplay:
 class OracleReplay:
     """Picks the transition that lowers the global loss most, in hindsight (section 3.1), and reads it by its key.
 
-    The global loss is the squared error to the true values. Where values share a parameter there are states of the
-    learner in which every update raises it, or all but ones that hardly change anything: a greedy choice would stand
-    still there for ever. The oracle then takes the largest TD error, until updates lower the loss again.
+    The global loss is the squared error to the true values. If values share parameters, the learner may get into a
+    state in which no update lowers it noticeably, and a greedy choice would be stuck. The oracle then takes the largest
+    TD error, until updates lower the loss again.
     """
 
     def __init__(
@@ -168,9 +168,9 @@ class OracleReplay:
         """Note the key of one row of each kind.
 
         Args:
-            table: that was filled.
-            walk: whose transitions they are.
-            columns: what was inserted.
+            table: the filled table.
+            walk: the walk.
+            columns: the inserted rows, by column.
             keys: int64[n]: the keys of the rows.
         """
         self._table = table
@@ -179,7 +179,7 @@ class OracleReplay:
         self._keys = keys[np.unique(codes, return_index=True)[1]]
 
     def next(self, learner: QLearner) -> Transition:
-        """The best transition, as the table has it."""
+        """Read the best transition from the table."""
         growths = [learner.loss_growth(kind) for kind in self._kinds]
         best = int(np.argmin(growths))
         if growths[best] > -ORACLE_GAIN:
@@ -187,7 +187,7 @@ class OracleReplay:
         return _first_row(self._table.read(self._keys[best : best + 1]))
 
     def write_back(self, td_error: float) -> None:
-        """It looks at the learner itself."""
+        """Do nothing: the oracle inspects the learner directly."""
 
 
 def _first_row(rows: Any) -> Transition:

@@ -33,7 +33,7 @@ class WalkKey:
 
     @property
     def table(self) -> str:
-        """Name of its table."""
+        """Name of the run's table."""
         return f"cliffwalk-{self.representation}-{self.method}-{self.states}-{self.seed}"
 
     def __str__(self) -> str:
@@ -47,11 +47,11 @@ class RunResult:
 
     key: WalkKey
     updates: int
-    """How many there were."""
+    """Number of updates."""
     learned: bool
-    """Whether the values were learned then; if not, it was given up for its time."""
+    """Whether the values were learned; otherwise the run hit its time limit."""
     seconds: float
-    """How long it took."""
+    """Duration in seconds."""
 
 
 def run(
@@ -63,20 +63,20 @@ def run(
 ) -> RunResult | None:
     """Learn until the values are learned or the time is up.
 
-    Runs of one seed begin with the same parameters and, in the same order, the same memory, whatever the method.
+    Runs with the same seed start with the same parameters and the same memory in the same order, for all methods.
 
     Args:
         key: which run.
         client: of the server.
-        max_run_s: seconds after which it is given up.
-        should_stop: whether somebody asked to stop.
+        max_run_s: seconds until the run is aborted.
+        should_stop: whether to stop.
         clock: seconds that only go forward.
 
     Returns:
-        What came of it; None if somebody asked to stop before it was over.
+        The result; None if stopped early.
 
     Raises:
-        ReplayError: the server refuses or is gone.
+        ReplayError: the server refuses or is unreachable.
     """
     walk = Cliffwalk(key.states)
     parameters, memory = np.random.SeedSequence([key.seed, key.states]).spawn(2)

@@ -44,7 +44,7 @@ class Point:
     median: float
     highest: int
     at_least: bool
-    """Whether the median is a lower bound, because runs at or below it were given up."""
+    """Whether the median is a lower bound, because runs at or below it were aborted."""
 
 
 Curves = Mapping[Representation, Mapping[Method, Mapping[int, Point]]]
@@ -52,7 +52,7 @@ Curves = Mapping[Representation, Mapping[Method, Mapping[int, Point]]]
 
 
 def summarize(results: Sequence[RunResult]) -> Curves:
-    """Medians over seeds; of several results of a run the last counts."""
+    """Medians over seeds, using the last result of each run."""
     latest = {result.key: result for result in results}
     grouped: dict[tuple[Representation, Method, int], list[RunResult]] = defaultdict(list)
     for key, result in latest.items():
@@ -78,7 +78,7 @@ def _point(states: int, results: Sequence[RunResult]) -> Point:
 
 
 def summary_table(curves: Curves, representation: Representation) -> Table:
-    """Median updates by number of states and method, and how many times fewer than uniform replay needs."""
+    """Median updates by number of states and method, and the speedup over uniform replay."""
     by_method = curves.get(representation, {})
     methods = [method for method in Method if method in by_method]
     table = Table(
@@ -113,7 +113,7 @@ def _cell(point: Point | None, uniform: Point | None) -> str:
 
 
 def draw(curves: Curves, path: Path) -> None:
-    """Draw median updates over memory size as a PNG picture, as figures 1 and 2 of the paper do."""
+    """Plot median updates over memory size as a PNG file, like figures 1 and 2 of the paper."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     shown = [representation for representation in Representation if curves.get(representation)]
@@ -123,7 +123,7 @@ def draw(curves: Curves, path: Path) -> None:
         axes.set(title=f"Blind Cliffwalk, {representation}", xlabel="transitions in the replay memory")
     panels[0].set_ylabel("updates until learned (median; band: min to max)")
     labelled = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    # Below the panels, where it covers no curve.
+    # Below the panels, to avoid covering curves.
     figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=6, frameon=False)
     figure.savefig(path, dpi=RESOLUTION_DPI)
 

@@ -1,8 +1,8 @@
 """The Blind Cliffwalk (Schaul et al. 2016, arXiv:1511.05952, section 3.1 and appendix B.1).
 
-There are n states in a row and two actions. The right one, which alternates from state to state, leads one state on,
-and from the last one to a reward of 1 and the end; the wrong one ends the episode without a reward. A random sequence
-of actions earns the reward with probability ``2**-n``.
+There are n states in a row and two actions. The right action, which alternates between states, leads to the next state,
+or from the last state to a reward of 1 and the end of the episode. The wrong action ends the episode without a reward.
+A random sequence of actions earns the reward with probability ``2**-n``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Cliffwalk:
-    """A walk over so many states.
+    """A walk over a number of states.
 
     Raises:
         ValueError: there are fewer than two states.
@@ -53,7 +53,7 @@ class Cliffwalk:
 
     @property
     def gamma(self) -> float:
-        """Discount, ``1 - 1 / n``: it keeps values on about the same scale whatever n is (appendix B.1)."""
+        """Discount, ``1 - 1 / n``: it keeps values on a similar scale for all n (appendix B.1)."""
         return 1.0 - 1.0 / self.states
 
     @property
@@ -74,7 +74,7 @@ class Cliffwalk:
         return Transition(state, action, 0.0, state + 1, False)
 
     def true_value(self, state: int, action: int) -> float:
-        """The value of an action under the best policy: the discount for every step to the reward, 0 off the path."""
+        """The value of an action under the optimal policy: a power of the discount, or 0 for a wrong action."""
         if action != self.right_action(state):
             return 0.0
         return float(self.gamma ** (self.states - 1 - state))
@@ -86,8 +86,8 @@ class Cliffwalk:
     def memory(self, rng: np.random.Generator) -> dict[str, NDArray[np.generic]]:
         """All transitions of all sequences of actions in random order, as columns of a table.
 
-        An episode comes to state s in ``2**(n - s)`` of the sequences, and goes each way in half of them. Sequences
-        that differ only in what they would do after the end are different ones.
+        An episode reaches state s in ``2**(n - s)`` of the sequences, and takes each action in half of them. Sequences
+        that differ only after the end of the episode count separately.
         """
         kinds = self.distinct_transitions()
         copies = [2 ** (self.states - 1 - kind.state) for kind in kinds]

@@ -54,7 +54,7 @@ def run_command(
     Args:
         name: of the experiment.
         settings_class: its settings.
-        experiment: runs what is missing and shows all results.
+        experiment: executes missing runs and shows all results.
         arguments: the command line; None: that of this process.
 
     Returns:

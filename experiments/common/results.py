@@ -1,6 +1,6 @@
-"""Raw results as CSV: appended run by run, and read back when the command is started again.
+"""Raw results as CSV: appended after each run, and read back on a restart.
 
-Beside them lies what they were measured with, so that results of other settings never get mixed in.
+A separate file records the conditions, so that results with different settings are never mixed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ R = TypeVar("R")
 
 
 class ResultsError(RuntimeError):
-    """The results that are there cannot be gone on with."""
+    """Existing results cannot be continued."""
 
 
 class ResultFile(Generic[R]):
-    """Results of one type, one in a line."""
+    """Results of one type, one per line."""
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class ResultFile(Generic[R]):
         parse: Callable[[Mapping[str, str]], R],
         to_row: Callable[[R], Mapping[str, object]],
     ) -> None:
-        """Use a file, which is made with the first result.
+        """Use a file, which is created with the first result.
 
         Args:
             path: of the file.
             fields: names of the columns.
-            parse: makes a result of a line's texts by column.
+            parse: creates a result from a line's texts by column.
             to_row: the values of a result by column.
         """
         self.path = path
@@ -44,10 +44,10 @@ class ResultFile(Generic[R]):
         self._to_row = to_row
 
     def read(self) -> list[R]:
-        """All results, oldest first. A last line that was not written to its end is cut off.
+        """All results, oldest first. An incomplete last line is removed.
 
         Raises:
-            ResultsError: the file is not one of these.
+            ResultsError: the file has another format.
         """
         if not self.path.exists():
             return []
@@ -69,7 +69,7 @@ class ResultFile(Generic[R]):
             raise ResultsError(f"line {reader.line_num} of {self.path} cannot be read: {error}") from error
 
     def append(self, results: Iterable[R]) -> None:
-        """Add results, all in one write, so that a command that is killed leaves all of them or none."""
+        """Add results in a single write, so that a killed command leaves all or none of them."""
         text = io.StringIO()
         writer = csv.DictWriter(text, self._fields, lineterminator="\n")
         if not self.path.exists() or not self.path.stat().st_size:
@@ -80,14 +80,14 @@ class ResultFile(Generic[R]):
 
 
 def hold_to(path: Path, conditions: Mapping[str, Any]) -> None:
-    """Write down under which conditions results are measured, or check that they are the same as before.
+    """Record the conditions of the results, or check that they are unchanged.
 
     Args:
-        path: JSON file beside the results.
-        conditions: whatever results depend on.
+        path: JSON file next to the results.
+        conditions: everything that results depend on.
 
     Raises:
-        ResultsError: earlier results were measured under others.
+        ResultsError: earlier results have other conditions.
     """
     wanted = json.loads(json.dumps(conditions, allow_nan=False))
     if not path.exists():

@@ -24,7 +24,7 @@ class RunProgress(Protocol):
         ...
 
     def advance(self, text: str) -> None:
-        """One more run is done, and what came of it."""
+        """Count a finished run, and show its result."""
         ...
 
 
@@ -57,9 +57,9 @@ def run_progress(console: Console, title: str, total: int, done: int) -> Iterato
     """A bar in a terminal, a line for each run elsewhere.
 
     Args:
-        console: where to.
+        console: the output.
         title: of the experiment.
-        total: runs, those done earlier among them.
+        total: number of runs, including those done earlier.
         done: runs that were done earlier.
     """
     if not console.is_terminal:

@@ -19,7 +19,7 @@ class ServerAccess:
 
     Attributes:
         address: HOST:PORT.
-        own: the token of a server of our own; None: the variables say how to reach it.
+        own: the token of an embedded server; None: environment variables configure access.
     """
 
     address: str
@@ -29,9 +29,9 @@ class ServerAccess:
         """A client of the server.
 
         Raises:
-            InvalidArgumentError: for a token that cannot be one, or a file of certificates that cannot be read.
+            InvalidArgumentError: for a malformed token, or an unreadable certificate file.
         """
-        if self.own is not None:  # It is reached from this machine only, without TLS.
+        if self.own is not None:  # It listens on loopback only, without TLS.
             return ReplayClient(self.address, token=self.own.token)
         return ReplayClient(self.address, token=token_from_environment(), tls=Tls.from_environment())
 
@@ -41,12 +41,12 @@ def replay_server(address: str | None, folder: Path) -> Iterator[ServerAccess]:
     """A server for an experiment.
 
     Args:
-        address: of one that runs; None: start one, for as long as the block lasts.
-        folder: for log and token of one that is started.
+        address: of a running server; None: start one for the duration of the block.
+        folder: for the log and token of a started server.
 
     Raises:
-        EmbeddedServerError: it could not be started.
-        OSError: the token cannot be kept in the folder.
+        EmbeddedServerError: the server could not be started.
+        OSError: the token cannot be stored in the folder.
     """
     if address is not None:
         yield ServerAccess(address, None)

@@ -1,4 +1,4 @@
-"""The command `python -m experiments.compare`: trains what is missing, in parallel processes, and shows it all."""
+"""The command `python -m experiments.compare`: trains missing runs in parallel processes, and shows all results."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from experiments.compare.summary import draw, groups_of, summary_table
 from experiments.compare.training_run import Validations, prepare_process, run_training
 
 LOOK_S: Final = 0.5
-"""How often somebody's wish to stop is looked for."""
+"""Interval between checks for a stop request."""
 
 
 def compare(settings: CompareSettings, stop: StopRequest, console: Console) -> None:
-    """Run the comparison, as far as it was not run yet.
+    """Run the missing parts of the comparison.
 
     Args:
         settings: of the comparison.
-        stop: asks to stop; finished runs are kept.
+        stop: requests a stop; finished runs are kept.
         console: shows progress.
 
     Raises:
-        ResultsError: the directory has results of something else.
-        UnsupportedEnvironmentError: the environment does not suit.
-        EmbeddedServerError: no server of its own could be started.
+        ResultsError: the directory has results of another experiment.
+        UnsupportedEnvironmentError: the environment is unsupported.
+        EmbeddedServerError: the embedded server could not be started.
         TrainingFailedError: a run failed.
-        ReplayError: the server refuses or is gone.
+        ReplayError: the server refuses or is unreachable.
     """
     inspect_environment(settings.env)
     directory = settings.directory
@@ -80,7 +80,7 @@ class _Comparison:
     results: ResultFile[CurvePoint]
 
     def curves(self) -> dict[TrainingKey, Curve]:
-        """All that is there by now."""
+        """Read all curves so far."""
         return curves_of(self.results.read())
 
 
@@ -156,7 +156,7 @@ def _training_values(settings: CompareSettings, key: TrainingKey, server: Server
         "learning_rate": settings.base_learning_rate * contestant.factor,
         "seed": key.seed,
         "server": server.address,
-        # Nobody joins these runs.
+        # These runs accept no actors.
         "learner_tokens": None if server.own is None else server.own.tokens_file,
         "runs_dir": settings.directory / "runs",
         "name": f"{settings.directory.resolve().name}-{key.name}",

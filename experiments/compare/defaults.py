@@ -36,7 +36,7 @@ PAPER_FACTORS: Final[Mapping[ReplayMethod, float]] = MappingProxyType(
 SWEEP_FACTORS: Final = (1.0, 0.5, 0.25, 0.125)
 """Step sizes of the sweep over that of uniform replay (table 2)."""
 SWEEP_SEED: Final = 1000
-"""First seed of the sweep: other seeds than those that are compared, so that a step size is not chosen by them."""
+"""First seed of the sweep, whose seeds differ from the compared ones to avoid selection bias."""
 
 COMMON: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -45,7 +45,7 @@ COMMON: Final[Mapping[str, Any]] = MappingProxyType(
         "validation_episodes": 20,
         "confirm_episodes": 20,
         "checkpoint_interval_s": 3600.0,
-        "threads": 1,  # runs go side by side, a core each
+        "threads": 1,  # runs are parallel, one core each
         "tensorboard": False,
         "progress": False,
     }
@@ -68,7 +68,7 @@ class EnvironmentDefaults:
 _ACROBOT: Final[Mapping[str, Any]] = MappingProxyType(
     {
         **PRESETS["Acrobot-v1"],
-        # Every method learns it within half of these steps; more of them compare nothing but how steady they are.
+        # Every method learns it within half of these steps; more steps would only compare stability.
         "steps": 20_000,
         "validate_interval": 1_000,
     }
@@ -77,7 +77,7 @@ _MOUNTAIN_CAR: Final[Mapping[str, Any]] = MappingProxyType(
     {
         **PRESETS["MountainCar-v0"],
         "steps": 40_000,
-        # Of uniform replay; a quarter of it, which prioritized replay takes, is the preset's.
+        # For uniform replay. Prioritized replay uses a quarter of it, as in the preset.
         "learning_rate": 4e-3,
     }
 )
@@ -114,5 +114,5 @@ OTHER_MINATAR: Final = EnvironmentDefaults(3, 1, _MINATAR)
 
 
 def defaults_of(env: str) -> EnvironmentDefaults:
-    """The defaults of an environment, known here or not."""
+    """The defaults of any environment, known or unknown."""
     return ENVIRONMENTS.get(env, OTHER_MINATAR if env.startswith(MINATAR_PREFIX) else OTHERS)

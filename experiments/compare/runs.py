@@ -37,7 +37,7 @@ class TrainingKey:
 
     @property
     def name(self) -> str:
-        """Of its directory and table."""
+        """Name of its directory and table."""
         return f"{self.contestant.method}-{self.contestant.factor:g}-seed{self.seed}"
 
     def __str__(self) -> str:
@@ -51,9 +51,9 @@ class CurvePoint:
 
     key: TrainingKey
     step: int
-    """Environment steps by then."""
+    """Environment steps so far."""
     mean_return: float
-    """Of greedy episodes, on seeds of their own."""
+    """Mean return of greedy episodes on separate seeds."""
 
 
 Curve = Sequence[CurvePoint]
@@ -67,7 +67,7 @@ def paper_runs(settings: CompareSettings) -> list[TrainingKey]:
 
 
 def sweep_runs(settings: CompareSettings) -> list[TrainingKey]:
-    """Every method with every step size, on seeds of their own."""
+    """Every method with every step size, on separate seeds."""
     seeds = range(SWEEP_SEED, SWEEP_SEED + settings.sweep_seed_count)
     return [
         TrainingKey(Contestant(method, factor), seed)
@@ -83,7 +83,7 @@ def best_runs(settings: CompareSettings, curves: Mapping[TrainingKey, Curve]) ->
 
 
 def best_of_sweep(curves: Mapping[TrainingKey, Curve]) -> dict[ReplayMethod, Contestant]:
-    """The best step size of each method that was swept; of equal ones the larger."""
+    """The best step size of each method in the sweep; the larger one if equal."""
     scores: dict[Contestant, list[float]] = defaultdict(list)
     for key, curve in curves.items():
         if key.seed >= SWEEP_SEED:

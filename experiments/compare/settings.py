@@ -85,7 +85,7 @@ class CompareSettings(Settings):
 
     @property
     def base_learning_rate(self) -> float:
-        """Step size of uniform replay, of which the others' are fractions."""
+        """Step size of uniform replay; the others' are fractions of it."""
         default = TrainSettings.model_fields["learning_rate"].default
         return float(self.train.get("learning_rate", default))
 

@@ -1,9 +1,9 @@
-"""Statistics over a few runs, as Agarwal et al. (2021, arXiv:2108.13264) advise: their library `rliable` has the same.
+"""Statistics over a few runs, as recommended by Agarwal et al. (2021, arXiv:2108.13264; their library is `rliable`).
 
-Mean and interquartile mean with 95 % intervals by the percentile bootstrap over runs, which scipy computes, and the
-probability that one method does better than another. A bootstrap of that finds no spread where all runs of one method
-are better, and two runs would look like a proof. Its interval is Newcombe's instead (2006, Statistics in Medicine 25,
-559-573, method 5), which stays wide for few runs.
+Mean and interquartile mean have 95 % intervals from scipy's percentile bootstrap over runs. For the probability that
+one method beats another, a bootstrap finds no spread if all runs of one method are better, so two runs would look
+like a proof. Its interval is Newcombe's instead (2006, Statistics in Medicine 25, 559-573, method 5), which stays wide
+for few runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEED: Final = 0
 TRIMMED: Final = 0.25
 """Fraction trimmed at each end for an interquartile mean."""
 _NEXT: Final = 1e-9
-"""Beside a probability that was found: at 0 and 1 it is a bound of its own interval."""
+"""Offset from an observed probability, which at 0 and 1 is itself a bound of the interval."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def interquartile_mean(runs: NDArray[np.float64]) -> Estimate:
 
 
 def probability_of_improvement(runs: NDArray[np.float64], others: NDArray[np.float64]) -> Estimate:
-    """Probability that a run of float64[runs] has more than one of float64[others]; of equals, half.
+    """Probability that a run of float64[runs] exceeds one of float64[others]; ties count half.
 
-    The Mann-Whitney statistic over the number of pairs.
+    This is the Mann-Whitney statistic divided by the number of pairs.
     """
     differences = runs[:, None] - others[None, :]
     value = float(np.mean((np.sign(differences) + 1.0) / 2.0))
@@ -59,7 +59,7 @@ def probability_of_improvement(runs: NDArray[np.float64], others: NDArray[np.flo
     quantile = stats.norm.ppf((1 + CONFIDENCE) / 2)
 
     def beyond(truth: float) -> float:
-        """Below 0 where the value found is within the interval around this one."""
+        """Negative if the observed value is within the interval around this one."""
         spread = 1 + (mean_runs - 1) * ((1 - truth) / (2 - truth) + truth / (1 + truth))
         return float((truth - value) ** 2 - quantile**2 * truth * (1 - truth) * spread / pairs)
 

@@ -1,4 +1,4 @@
-"""Learning curves compared: a table of the ends of training for the terminal, and a picture of the whole."""
+"""Compares learning curves: a table of final results for the terminal, and a plot over the whole training."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Group:
 
 
 def groups_of(curves: Mapping[TrainingKey, Curve]) -> list[Group]:
-    """The compared runs by contestant, those of the paper first."""
+    """The compared runs by contestant, the paper's first."""
     runs: dict[Contestant, list[Curve]] = defaultdict(list)
     for key, curve in curves.items():
         if key.seed < SWEEP_SEED:
@@ -72,7 +72,7 @@ def groups_of(curves: Mapping[TrainingKey, Curve]) -> list[Group]:
 
 
 def _group(contestant: Contestant, curves: Sequence[Curve]) -> Group:
-    # Actors of their own could end a run a step late; here the trainer acts, and all validate at the same steps.
+    # Separate actors could end a run a step late; here the trainer acts, so all runs validate at the same steps.
     count = min(map(len, curves))
     steps = np.array([point.step for point in curves[0][:count]], dtype=np.int64)
     returns = np.array([[point.mean_return for point in curve[:count]] for curve in curves])
@@ -93,7 +93,7 @@ def summary_table(env: str, groups: Sequence[Group]) -> Table:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     baseline = _baseline(groups)
     for group in groups:
-        # Three lines of each: on one they are wider than 80 characters.
+        # Three lines per entry, because one would exceed 80 characters.
         contestant, origin = group.contestant, "paper" if group.contestant in PAPER else "best of sweep"
         table.add_row(
             f"{contestant.method}, x {contestant.factor:g}", "mean", str(mean(group.overall)), str(mean(group.final))
@@ -106,7 +106,7 @@ def summary_table(env: str, groups: Sequence[Group]) -> Table:
 
 
 def draw(env: str, groups: Sequence[Group], path: Path) -> None:
-    """Draw mean and interquartile mean over environment steps, and who is better than uniform replay, as a PNG."""
+    """Plot mean and interquartile mean over environment steps, and improvements over uniform replay, as a PNG file."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3)
@@ -118,7 +118,7 @@ def draw(env: str, groups: Sequence[Group], path: Path) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
     left.set_ylabel(f"{env}: return of 20 greedy episodes")
-    # Below the panels, where it covers no curve.
+    # Below the panels, to avoid covering curves.
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     _draw_improvements(right, groups)
     figure.savefig(path, dpi=RESOLUTION_DPI)

@@ -1,4 +1,4 @@
-"""One training of the comparison, in a process of its own."""
+"""One training run of the comparison, in a separate process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from experiments.common.command import RunFailedError
 
 
 class TrainingFailedError(RunFailedError):
-    """A training did not come to its end."""
+    """A training run failed."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Validations:
 
 
 _stop = StopRequest()
-"""Whether this process is to stop; whoever started it says so."""
+"""Whether this process should stop; set by its parent."""
 
 
 def prepare_process(stopping: Event, token: str | None) -> None:
-    """Get a process ready: quiet, stopped by whoever started it, and with the token of a server of our own.
+    """Prepare a process: quiet logging, a stop signal from its parent, and the token of an embedded server.
 
     Args:
         stopping: set when runs are to stop.
-        token: of a server of our own, which has no TLS; None: the variables say how to reach the server.
+        token: of an embedded server, which has no TLS; None: environment variables configure access.
     """
     logging.basicConfig(level=logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
@@ -65,12 +65,12 @@ def prepare_process(stopping: Event, token: str | None) -> None:
 
 
 def run_training(values: Mapping[str, Any]) -> Validations | None:
-    """Train, and return the learning curve; None if somebody asked to stop.
+    """Train, and return the learning curve; None if stopped.
 
-    A run that was broken off begins anew: its table went with the server or was left behind half full.
+    An interrupted run starts over, because its table is gone or incomplete.
 
     Args:
-        values: settings of the trainer; name and directory of the run among them.
+        values: settings of the trainer, including name and directory of the run.
 
     Raises:
         TrainingFailedError: it failed; the message says why.
@@ -81,7 +81,7 @@ def run_training(values: Mapping[str, Any]) -> Validations | None:
     try:
         report = train(settings, _stop, Console(quiet=True))
     except Exception as error:
-        # Errors of the client do not all travel between processes; their text does.
+        # Not all client errors can be pickled, but their text can.
         raise TrainingFailedError(f"{settings.name}: {type(error).__name__}: {error}") from None
     if report.ending == Ending.STOPPED:
         return None

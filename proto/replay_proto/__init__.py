@@ -1,1 +1,1 @@
-"""What both ends of the replay service share: the contract's generated code, the schema, the framing, the errors."""
+"""Code shared by client and server: generated protocol code, schemas, framing and errors."""

@@ -1,4 +1,4 @@
-"""What both ends know of refusals: the error domain, and the exceptions for values that cannot be used."""
+"""Error definitions shared by client and server: the error domain, and exceptions for invalid values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ERROR_DOMAIN = "replay.v1"
 
 
 class ReplayError(Exception):
-    """A call was refused or failed. Anything without a type of its own is raised as this."""
+    """A call was refused or failed. Base class of all errors, and raised itself for those without a subclass."""
 
     default_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
-    """The status code where the error was found on this side and none came over the wire."""
+    """The status code of errors raised locally, without a reply."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ReplayError(Exception):
             message: a sentence for people.
             code: status code of the call; None: `default_code`.
             reason: name of an `ErrorReason` of the contract, without its prefix; empty if there was none.
-            metadata: what the contract says belongs to this reason, such as ``field`` and ``expected``.
+            metadata: the protocol's metadata for this reason, such as ``field`` and ``expected``.
         """
         super().__init__(message)
         self.message = message
@@ -60,7 +60,7 @@ class InvalidArgumentError(ReplayError, ValueError):
 
 
 class FieldError(InvalidArgumentError):
-    """What both ends raise for a value that cannot be used: which field, what was expected, what came."""
+    """An invalid value, in client or server: the field, what was expected, and what came."""
 
     def __init__(self, field: str, expected: str, got: str) -> None:
         """Name the field as the caller knows it, such as ``"columns.obs"``, and both sides of the difference."""

@@ -1,4 +1,4 @@
-"""What a command says where the libraries of its extra are not installed."""
+"""The message of a command whose optional dependencies are not installed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from typing import Final
 
 _OWN: Final = "replay_"
-"""How the names of this project's packages begin."""
+"""Prefix of this project's packages."""
 
 
 @contextmanager
 def needs_extras(command: str, extras: str) -> Iterator[None]:
-    """Turn a library that is missing into one line that says how to install it, and exit with 1.
+    """If a library is missing, print how to install it, and exit with 1.
 
     Args:
         command: its name.
-        extras: that it needs, as pip takes them: ``server`` or ``server,agent``.
+        extras: the extras that it needs, in pip's syntax: ``server`` or ``server,agent``.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Frames: how messages travel without gRPC. The contract's `FrameHello` says how they look.
+"""Frames carry messages without gRPC. `FrameHello` in the protocol documents the format.
 
 link.sendall(frame_head(len(request)) + request)
 parser.feed(link.recv(1 << 16))
@@ -16,20 +16,20 @@ HEAD_BYTES = _HEAD.size
 
 
 class FrameKind(IntEnum):
-    """What a frame holds."""
+    """Type of a frame's content."""
 
     MESSAGE = 0
-    """A message of the method that the connection is for."""
+    """A message of the connection's method."""
     STATUS = 1
     """A google.rpc.Status: a refusal."""
 
 
 class FrameError(Exception):
-    """What came is not a frame."""
+    """Received data is not a valid frame."""
 
 
 class FrameTooLongError(FrameError):
-    """What came is a longer frame than is taken."""
+    """A received frame exceeds the limit."""
 
     def __init__(self, limit_bytes: int, got_bytes: int) -> None:
         super().__init__(f"expected a frame of at most {limit_bytes} bytes, got one of {got_bytes}")
@@ -38,40 +38,40 @@ class FrameTooLongError(FrameError):
 
 
 def frame_head(content_bytes: int, kind: FrameKind = FrameKind.MESSAGE) -> bytes:
-    """What precedes a content of so many bytes."""
+    """The header of a frame whose content has this length."""
     return _HEAD.pack(content_bytes, kind)
 
 
 class FrameParser:
-    """Takes bytes as they come, and gives frames."""
+    """Splits received bytes into frames."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        """How long a content may be; may be set."""
+        """Maximum length of a frame's content; can be changed."""
         self._received = bytearray()
-        self._start = 0  # of what was not taken yet
+        self._start = 0  # offset of the first unread byte
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take in what has come."""
+        """Add received bytes."""
         if self._start == len(self._received):
             self._received = bytearray(data)
         else:
-            # What was taken goes: a peer that never pauses would have us keep all that it ever sent.
+            # Drop consumed bytes: otherwise, a peer that never pauses would grow the buffer forever.
             del self._received[: self._start]
             self._received += data
         self._start = 0
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that came and were not taken yet."""
+        """Number of received bytes that were not taken yet."""
         return len(self._received) - self._start
 
     def next_head(self) -> tuple[FrameKind, int] | None:
-        """Kind of the next frame and length of its content, once its head is there.
+        """Kind of the next frame and length of its content, once its header has arrived.
 
         Raises:
-            FrameTooLongError: if it is longer than the limit.
-            FrameError: if there is something else.
+            FrameTooLongError: the frame exceeds the limit.
+            FrameError: the data is not a frame.
         """
         if self.waiting_bytes < HEAD_BYTES:
             return None
@@ -83,7 +83,7 @@ class FrameParser:
         return FrameKind(kind), size
 
     def take(self) -> tuple[FrameKind, bytes] | None:
-        """The next frame, if it is there whole; raises as `next_head`."""
+        """Take the next frame, once it is complete; raises like `next_head`."""
         head = self.next_head()
         if head is None:
             return None

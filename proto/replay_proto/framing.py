@@ -41,7 +41,7 @@ NO_ROWS = memoryview(b"")
 
 
 class Framed(NamedTuple, Generic[M]):
-    """A message received: its head parsed, its rows as they lie in the bytes that came."""
+    """A received message: its parsed head, and its rows as a view of the received bytes."""
 
     head: M
     """The message without ``rows``."""
@@ -50,15 +50,15 @@ class Framed(NamedTuple, Generic[M]):
 
 
 def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint8]], None]) -> bytes:
-    """The wire form of a message, its rows written straight into it.
+    """Serialize a message, writing the rows directly into it.
 
     Args:
         head: the message without ``rows``.
-        size: bytes that ``rows`` will take.
+        size: length of ``rows`` in bytes.
         write: writes the rows, into uint8[size].
     """
     start = head.SerializeToString() + _ROWS_TAG + _varint(size)
-    # gRPC takes nothing but bytes, and BytesIO writes into them: `getvalue` copies nothing once no view is left.
+    # gRPC only accepts bytes, and BytesIO can fill them: `getvalue` does not copy once all views are released.
     message = io.BytesIO(bytes(len(start) + size))
     message.write(start)
     write(np.frombuffer(message.getbuffer(), np.uint8)[len(start) :])
@@ -85,7 +85,7 @@ def carries_rows(message_type: type[Message]) -> bool:
 
 
 def split_rows(data: bytes | memoryview, most_fields: int | None = None) -> tuple[bytes, memoryview]:
-    """Take a message that can carry rows apart, without copying them or parsing the rest.
+    """Split a message into its rows and the rest, without copying the rows or parsing the rest.
 
     Returns:
         The wire form of the message without ``rows``, and its rows; see `Framed`.
@@ -105,10 +105,10 @@ def split_rows(data: bytes | memoryview, most_fields: int | None = None) -> tupl
 
 
 def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, int, int, int]]:
-    """Walk over the fields of a message, without looking into those that are messages themselves.
+    """Iterate over the top-level fields of a message.
 
     Yields:
-        For each field its tag, and where it begins, where its content begins and where it ends.
+        For each field, its tag, and the offsets of its beginning, of its content, and of its end.
 
     Raises:
         google.protobuf.message.DecodeError: if it is no message, or has more than ``most`` fields.
@@ -167,7 +167,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    """The number at ``position``, and where the next thing begins."""
+    """The number at ``position``, and the position after it."""
     if position < len(view) and (first := view[position]) < 0x80:
         return first, position + 1
     value = 0

@@ -1,4 +1,4 @@
-"""What gRPC logs by itself."""
+"""Silences gRPC's own logging."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 
 
 def quiet_grpc() -> None:
-    """Have gRPC log nothing, unless the variable GRPC_VERBOSITY says otherwise. To be called before it is loaded.
+    """Turn off gRPC's logging, unless GRPC_VERBOSITY is set. Call it before importing gRPC.
 
-    It would log handshakes that fail and calls that it refuses, and strangers could fill a disk with them. What matters
-    to us it raises as an error.
+    gRPC logs failed handshakes and refused calls, with which unauthenticated clients could fill a disk. Errors that
+    matter are raised as exceptions anyway.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""A table's rate limit: how draws and inserts are kept in step. Its meaning, and its limits, are Reverb's."""
+"""A table's rate limit, which balances draws and inserts. Its semantics and bounds follow Reverb."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
 
 LARGEST_RATIO = 2.0**100
-"""Of samples to inserts; its inverse is the smallest. Any ratio that means something is far within."""
+"""Largest ratio of samples to inserts; its inverse is the smallest. Realistic ratios are far from both."""
 LARGEST_BOUND = 2.0**200
-"""Of the difference, to either side. With these two, no arithmetic of the limiter overflows for counters up to 2^48."""
+"""Largest magnitude of the difference. With these two limits, counters up to 2^48 cannot overflow the arithmetic."""
 
 LARGEST_MIN_SIZE = 1 << 48
 """Rows: no table has more keys."""
 
 ErrorBuffer = float | tuple[float, float]
-"""How far the difference may stray: so much to either side of ``min_size * samples_per_insert``, or from one to
-the other number."""
+"""Allowed difference: a deviation from ``min_size * samples_per_insert``, or a minimum and a maximum."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,9 @@ class RateLimit:
     """See the contract's RateLimiter."""
 
     min_size: int = 1
-    """Draws wait until there are so many rows."""
+    """Draws wait until there are this many rows."""
     samples_per_insert: float | None = None
-    """How often a row is drawn on average; None: no ratio is kept."""
+    """Average number of draws per row; None: no ratio."""
     min_diff: float = -math.inf
     """Draws wait rather than take ``inserted * samples_per_insert - sampled`` below this."""
     max_diff: float = math.inf
@@ -76,7 +75,7 @@ class RateLimit:
     def of(
         cls, min_size: float | None, samples_per_insert: float | None, error_buffer: ErrorBuffer | None
     ) -> RateLimit | None:
-        """A limit in the words of Reverb's ``MinSize`` and ``SampleToInsertRatio``.
+        """Create a limit from the parameters of Reverb's ``MinSize`` and ``SampleToInsertRatio``.
 
         Args:
             min_size: a whole number; None stands for 1.
@@ -107,14 +106,14 @@ class RateLimit:
 
     @property
     def largest_insert(self) -> int | None:
-        """Rows of the largest insert that is sure to be allowed sooner or later, if rows are drawn; None: any."""
+        """The largest insert, in rows, that is sure to be allowed eventually if rows are drawn; None: any."""
         if self.samples_per_insert is None:
             return None
         # Draws of single samples bring the difference to less than 1 above min_diff.
         return max(1, math.floor((self.max_diff - self.min_diff - 1) / self.samples_per_insert))
 
     def to_proto(self) -> replay_pb2.RateLimiter:
-        """The limit as the contract has it."""
+        """Convert to the protobuf message."""
         if self.samples_per_insert is None:
             return replay_pb2.RateLimiter(min_size=self.min_size)
         return replay_pb2.RateLimiter(
@@ -137,10 +136,10 @@ class RateLimit:
 
 
 def _finite(field: str, value: float) -> float:
-    """A number that Python can have as an int of any size, as a float.
+    """Convert a number to a float; Python ints can be too large.
 
     Raises:
-        FieldError: if it is none.
+        FieldError: it is not a finite number.
     """
     try:
         number = float(value)

@@ -72,7 +72,7 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that one row's value takes."""
+        """Bytes of one row's value."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -91,8 +91,8 @@ class Schema(Mapping[str, Column]):
         """Check the names; `Column` has checked the rest.
 
         Raises:
-            InvalidArgumentError: for an empty schema, a name that is not allowed, what is not a `Column`, or a column
-                beside columns nested under its name (``obs`` beside ``obs/camera``).
+            InvalidArgumentError: for an empty schema, an invalid name, a value that is not a `Column`, or a column next
+                to columns nested under its name (``obs`` and ``obs/camera``).
         """
         if not self.columns:
             raise FieldError("columns", "at least one column", "none")
@@ -121,11 +121,11 @@ class Schema(Mapping[str, Column]):
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes that one row takes, all columns together."""
+        """Bytes of one row over all columns."""
         return sum(column.row_bytes for column in self.columns.values())
 
     def to_proto(self) -> list[replay_pb2.Column]:
-        """The columns as the contract has them."""
+        """Convert to protobuf messages."""
         return [
             replay_pb2.Column(
                 name=name,
@@ -139,7 +139,7 @@ class Schema(Mapping[str, Column]):
         """Read columns from a message.
 
         Raises:
-            InvalidArgumentError: if one is not as the contract says.
+            InvalidArgumentError: a column violates the protocol.
         """
         parsed: dict[str, Column] = {}
         for column in columns:
@@ -153,7 +153,7 @@ class Schema(Mapping[str, Column]):
                 raise FieldError(
                     f"{where}.data_type", f"one of {', '.join(DTYPES)}", f"number {column.stored.data_type}"
                 )
-            if len(column.stored.shape) > MAX_DIMENSIONS:  # before so many are looked at
+            if len(column.stored.shape) > MAX_DIMENSIONS:  # before iterating over them
                 raise _too_many_dimensions(f"{where}.shape", len(column.stored.shape))
             parsed[column.name] = _with_field(where, dtype, column.stored.shape)
         return cls(parsed)
@@ -174,7 +174,7 @@ def _outer_names(name: str) -> Iterator[str]:
 def _checked_dtype(given: DTypeLike) -> np.dtype[np.generic]:
     try:
         name = "none" if given is None else np.dtype(given).name  # NumPy would take None for float64
-    except (TypeError, ValueError, SyntaxError):  # which of them depends on how wrong it is
+    except (TypeError, ValueError, SyntaxError):  # NumPy raises any of these
         name = "none"
     if name not in DTYPES:
         raise FieldError("dtype", f"one of {', '.join(DTYPES)}", repr(given))
@@ -198,7 +198,7 @@ def _too_many_dimensions(where: str, got: int) -> FieldError:
 
 
 def _is_size(value: object) -> bool:
-    """Whether it is a whole number of at least 1; True and False are none."""
+    """Whether it is a whole number of at least 1; booleans do not count."""
     try:
         return not isinstance(value, bool | np.bool_) and operator.index(value) >= 1  # type: ignore[arg-type]
     except TypeError:

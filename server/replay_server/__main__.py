@@ -1,4 +1,4 @@
-"""The command `replay-server`, which is also `python -m replay_server`."""
+"""The command `replay-server`, also available as `python -m replay_server`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def load_server() -> Callable[[ServerSettings], None]:
-    """Load the server, and return what runs it."""
+    """Load the server, and return its `run` function."""
     with loading():
         from replay_server.process.main import run
     return run

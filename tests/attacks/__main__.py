@@ -1,11 +1,10 @@
-"""Carries out all attacks, each on a server of its own, and writes what came of them into a document.
+"""Runs every attack against a separate server, and writes the results into a document.
 
     python -m tests.attacks --report docs/security.md
 
-For each attack a server is started, with TLS and tokens. A bystander draws batches, in a process of its own, alone and
-beside the attack; every now and then it connects anew. Attackers have half of the processors to themselves. An attack
-that makes the bystander wait is repeated, and the best of its rounds counts: what another program on the machine caused
-does not come again.
+Each attack gets a new server with TLS and tokens. A bystander process draws batches before and during the attack, and
+reconnects from time to time. Attackers have half of the processors to themselves. An attack that slows the bystander
+down is repeated, and its best round counts, to filter out delays that other programs caused.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ def main(*, report: Path | None = None, seconds: float = 6.0, only: str = "") ->
     """Attack, and report.
 
     Args:
-        report: document whose sections on attacks are written anew.
+        report: document whose sections on attacks are replaced.
         seconds: how long each attack lasts.
-        only: part of the names of those to carry out.
+        only: run only attacks whose names contain this.
     """
     leave_processors_to_attackers()
     faults: list[str] = []

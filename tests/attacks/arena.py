@@ -1,4 +1,4 @@
-"""A real server with TLS and tokens, whose owner has a table there that a bystander draws from."""
+"""A real server with TLS and tokens, and a table from which a bystander draws."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Arena:
         self.bystander = Bystander(self.target(), routine, SLOWLY_S if is_brief else OFTEN_S)
 
     def target(self) -> Target:
-        """What is known about it."""
+        """The attackers' view of the server."""
         return Target(self.server.port, self.authority.ca.read_bytes(), self._shown)
 
     def caller(self, token: str) -> Caller:
@@ -70,14 +70,14 @@ class Arena:
         return Caller(f"localhost:{self.server.port}", credentials=shown)
 
     def mine(self, name: str, **config: object) -> CalledTable:
-        """A table that those with small rights may touch, made anew."""
+        """Recreate the table that restricted tokens may use."""
         name = MINE + name
         if name in self.owner.table_names():
             self.owner.table(name).drop()
         return self.owner.create(name, **config)
 
     def write_tokens(self, *without: str) -> None:
-        """Write the file of tokens, but for some."""
+        """Write the token file, omitting some tokens."""
         tables = [f"{MINE}*"]
         every = {
             OWNER: token_entry("owner", OWNER, ["read", "write", "admin"]),
@@ -95,7 +95,7 @@ class Arena:
         """End them.
 
         Raises:
-            AssertionError: the server did not go on, or had a fault of its own.
+            AssertionError: the server stopped responding, or logged an internal error.
         """
         try:
             self.bystander.close()
@@ -110,13 +110,13 @@ class Arena:
             remove(self.folder)
 
     def _place(self, setup: Setup) -> tuple[Sequence[str], Sequence[str]]:
-        """Flags for where tables lie, and the command that the server runs within."""
+        """Flags for the tables' location, and the command that wraps the server."""
         limits = [] if setup.descriptors is None else ["prlimit", f"--nofile={setup.descriptors}"]
         disk = self.folder / "disk"
         if setup.disk_mb is None:
             disk.mkdir()
             return ("--memory-dir", str(disk), "--checkpoint-dir", str(disk / "checkpoints")), limits
-        # It outlives the server, which is to start on it again.
+        # It must outlive the server, which restarts on it.
         self._disk_holder = subprocess.Popen([*with_small_disk(disk, setup.disk_mb), "sleep", "infinity"])
         holder = self._disk_holder.pid
         wait_until(lambda: Path(f"/proc/{holder}/comm").read_text() == "sleep\n", "the disk is mounted")
@@ -126,5 +126,5 @@ class Arena:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, however deep attackers made it: Python's own function gives up at some depth."""
+    """Remove a folder of any depth; `shutil.rmtree` fails on very deep ones."""
     subprocess.run(["rm", "-rf", str(folder)], check=True)

@@ -30,7 +30,7 @@ STRANGERS_MB = 50.0
 
 @dataclass(frozen=True)
 class Setup:
-    """How a server is started for an attack, beside what every one has."""
+    """Extra options for the server of an attack."""
 
     flags: tuple[str, ...] = ()
     """Further flags."""
@@ -48,7 +48,7 @@ class Setup:
 
 @dataclass
 class Target:
-    """A server as an attacker sees it. Goes to the attackers' processes."""
+    """A server as an attacker sees it; picklable, for the attackers' processes."""
 
     port: int
     authority: bytes | None
@@ -71,11 +71,11 @@ class Target:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the end, at least a little."""
+        """Seconds until the end, at least a small minimum."""
         return max(0.05, self.until - time.monotonic())
 
     def goes_on(self) -> bool:
-        """Whether there is time left; counts an attempt."""
+        """Count an attempt, and return whether there is time left."""
         self.tries += 1
         return time.monotonic() < self.until
 
@@ -86,7 +86,7 @@ class Target:
 
     @contextmanager
     def channel(self, **options: int) -> Iterator[grpc.Channel]:
-        """A connection of its own for gRPC calls."""
+        """A new channel for gRPC calls."""
         with self.open_channel(**options) as channel:
             yield channel
 
@@ -104,11 +104,11 @@ class Target:
         return grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self.authority, *shown), given)
 
     def connect(self) -> socket.socket:
-        """A TCP connection on which nothing was said."""
+        """A TCP connection on which nothing was sent."""
         return socket.create_connection(("127.0.0.1", self.port), _CONNECT_S, (_ATTACKERS_HOST, 0))
 
     def connect_tls(self) -> socket.socket:
-        """A connection that speaks HTTP/2 from here on: over TLS, if the server has it."""
+        """A connection ready for HTTP/2, over TLS if the server uses it."""
         plain = self.connect()
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.authority is None:
@@ -140,20 +140,20 @@ class Attack:
     """By how much the server's log may grow."""
 
     def prepare(self, arena: Arena) -> None:
-        """Make what the attacker is entitled to; what is noted on ``self`` goes to the attackers' processes."""
+        """Create what the attacker is entitled to; attributes of ``self`` are passed to the attackers' processes."""
 
     def act(self, target: Target) -> None:
-        """Attack until the time is over, in a process of its own."""
+        """Attack until the time is up, in a separate process."""
 
     def meanwhile(self, arena: Arena) -> None:
-        """Look, in the middle of the attack, whether it has the effect that it should not have."""
+        """Check for forbidden effects during the attack."""
 
     def check(self, arena: Arena) -> None:
-        """Look afterwards."""
+        """Check for forbidden effects afterwards."""
 
 
 def tls_context() -> ssl.SSLContext:
-    """For a client that speaks HTTP/2, and believes every server."""
+    """TLS context for HTTP/2 clients, without verification of the server."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -162,7 +162,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """Metadata that shows a token."""
+    """Metadata with a token."""
     return (("authorization", f"Bearer {token}"),)
 
 
@@ -181,7 +181,7 @@ class Answer:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it was done."""
+        """Whether the call succeeded."""
         return self.code is grpc.StatusCode.OK
 
 

@@ -31,7 +31,7 @@ _MS_PER_S = 1000.0
 
 @dataclass
 class Record:
-    """Outcomes of a bystander's calls."""
+    """Results of a bystander's calls."""
 
     waits_ms: list[float] = field(default_factory=list)
     """Of those that were answered, how long each took."""
@@ -39,7 +39,7 @@ class Record:
     """Of the others: how often which status code came; those of new connections begin with "new"."""
 
     def add(self, other: Record) -> None:
-        """Add the outcomes of others."""
+        """Add another record."""
         self.waits_ms += other.waits_ms
         self.errors += other.errors
 
@@ -61,7 +61,7 @@ class Routine(Protocol):
         """Make one call."""
 
     def as_newcomer(self, channel: grpc.Channel) -> None:
-        """Make the first call of a new connection."""
+        """Make the first call on a new connection."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Sampling:
         self._call(channel, "Sample", request.SerializeToString(), timeout=_TIMEOUT_S)
 
     def as_newcomer(self, channel: grpc.Channel) -> None:
-        """Ask for the table, as a client does first."""
+        """Describe the table, as clients do first."""
         message = replay_pb2.DescribeTableRequest(table=self.table).SerializeToString()
         self._call(channel, "DescribeTable", message, timeout=_NEWCOMERS_PATIENCE_S, wait_for_ready=True)
 
@@ -88,7 +88,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Listing:
-    """Somebody on a server without tables: asks for them."""
+    """A client that lists tables, for servers without tables."""
 
     token: str
 
@@ -101,7 +101,7 @@ class Listing:
 
 
 class Bystander:
-    """The process; it is at work from the beginning."""
+    """The bystander's process, running from the start."""
 
     def __init__(self, target: Target, routine: Routine, pause_s: float) -> None:
         """Start it; it makes a call every ``pause_s`` seconds."""
@@ -112,22 +112,22 @@ class Bystander:
         self.take()
 
     def take(self) -> Record:
-        """Outcomes of the calls since the last request, at least one."""
+        """Results of the calls since the last request, at least one."""
         self._pipe.send("take")
         assert self._pipe.poll(_PATIENCE_S), "the bystander hangs"
         record: Record = self._pipe.recv()
         return record
 
     def newcomers(self, come: bool) -> None:
-        """Whether to connect anew every now and then, as it does at first."""
+        """Turn the periodic reconnects (initially on) on or off."""
         self._pipe.send("come" if come else "stay")
 
     def rest(self) -> None:
-        """Make no more calls: where what is tried is expected to be felt by everybody."""
+        """Pause the calls, for attacks that are expected to affect everybody."""
         self._pipe.send("rest")
 
     def resume(self) -> None:
-        """Make calls again, and connect anew."""
+        """Resume the calls on a new connection."""
         self._pipe.send("resume")
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class _Worker:
         self._comes.set()
 
     def make_calls(self, pipe: Connection) -> None:
-        """Until the pipe is closed."""
+        """Make calls until the pipe is closed."""
         is_at_work = True
         with self._target.channel() as channel:
             while True:
@@ -207,7 +207,7 @@ def _work(target: Target, routine: Routine, pause_s: float, pipe: Connection) ->
 
 
 def all_of(records: Sequence[Record]) -> Record:
-    """Several as one."""
+    """Merge several records."""
     whole = Record()
     for record in records:
         whole.add(record)

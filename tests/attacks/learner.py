@@ -1,4 +1,4 @@
-"""Attacks on a learner's port: of strangers, and of actors whose token is for writing only."""
+"""Attacks on a learner's port, by strangers and by actors with write-only tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOOKS: Final = 6
 
 
 class OnLearner(Attack):
-    """Training goes on beside it."""
+    """Base class: training must continue during the attack."""
 
     setup = Setup(has_learner=True)
     longest_look_s = _LOOKS * _HARDLY_ANY_S

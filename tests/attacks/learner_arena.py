@@ -69,7 +69,7 @@ class TrainerProcess:
     """``replay-train``, as `ServerProcess` is ``replay-server``."""
 
     def __init__(self, log: Path, *flags: str) -> None:
-        """Start it, and wait until actors may join."""
+        """Start it, and wait until actors can join."""
         self._log = log
         with log.open("w") as errors:
             self.process = subprocess.Popen(
@@ -107,7 +107,7 @@ class TrainerProcess:
 
 
 class LearnerArena(Arena):
-    """The learner takes the server's place; it has a replay server of its own."""
+    """A learner as the target, with a separate replay server."""
 
     def __init__(self, *, is_brief: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="attacks-"))
@@ -137,7 +137,7 @@ class LearnerArena(Arena):
         return Target(self.server.replay_port, None)
 
     def steps_per_s(self, seconds: float) -> float:
-        """At what pace it trains, in gradient steps."""
+        """Its training speed in gradient steps per second."""
         before, began = self._versions(), time.monotonic()
         time.sleep(seconds)
         return (self._versions() - before) / (time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""How much memory a server takes at most while something is done to it."""
+"""Measures a server's peak memory during an operation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BYTES_PER_MB = 1 << 20
 
 
 class MemoryWatch:
-    """Looks at a process again and again, as long as its block lasts."""
+    """Samples a process's memory until the block ends."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -22,7 +22,7 @@ class MemoryWatch:
 
     @property
     def rise_mb(self) -> float:
-        """Most that it had more than at first, without what it shares with files such as those of tables, in MiB."""
+        """Maximum increase in MiB, excluding memory shared with files, such as tables."""
         return (self._peak - self._before) / BYTES_PER_MB
 
     def __enter__(self) -> MemoryWatch:
@@ -44,4 +44,4 @@ class MemoryWatch:
             try:
                 self._peak = max(self._peak, self._own_bytes())
             except psutil.NoSuchProcess:
-                return  # whoever calls it will notice
+                return  # the caller will notice

@@ -1,4 +1,4 @@
-"""Attacks of other users of the machine, who share its memory directory or its disk."""
+"""Attacks by other users of the machine, through its memory directory or disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEVELS: Final = 1500
 
 
 def become_nobody() -> None:
-    """Go on as another user, where this one may."""
+    """Switch to another user, if permitted."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(_NOBODY)
@@ -33,7 +33,7 @@ def become_nobody() -> None:
 
 
 class PlantedInMemory(Attack):
-    """Leaves in the memory directory what looks like a killed server's tables and is hard to sweep."""
+    """Plants fake tables of a killed server, which are hard to sweep, in the memory directory."""
 
     name = "planted folders in the memory directory: 1,500 levels deep, a link, a pipe for a lock"
 
@@ -77,7 +77,7 @@ class PlantedInMemory(Attack):
 
 
 class PlantedDataDirectory(Attack):
-    """Makes the data directory before the server does, with links that lead to another's files."""
+    """Creates the data directory before the server does, with links to another user's files."""
 
     name = "a data directory that another user made, with links"
 
@@ -127,7 +127,7 @@ class EmbeddedServer(OnLearner):
 
 
 def _shared_folder(arena: Arena) -> Path:
-    """A folder as /tmp and /dev/shm are: everybody may make files in it."""
+    """A world-writable folder, like /tmp and /dev/shm."""
     arena.folder.chmod(0o711)
     folder = Path(tempfile.mkdtemp(dir=arena.folder))
     folder.chmod(0o1777)

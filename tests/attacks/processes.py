@@ -1,4 +1,4 @@
-"""Processes beside the tests' own: forked from one that has loaded what they need, and no gRPC that runs."""
+"""Helper processes, forked from a process that has loaded their modules but has not started gRPC."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ATTACKERS_PROCESSORS = "ATTACKERS_PROCESSORS"
 
 
 def leave_processors_to_attackers() -> None:
-    """Keep this process, and those that it starts, to half of the processors; attackers take the others."""
+    """Restrict this process and its children to half of the processors; attackers use the others."""
     every = sorted(os.sched_getaffinity(0))
     ours, theirs = every[: (len(every) + 1) // 2], every[(len(every) + 1) // 2 :]
     if theirs:
@@ -27,6 +27,6 @@ def leave_processors_to_attackers() -> None:
 
 
 def keep_to_attackers_processors() -> None:
-    """Take no time from the server and its callers: an attacker that has a machine of its own does not either."""
+    """Restrict an attacker to its own processors, as if it had a separate machine."""
     if theirs := os.environ.get(_ATTACKERS_PROCESSORS):
         os.sched_setaffinity(0, map(int, theirs.split()))

@@ -1,4 +1,4 @@
-"""Carries out attacks on servers beside a bystander, and says what came of them."""
+"""Runs attacks on servers next to a bystander, and reports the results."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Outcome:
             yield f"p99 {self.beside.p99_ms:.1f} ms, alone {alone_p99_ms:.1f} ms"
 
     def line(self) -> tuple[str, ...]:
-        """For the table."""
+        """Row of the table of results."""
         return line_of(self.attack.name, self.beside, self.rise_mb)
 
 
@@ -71,13 +71,13 @@ HEADS = ("attack", "p99, ms", "worst, ms", "errors", "memory, MB")
 
 
 def line_of(name: str, record: Record, rise_mb: float) -> tuple[str, ...]:
-    """A line of a table under `HEADS`."""
+    """A row of a table with the columns `HEADS`."""
     waits = (f"{record.p99_ms:.1f}", f"{record.worst_ms:.0f}") if record.waits_ms else ("", "")
     return name, *waits, str(record.errors.total()), f"{max(0.0, rise_mb):.0f}"
 
 
 def carry_out(attack: Attack, arena: Arena, seconds: float, alone_s: float = 0.0) -> Outcome:
-    """Attack a server for so many seconds, or as many as it takes, after the bystander was alone for some."""
+    """Attack a server for at least this long, after a phase with only the bystander."""
     effects: list[str] = []
     attack.prepare(arena)
     arena.bystander.take()
@@ -172,12 +172,12 @@ def _end_when_asked(target: Target, pipe: Connection) -> None:
 
 
 def open_arena(setup: Setup, *, is_brief: bool = False) -> Arena:
-    """Start what is attacked; see `Arena`."""
+    """Start the target; see `Arena`."""
     return LearnerArena(is_brief=is_brief) if setup.has_learner else Arena(setup, is_brief=is_brief)
 
 
 def in_an_arena_of_its_own(kind: type[Attack], seconds: float, alone_s: float) -> Outcome:
-    """Carry out an attack on a server that is started for it."""
+    """Run an attack on a new server."""
     arena = open_arena(kind.setup)
     try:
         outcome = carry_out(kind(), arena, seconds, alone_s)
@@ -187,7 +187,7 @@ def in_an_arena_of_its_own(kind: type[Attack], seconds: float, alone_s: float) -
 
 
 def best_round(kind: type[Attack], seconds: float, alone_s: float) -> Outcome:
-    """Carry an attack out, again if the bystander had to wait; the round in which it waited least."""
+    """Run an attack, repeating it if the bystander was slow; return the round with the shortest waits."""
     rounds: list[Outcome] = []
     while len(rounds) < _ROUNDS:
         rounds.append(in_an_arena_of_its_own(kind, seconds, alone_s))

@@ -1,4 +1,4 @@
-"""Attacks of callers who have a token, and use it for more than it is for."""
+"""Attacks by callers who abuse a restricted token."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CALLERS_MB: Final = 300.0
 
 
 class AnothersSeries(Attack):
-    """Writes checkpoints of its own table into another's series, and has all but the last removed."""
+    """Writes checkpoints of its own table into another user's series, keeping only the last one."""
 
     name = "checkpoints of a table of one's own in another's series, keep=1"
     most_mb = _CALLERS_MB
@@ -61,7 +61,7 @@ class AnothersSeries(Attack):
 
 
 class CheckpointsOfNoTables(Attack):
-    """Asks for checkpoints of all tables where there are none, with a token that is for writing only."""
+    """Requests a checkpoint of all tables on a server without tables, with a write-only token."""
 
     name = "checkpoints, and a list of them, by a token for writing where there are no tables"
     setup = Setup(has_tables=False)
@@ -85,7 +85,7 @@ class CheckpointsOfNoTables(Attack):
 
 
 class NamesInARefusal(Attack):
-    """Asks for checkpoints of all tables, to read in the refusal which there are."""
+    """Requests a checkpoint of all tables, to learn their names from the refusal."""
 
     name = "a checkpoint of all tables, for the names in its refusal"
 
@@ -98,7 +98,7 @@ class NamesInARefusal(Attack):
 
 
 class Overtaken(Attack):
-    """Says that its rows were overwritten before it copied them, so that the rate limiter does not count its draws."""
+    """Claims that its rows were overwritten before it copied them, so the rate limiter does not count its draws."""
 
     name = "draws that claim to stand in for overtaken ones"
     allowed = 30
@@ -123,7 +123,7 @@ class Overtaken(Attack):
 
 
 class EmptyColumns(Attack):
-    """Asks for a table of 20 million columns without anything in them, which it may not make at all."""
+    """Requests a table with 20 million empty columns, without the right to create tables."""
 
     name = "CreateTable of 20 million empty columns"
     most_mb = _CALLERS_MB
@@ -303,7 +303,7 @@ class ImpossibleDraw(Attack):
 
 
 class ManyDescriptors(Attack):
-    """Makes tables of 512 columns, each of which is a file, until the server has no descriptor left."""
+    """Creates tables with 512 columns (one file each) until the server runs out of descriptors."""
 
     name = "tables of 512 columns"
     setup = Setup(descriptors=1200)
@@ -323,7 +323,7 @@ class ManyDescriptors(Attack):
 
 
 class DiskFullOfSeries(Attack):
-    """Has checkpoints of a table written, each of a series of its own, until the disk is full.
+    """Writes checkpoints of a table, each in a new series, until the disk is full.
 
     The server must start again on that disk.
     """
@@ -393,7 +393,7 @@ class TakenAwayWhileItWaits(Attack):
 
 
 class TokensGone(Attack):
-    """Goes on calling after the file of tokens was emptied. All tokens are gone with that, the bystander's, too."""
+    """Keeps calling after the token file was emptied. This removes the bystander's token, too."""
 
     name = "a token after the file of tokens was emptied"
 
@@ -424,7 +424,7 @@ class TokensGone(Attack):
 
 
 class TokensRemoved(TokensGone):
-    """Goes on calling after the file of tokens was removed."""
+    """Keeps calling after the token file was deleted."""
 
     name = "a token after the file of tokens was removed"
 
@@ -433,7 +433,7 @@ class TokensRemoved(TokensGone):
 
 
 class ExpiredCertificate(Attack):
-    """Connects until its certificate has expired, and then resumes the TLS session of before, which shows none."""
+    """Connects until its certificate has expired, and then resumes a TLS session without showing a certificate."""
 
     name = "an expired certificate, over a TLS session from before"
     setup = Setup(flags=("--max-connection-s", "2"), needs_certificates=True)
@@ -468,7 +468,7 @@ class ExpiredCertificate(Attack):
     def _session(
         self, target: Target, context: ssl.SSLContext, resumes: ssl.SSLSession | None
     ) -> tuple[ssl.SSLSession, bool] | None:
-        """The session of a new connection, and whether it is the earlier one; None: it was not let in."""
+        """The session of a new connection, and whether it was resumed; None: the connection was refused."""
         with suppress(OSError), target.connect() as plain, context.wrap_socket(plain, session=resumes) as link:
             if link.recv(1) and link.session is not None:
                 return link.session, bool(link.session_reused)
@@ -476,7 +476,7 @@ class ExpiredCertificate(Attack):
 
 
 class TokensReplaced(TokensGone):
-    """Goes on calling after its token was replaced in the file, whose size and time of change are as before."""
+    """Keeps calling after its token was replaced in the file without changing the file's size and mtime."""
 
     name = "a token after another of its length took its place at the same time of change"
 
@@ -488,7 +488,7 @@ class TokensReplaced(TokensGone):
 
 
 class FullRankTable(Attack):
-    """Makes the largest ranked table that the server takes, and fills it. Its index takes more than its rows."""
+    """Creates and fills the largest ranked table that the server allows. Its index is larger than its rows."""
 
     name = "a ranked table as large as --max-bytes 40MB allows, filled"
     setup = Setup(flags=("--max-bytes", "40MB"))
@@ -537,7 +537,7 @@ class FreshWriters(Attack):
 
 
 class BadNames(Attack):
-    """Makes tables and checkpoints whose names lead elsewhere, or deceive whoever reads them."""
+    """Creates tables and checkpoints with names that traverse paths or mislead readers."""
 
     name = "names with /, .., NUL, newline, U+202E, or of 129 characters"
     names = ("/../../x", "/x", "\0", "\n", "\u202e", "x" * (129 - len(MINE)))
@@ -606,7 +606,7 @@ class StoppedSampler(Attack):
 
 
 class IdleStreams(Attack):
-    """Opens 10,000 streams for writing, and writes nothing."""
+    """Opens 10,000 write streams, and writes nothing."""
 
     name = "10,000 idle streams"
     most_mb = _CALLERS_MB

@@ -1,4 +1,4 @@
-"""Attacks of whoever reaches the port, without a token."""
+"""Attacks without a token, by anyone who can reach the port."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SOON_S: Final = 10.0
 
 
 def gzip_bomb(unpacked_mb: int) -> bytes:
-    """A message of zeros: about a thousandth as long as what it unpacks to."""
+    """A compressed message of zeros, which expands about a thousandfold."""
     packing = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     part = packing.compress(_PART) + packing.flush(zlib.Z_FULL_FLUSH)
     checksum = 0
@@ -44,7 +44,7 @@ def gzip_bomb(unpacked_mb: int) -> bytes:
 
 
 class Stranger(Attack):
-    """Has no token, and leaves hardly a trace."""
+    """Base class: has no token, and must have hardly any effect."""
 
     most_log_bytes = 100_000
 
@@ -141,9 +141,9 @@ class RapidReset(Stranger):
 
 
 class HalfHellosUntilNoDescriptorIsLeft(Stranger):
-    """Opens connections and says half a ClientHello on each until the server takes no more.
+    """Opens connections with half a ClientHello each until the server accepts no more.
 
-    Meanwhile a token is taken away: it must not be valid for good. Later newcomers are served again.
+    Meanwhile, a token is revoked, which must still take effect. Later, new connections work again.
     """
 
     name = "connections held with half a ClientHello, up to the limit of descriptors"
@@ -179,7 +179,7 @@ class HalfHellosUntilNoDescriptorIsLeft(Stranger):
 
 
 def hold_half_hellos(target: Target, most: int) -> None:
-    """Hold connections to the end, each of them with half a ClientHello."""
+    """Hold connections with half a ClientHello each until the end."""
     half = client_hello()[:120]
     with ExitStack() as stack:
         while target.goes_on() and target.tries <= most:
@@ -189,7 +189,7 @@ def hold_half_hellos(target: Target, most: int) -> None:
 
 
 class GarbageHandshakes(Stranger):
-    """Connects, says something that is no TLS, and leaves."""
+    """Connects, sends something other than TLS, and disconnects."""
 
     name = "garbage in place of TLS handshakes"
     processes = 2
@@ -268,7 +268,7 @@ class HealthCalls(RefusedCalls):
 
 
 class ReflectionCalls(RefusedCalls):
-    """Asks for the contract, which takes no token."""
+    """Calls the reflection service, which requires no token."""
 
     name = "calls of the reflection service"
     path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -278,7 +278,7 @@ class ReflectionCalls(RefusedCalls):
 
 
 class Metadata(RefusedCalls):
-    """Makes calls with as much metadata as gRPC takes."""
+    """Makes calls with as much metadata as gRPC allows."""
 
     name = "calls with 7 KB of metadata"
     metadata = tuple((f"x-{number}", "a" * 700) for number in range(10))
@@ -312,7 +312,7 @@ class EmptyFrames(Pings):
 
 
 class SilentConnections(Stranger):
-    """Opens connections and says nothing."""
+    """Opens connections and sends nothing."""
 
     name = "3,000 silent connections"
     most = 3000
@@ -329,7 +329,7 @@ class SilentConnections(Stranger):
 
 
 class HeldHalfHellos(Stranger):
-    """Opens connections, and sends half a ClientHello on each. While it holds all that there may be, none is new."""
+    """Opens connections with half a ClientHello each. While it holds the maximum, no new ones are accepted."""
 
     name = "3,000 connections held with half a ClientHello"
 
@@ -344,7 +344,7 @@ class HeldHalfHellos(Stranger):
 
 
 class DeafConnections(SilentConnections):
-    """Opens connections over which calls are begun, and answers nothing, no ping either."""
+    """Opens connections, begins calls on them, and then responds to nothing, not even pings."""
 
     name = "1,000 connections that answer no ping"
     setup = Setup(flags=("--keepalive-s", "0.5"))

@@ -1,4 +1,4 @@
-"""Every attack, short: nobody else feels it, and it does not get what it is after."""
+"""Every attack, briefly: others are unaffected, and the attack fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON_THEIR_OWN = [kind for kind in EVERY if kind not in (*OF_LEARNERS, *OF_SERVERS
 
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:
-    """A server for those attacks that need none of their own, one after another."""
+    """A server shared by the attacks that do not need a separate one."""
     opened = open_arena(Setup(), is_brief=True)
     yield opened
     opened.close()

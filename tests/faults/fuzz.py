@@ -101,12 +101,12 @@ class Figures:
         yield "growth of the server's memory", f"{self.grown_bytes / 1e6:.1f} MB"
         yield "damaged table directories and checkpoints loaded", f"{self.files:,}"
         yield "of these refused, the file named", f"{self.files_refused:,}"
-        # Any of them would have ended the run.
+        # Any violation would have ended the run.
         yield "crashes, hangs, internal errors, tables that broke", "0"
 
 
 class MessageFuzzer:
-    """Sends messages to a server of its own."""
+    """Sends messages to a separate server."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         """Start the server; everything it stores lies on a disk of `DISK_MB`."""
@@ -161,7 +161,7 @@ class MessageFuzzer:
             self._finish(*under_way.popleft())
 
     def _hostile(self, template: Message) -> bytes:
-        """A damaged message, or one that is whole but odd."""
+        """A corrupted message, or a valid but unusual one."""
         if self._rng.random() < _DAMAGED:
             return mutated(template.SerializeToString(), self._rng)
         message = type(template)()
@@ -191,7 +191,7 @@ class MessageFuzzer:
                 self.figures.refused[refusal_in(error).reason] += 1
 
     def _check_usable(self, caller: Caller) -> None:
-        """The tables that are there hold together, and a new one takes rows and gives them back."""
+        """Check that existing tables are consistent, and that a new one stores and returns rows."""
         for name in caller.table_names():
             described = caller.table(name).describe()
             assert 0 <= described.size <= described.config.capacity
@@ -221,7 +221,7 @@ class FileFuzzer:
         """Damage and load so many times.
 
         Raises:
-            AssertionError: if a table that was loaded does not hold together.
+            AssertionError: a loaded table is inconsistent.
         """
         for _ in track(range(times), description="fuzzing files"):
             self._load(self._folder / "good", self._table_of)
@@ -269,7 +269,7 @@ class FileFuzzer:
 
 
 def _use(table: Table) -> None:
-    """What was loaded is a table: it draws, takes rows, and its invariants hold."""
+    """Check that the loaded table works: draws, inserts and invariants."""
     check_table(table)
     table.insert(NewRows(columns_of(np.arange(5)), 5), None)
     drawn = draw_batch(table, Draw(20, beta=0.5))
@@ -291,7 +291,7 @@ def main(
         messages: how many messages to send.
         files: how often to damage a table and a checkpoint.
         seed: chooses the damages.
-        report: document whose section on fuzzing is written anew.
+        report: document whose section on fuzzing is replaced.
     """
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         fuzzer = MessageFuzzer(Path(name), seed)

@@ -1,8 +1,8 @@
-"""A network of two machines on one: two network namespaces and a cable between them, which can be broken.
+"""Simulates two networked machines: two network namespaces and a breakable cable between them.
 
-Needs root, ``ip``, ``ss``, ``tc`` and ``iptables``. Delays come from netem if the kernel has it, and else from a narrow
-pipe that packets queue up before. All of it is gone after the block, and what a killed process left is swept by the
-next one.
+Needs root, ``ip``, ``ss``, ``tc`` and ``iptables``. Delays come from netem if the kernel has it, otherwise from a
+bandwidth limit that queues packets. Everything is removed after the block; leftovers of a killed process are removed by
+the next one.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Link:
         _run("ip", "-n", self._spaces["c"], "link", "set", "end", "down")
 
     def swallow(self, ends: str = "sc") -> None:
-        """Let nothing reach these ends, and tell nobody."""
+        """Silently drop everything sent to these ends."""
         for end in ends:
             self._tables(self._spaces[end], "-A", _CHAIN, "-j", "DROP")
 
     def swallow_open(self, port: int) -> int:
-        """Let nothing pass on the connections that a server at this port has now; how many these are."""
+        """Silently drop all packets of the server's current connections on this port; return their number."""
         query = [*self.at_clients, "ss", "-Htn", "state", "established", f"( dport = :{port} )"]
         found = subprocess.run(query, capture_output=True, text=True, check=True).stdout
         # Of each line: what is queued, twice, and both addresses.
@@ -96,19 +96,19 @@ class Link:
         return len(ports)
 
     def refuse(self) -> None:
-        """Answer whatever arrives by a reset."""
+        """Answer every packet with a reset."""
         for space in self._spaces.values():
             self._tables(space, "-A", _CHAIN, "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
 
     def lose(self, share: float) -> None:
-        """Lose this share of what is sent, in both directions."""
+        """Drop this fraction of packets, in both directions."""
         for space in self._spaces.values():
             self._tables(
                 space, "-A", _CHAIN, *("-m", "statistic", "--mode", "random", "--probability", str(share)), "-j", "DROP"
             )
 
     def slow(self) -> None:
-        """Delay what is sent, now more, now less, and lose a little."""
+        """Delay packets by varying times, and drop a few."""
         discipline = _NETEM if self.delays_by == _NETEM[0] else _NARROW
         for space in self._spaces.values():
             self._shape(space, discipline)

@@ -1,11 +1,11 @@
-"""What a message costs everybody else: hostile messages of growing size, and how long another client waits meanwhile.
+"""Measures what expensive messages cost other clients, by size.
 
     python -m tests.faults.message_cost --report docs/reliability.md
 
-One client sends messages whose fields, names and keys are chosen to be expensive. Another one makes small calls, one
-after another. The longest of these that overlaps a hostile message is the time for which the event loop did nothing
-else; or, on a busy machine, what the loop's thread computed meanwhile, if that is less. A message may cost `ALLOWED_MS`
-beyond what a well-meant one costs that has as many rows or keys; one without either, `ALLOWED_MS` in all.
+One client sends messages whose fields, names and keys are chosen to be expensive. Another one makes small calls in a
+loop. The longest small call that overlaps an expensive message shows how long the event loop was blocked; on a busy
+machine, the CPU time of the loop's thread is used if it is less. A message may cost `ALLOWED_MS` more than an ordinary
+one with as many rows or keys, or `ALLOWED_MS` if it has neither.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Costs:
         ]
 
     def lines(self, sizes: Sequence[int]) -> Iterator[tuple[str, ...]]:
-        """A line for each method: its costs by size, and what the last of them came of."""
+        """A line for each method: its costs by size, and the most expensive shape."""
         for method, by_size in self.worst.items():
             yield (method, *(f"{by_size[size][0]:.1f}" for size in sizes), by_size[sizes[-1]][1])
 
@@ -111,7 +111,7 @@ class LoopWatch:
         """Prepare to call a server, whose main thread runs its event loop."""
         self._address = server.address
         self._loop_figures = Path(f"/proc/{server.pid}/task/{server.pid}/schedstat")
-        self._calls: list[tuple[float, float, float]] = []  # begun, ended, what the loop computed meanwhile
+        self._calls: list[tuple[float, float, float]] = []  # begin, end, CPU time of the loop in between
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._call)
 
@@ -126,7 +126,7 @@ class LoopWatch:
             self._thread.join()
 
     def stall_ms(self, action: Callable[[], object]) -> float:
-        """How long others waited at most for a call while something was done."""
+        """Longest wait of other calls during an operation."""
         self._calls.clear()
         began = time.perf_counter()
         action()
@@ -138,10 +138,10 @@ class LoopWatch:
             for start, end, computed_ms in list(self._calls)
             if start < ended and end > began
         )
-        return max(overlapping, default=0.0)  # it may have been done between two calls
+        return max(overlapping, default=0.0)  # it may have fallen between two calls
 
     def _computed_ms(self) -> float:
-        """For how long the loop's thread has had a processor."""
+        """CPU time of the loop's thread."""
         return int(self._loop_figures.read_text().split()[0]) / _NS_PER_MS
 
     def _call(self) -> None:
@@ -155,7 +155,7 @@ class LoopWatch:
 
 
 class MessageCosts:
-    """Measures messages to a server of its own."""
+    """Measures messages to a separate server."""
 
     def __init__(self, folder: Path) -> None:
         """Start the server, and fill a table."""
@@ -244,7 +244,7 @@ def _after(beginning: bytes, make: Callable[[int], bytes], size: int) -> bytes:
 
 
 def _shapes(described: Any) -> Iterator[tuple[str, Callable[[int], bytes]]]:
-    """Messages of any type that are hard to parse: the same in each message within them, and many of these."""
+    """Hard-to-parse messages of any type, repeated in nested messages."""
     for what, fill in _FILL.items():
         yield what, functools.partial(_repeated, fill)
     yield "groups", functools.partial(_repeated, _GROUP)
@@ -290,7 +290,7 @@ def _many_texts(number: int, size: int) -> bytes:
 
 
 def _with_rows(method: str, table: CalledTable) -> Iterator[tuple[str, Callable[[int], bytes], Callable[[int], bytes]]]:
-    """Messages with keys or rows that are chosen, and the well-meant ones that they are compared with."""
+    """Messages with expensive keys or rows, and the ordinary ones for comparison."""
 
     def about(keys: NDArray[np.int64], last: float = 1.0) -> bytes:
         priorities = np.ones(len(keys))
@@ -331,7 +331,7 @@ def _with_rows(method: str, table: CalledTable) -> Iterator[tuple[str, Callable[
 
 
 def _chosen_for_a_multiplier(count: int) -> NDArray[np.int64]:
-    """Live keys that lie closest together once they were multiplied by the golden ratio (Fibonacci hashing)."""
+    """Live keys that collide under Fibonacci hashing (multiplication by the golden ratio)."""
     products = np.arange(CAPACITY, dtype=np.uint64) * np.uint64(_GOLDEN)
     return np.argsort(products)[:count]
 

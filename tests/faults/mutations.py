@@ -15,7 +15,7 @@ _HOSTILE = (b"\xff" * 10, b"\x80" * 10, bytes(8), b"\x7f" + b"\xff" * 7, b"\x00\
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
-    """The content after one to four damages, or in one case of ten something else altogether."""
+    """Corrupt the content one to four times, or in one of ten cases replace it entirely."""
     if rng.random() < 0.1:
         return rng.randbytes(rng.randrange(_LONGEST_RANDOM))
     for _ in range(rng.randint(1, 4)):
@@ -59,7 +59,7 @@ _TEXTS = ("", "victim", "other", "..", "../x", "a/b", "_link", "x" * 200, "\0", 
 
 
 def made_odd(message: Message, rng: random.Random) -> None:
-    """Change one field of a message, or of one in it, into another value that its type allows."""
+    """Change one field of a message, or of a nested one, to another valid value of its type."""
     fields: Sequence[Any] = message.DESCRIPTOR.fields
     if not fields:
         return

@@ -2,8 +2,8 @@
 
     python -m tests.faults.network_load 10.99.0.1:50051 < a pipe
 
-Loads the server until standard input ends, then compares all that is there with what was sent and acknowledged, and
-prints figures as JSON.
+Loads the server until standard input ends, then compares the table with what was sent and acknowledged, and prints
+statistics as JSON.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Load:
         """Drawn, by learner."""
 
     def begin(self, threads: ThreadPoolExecutor) -> Iterator[Future[None]]:
-        """Start all."""
+        """Start everything; yield a future for each part."""
         yield threads.submit(self._write, 0)
         yield threads.submit(self._insert, 1)
         for learner in range(_LEARNERS):
@@ -106,7 +106,7 @@ class Load:
                 )
                 pace.step()
                 if self.sent[writer] % 16 == 0:
-                    # Leaves the machine, and its connection, to others.
+                    # Yield the machine and the connection to the others.
                     time.sleep(0.002)
 
     def _insert(self, writer: int) -> None:
@@ -137,10 +137,10 @@ class Load:
         return numbers
 
     def audit(self, figures: NetworkFigures) -> None:
-        """All rows are there once, in the order of their writers, whole, with the priorities last set.
+        """Check that every row exists once, intact, in its writer's order, with its last priority.
 
         Raises:
-            AssertionError: if not.
+            AssertionError: a check failed.
         """
         description = self.table.describe()
         total = sum(self.sent.values())

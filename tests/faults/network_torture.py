@@ -1,8 +1,8 @@
-"""Breaks the network between a server and its clients again and again, and audits what comes of it.
+"""Breaks the network between a server and its clients again and again, and audits the data.
 
     python -m tests.faults.network_torture --minutes 10 --report docs/reliability.md
 
-Server and clients are in network namespaces of their own, see `tests.faults.link`. Needs root.
+Server and clients run in separate network namespaces, see `tests.faults.link`. Needs root.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class NetworkTorture:
     """Remaining ones of the current round; each occurs once per round."""
 
     def once(self) -> None:
-        """Let all go well for a while, and then not."""
+        """Run undisturbed for a while, then inject a fault."""
         time.sleep(self.random.uniform(0.1, self.short_s))
         if not self.left:
             self.left = self.random.sample(list(TROUBLES), len(TROUBLES))
@@ -73,7 +73,7 @@ class NetworkTorture:
 
 
 def torture(link: Link, server: ServerProcess, troubles: NetworkTorture, rounds: Iterator[object]) -> NetworkFigures:
-    """Have clients load a server at the other end of the link, in trouble for some rounds; what their audit came to.
+    """Load a server over the link during rounds of faults; return the result of the audit.
 
     Raises:
         AssertionError: the audit failed.
@@ -115,7 +115,7 @@ def lines(troubles: NetworkTorture, figures: NetworkFigures, minutes: float) -> 
         f"longest pause of a client, with troubles of up to {2 * troubles.long_s:g} s",
         f"{figures.longest_pause_s:.1f} s",
     )
-    # Any of them would have ended the run.
+    # Any violation would have ended the run.
     yield "acknowledged rows lost, rows doubled, torn rows, priorities lost, clients that gave up", "0"
 
 
@@ -137,7 +137,7 @@ def main(
         minutes: how long to go on.
         long_s: how long long troubles last.
         seed: chooses moments and troubles.
-        report: document whose section on networks is written anew.
+        report: document whose section on networks is replaced.
     """
     if reason := obstacle():
         sys.exit(f"no network of two namespaces can be made: {reason}")

@@ -15,7 +15,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Forwards connections to a server, as well as it is told to."""
+    """Forwards connections to a server, with injected faults."""
 
     def __init__(self, port: int) -> None:
         """Listen, for a server at that port of this machine."""
@@ -48,11 +48,11 @@ class Proxy:
                 end.close()
 
     def cut(self) -> None:
-        """Let nothing through, and tell nobody."""
+        """Silently hold back all data."""
         self._passing.clear()
 
     def mend(self) -> None:
-        """Let everything through again, what was held back first."""
+        """Forward everything again, held-back data first."""
         self._passing.set()
 
     def close(self) -> None:

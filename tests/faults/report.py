@@ -1,4 +1,4 @@
-"""Figures of a run, written into a document between two marks."""
+"""Writes the figures of a run into a document between two marks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def document_with(name: str) -> Callable[[object, Path | None], None]:
-    """Refuses a document without the section of a run before the run begins."""
+    """Reject a document without a section for the run, before the run begins."""
 
     def check(_: object, path: Path | None) -> None:
         if path is None:
@@ -24,7 +24,7 @@ def document_with(name: str) -> Callable[[object, Path | None], None]:
 
 
 def write_section(document: Path, name: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    """Put a table in place of what stands between ``<!-- name -->`` and ``<!-- /name -->``.
+    """Replace the text between ``<!-- name -->`` and ``<!-- /name -->`` with a table.
 
     Raises:
         ValueError: if the document has no such marks.

@@ -1,10 +1,10 @@
-"""A server under mixed load for a long time: its memory, handles and latencies have to stay as they are.
+"""Runs a server under mixed load for a long time: memory, handles and latencies must not grow.
 
     python -m tests.faults.soak --minutes 30 [--report docs/reliability.md]
 
-Two writers and a learner on streams, single calls of every kind, tables made and dropped, clients that come and go,
-waiting calls that run out of time, and checkpoints, all at a steady pace that leaves the machine room. Every ten
-seconds the server's own figures are taken. Writes a CSV file and a picture beside the report, and ends with status 1 if
+The load has two writers and a learner on streams, unary calls of every kind, tables created and dropped, clients that
+come and go, waiting calls that time out, and checkpoints, at a steady pace below the machine's capacity. The server's
+statistics are recorded every ten seconds. Writes a CSV file and a plot next to the report, and exits with status 1 if
 anything grew.
 """
 
@@ -52,7 +52,7 @@ _PAUSE_S = {"learn": 0.004, "write": 0.002, "calls": 0.05, "tables": 3.0, "waits
 
 @dataclass(frozen=True)
 class Sample:
-    """Figures of ten seconds."""
+    """Statistics of ten seconds."""
 
     minute: float
     memory_mb: float
@@ -114,7 +114,7 @@ class Load:
             thread.join()
 
     def _run(self, kind: str, part: Callable[[ReplayClient], Iterator[None]]) -> None:
-        """Go through a part step by step, from time to time with a new client."""
+        """Repeat the steps of one part of the load, with a new client from time to time."""
         try:
             while not self.stopped.is_set():
                 with ReplayClient(self._address) as client:
@@ -258,7 +258,7 @@ def draw(samples: Sequence[Sample], path: Path) -> None:
 
 
 def write_report(samples: Sequence[Sample], report: Path) -> None:
-    """Write the figures into the report, and CSV and picture beside it."""
+    """Write the figures into the report, and a CSV file and a plot next to it."""
     with report.with_name("soak.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(field.name for field in fields(Sample))
@@ -286,7 +286,7 @@ def main(
     minutes: Annotated[float, Parameter(validator=Number(gte=LEAST_MINUTES))] = 30.0,
     report: Annotated[Path | None, Parameter(validator=document_with("soak"))] = None,
 ) -> None:
-    """Run, report, and say whether all stayed as it was.
+    """Run, report, and check for growth.
 
     Args:
         minutes: how long to go on.

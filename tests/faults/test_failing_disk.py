@@ -1,4 +1,4 @@
-"""A disk that refuses to sync: service goes on, nothing is taken for synced, everybody can see it, and it passes."""
+"""A disk that fails to sync: the server keeps serving, reports the data as unsynced, and recovers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAILING_DISK = textwrap.dedent("""
 
 
 class FailingDisk:
-    """A disk that refuses when it is told to."""
+    """A disk that fails on command."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -45,7 +45,7 @@ class FailingDisk:
         self.environment = {"PYTHONPATH": paths, "DISK_FAILS": str(self._switch)}
 
     def fail(self, code: str) -> None:
-        # In one go: the disk may be in use at this very moment.
+        # Atomically: the disk may be in use right now.
         written = self._switch.with_suffix(".new")
         written.write_text(code)
         written.rename(self._switch)
@@ -56,7 +56,7 @@ class FailingDisk:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> FailingDisk:
-    """Below the servers of the test."""
+    """The disk of the test's servers."""
     return FailingDisk(tmp_path / "disk")
 
 
@@ -127,7 +127,7 @@ def test_a_server_that_ends_says_what_the_disk_did_not_take(
     assert f"tables not synced to disk, which a power loss may damage: {table.name}: " in server.log()
     assert "Traceback" not in server.log()
     disk.work()
-    # It did not end in order: after another boot, nothing is taken on trust.
+    # It did not shut down cleanly, so after a reboot everything is verified.
     pretend_another_boot(data)
     server.restart()
     assert "are valid after a power loss" in server.log()

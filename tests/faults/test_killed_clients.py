@@ -1,4 +1,4 @@
-"""Clients that are killed: what they had sent whole is there, nothing else, and the server forgets about them."""
+"""Killed clients: their complete inserts are kept, nothing else, and the server frees their resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network that delays, stalls and resets: the client library goes on, and nothing is lost or doubled."""
+"""A network that delays, stalls and resets: the client library recovers, and nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client(proxy: Proxy) -> Iterator[ReplayClient]:
 
 
 def write(table: Table, stop: threading.Event) -> int:
-    """Write numbered rows until told to stop; how many."""
+    """Write numbered rows until told to stop; return their number."""
     number = 0
     with table.writer(block_rows=32, reconnect_timeout_s=30.0) as writer:
         while not stop.is_set():
@@ -46,7 +46,7 @@ def write(table: Table, stop: threading.Event) -> int:
 
 
 def insert(table: Table, stop: threading.Event) -> list[int]:
-    """Insert numbered rows until told to stop; their keys."""
+    """Insert numbered rows until told to stop; return their keys."""
     keys: list[int] = []
     while not stop.is_set():
         keys += table.insert(rows(range(len(keys), len(keys) + 10))).tolist()
@@ -54,7 +54,7 @@ def insert(table: Table, stop: threading.Event) -> list[int]:
 
 
 def learn(table: Table, stop: threading.Event) -> int:
-    """Draw whole batches and set priorities until told to stop; how many."""
+    """Draw batches, check them and set priorities until told to stop; return their number."""
     with table.sampler(16, beta=0.4, timeout_s=20.0, reconnect_timeout_s=30.0) as sampler:
         for steps, batch in enumerate(sampler):
             assert_whole(batch.columns)

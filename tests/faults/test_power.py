@@ -70,7 +70,7 @@ def test_a_server_whose_machine_went_down_serves_whole_rows_only(
     found_live: list[replay_pb2.TableDescription] = []
 
     def copy_while_running() -> None:
-        """Files that are copied one after the other, while rows come in, seldom fit together."""
+        """Copy files one by one during inserts, so they are usually inconsistent."""
         time.sleep(1.0)
         with Caller(server.address) as caller:
             found_live.append(caller.table(name).describe())
@@ -160,7 +160,7 @@ def test_recovered_rows_are_read_on_this_host_and_repeats_get_their_keys(
             if sequence == 50:
                 wait_until(lambda: caller.table(name).stats().unsynced == 0, "half of it is synced")
     server.kill()
-    # The newest insert did not get to the disk whole.
+    # The newest insert did not reach the disk completely.
     column = data / "tables" / name / "column-000.bin"
     content = bytearray(column.read_bytes())
     slots = 1000 + 64
@@ -179,7 +179,7 @@ def test_recovered_rows_are_read_on_this_host_and_repeats_get_their_keys(
         for sequence in range(86, 100):
             assert table.insert([0], writer_id=writer_id, sequence=sequence).tolist() == keys[sequence]
         assert table.describe().inserted == inserted
-        # What was lost is inserted when it is repeated, and then known.
+        # Retrying a lost insert applies it; a second retry is recognized.
         for _ in range(2):
             again = table.insert(range(1500, 1515), writer_id=writer_id, sequence=100).tolist()
             assert again == list(range(inserted, inserted + 15))

@@ -1,4 +1,4 @@
-"""A disk that takes long over some tables: the others are synced as often as they should be."""
+"""A disk that is slow for some tables: the others are still synced on time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLOW_DISK = textwrap.dedent("""
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Path:
-    """A file: while it is there, no sync of a table called "slow-..." comes to its end."""
+    """A file: while it exists, syncs of tables named "slow-..." block."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk" / "sitecustomize.py").write_text(SLOW_DISK)
     return tmp_path / "disk" / "slow"

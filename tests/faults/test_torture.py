@@ -17,7 +17,7 @@ def test_kills_at_any_moment_lose_nothing_double_nothing_and_tear_nothing(
     checkpoints = tmp_path / "checkpoints"
     server = start_server("--data-dir", str(tmp_path / "data"), "--checkpoint-dir", str(checkpoints))
     torture = Torture(server, checkpoints, seed=7)
-    # Each kill comes after a while, not after some work: a slow machine needs more of them to have met it all.
+    # Kills are timed, so a slow machine needs more of them to cover every case.
     while torture.figures.kills < KILLS or not was_enough(torture.figures):
         torture.round()
 

@@ -1,4 +1,4 @@
-"""Kills a server again and again while writers and learners load it, and audits what comes back after every kill.
+"""Kills a server under load again and again, and audits the restarted server after every kill.
 
     python -m tests.faults.torture --kills 500 --report docs/reliability.md
 
@@ -96,15 +96,15 @@ class Figures:
         yield "checkpoints written under load", f"{self.checkpoints:,}"
         yield "checkpoints restored and compared after kills", f"{self.checkpoints_audited:,}"
         yield "median of a restart", f"{statistics.median(self.restarts_s):.2f} s"
-        # Any of them would have ended the run.
+        # Any violation would have ended the run.
         yield "acknowledged rows lost, rows doubled, torn rows, priorities lost, checkpoints damaged", "0"
 
 
 class Torture:
-    """A server, its load, and what the load remembers."""
+    """A server, its load, and the load's records."""
 
     def __init__(self, server: ServerProcess, checkpoints: Path, seed: int) -> None:
-        """Make the table on a server that keeps its tables, and checkpoints in that directory."""
+        """Create the table on a durable server with checkpoints in that directory."""
         self.figures = Figures()
         self._server = server
         self._random = random.Random(seed)
@@ -121,7 +121,7 @@ class Torture:
         """Load, kill, restart, audit.
 
         Raises:
-            AssertionError: something that was acknowledged is not there, or something is there that should not be.
+            AssertionError: acknowledged data is missing, or unexpected data is present.
         """
         self._load_until_killed()
         self._restart()
@@ -166,7 +166,7 @@ class Torture:
             yield caller.table(self._name)
 
     def _audit_what_came_back(self, table: CalledTable) -> dict[int, float]:
-        """Acknowledged rows and priorities are there, rows are whole, and nothing else is there but what was sent.
+        """Check that acknowledged rows and priorities exist, rows are intact, and all of them were sent.
 
         Returns:
             The priority of every live row, by key.
@@ -205,7 +205,7 @@ class Torture:
         assert table.describe().inserted >= inserted
 
     def _audit_that_all_is_there_once(self, table: CalledTable) -> None:
-        """Every insert was acknowledged by now: the table is what all of them make, no more and no less."""
+        """Check the table against all inserts, once every insert is acknowledged."""
         total = sum(writer.rows for writer in self._writers)
         assert table.describe().inserted == total, f"{table.describe().inserted} rows inserted, {total} acknowledged"
         rows = table.read(table.live_keys())
@@ -228,11 +228,11 @@ class Torture:
                 self._audit_restored(self._checkpoints / name, Path(folder))
         self.figures.checkpoints_audited += len(names)
         if names:
-            # Those without an answer count from now on: two of them would leave none of those before.
+            # Unanswered checkpoints count from now on: two of them would replace all earlier ones.
             self._checkpointer.last = names[-1]
 
     def _audit_restored(self, checkpoint: Path, folder: Path) -> None:
-        """The table of a checkpoint: consecutive rows of each writer, whole, each once."""
+        """Check a checkpoint's table: each writer's rows are consecutive, intact and unique."""
         restore(checkpoint, folder)
         table = Table(TableDirectory.open(folder / self._name))
         check_table(table)

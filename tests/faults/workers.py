@@ -67,10 +67,10 @@ class Worker(ABC):
 
 
 class Writer(Worker):
-    """Inserts rows that say whose they are and which."""
+    """Inserts rows that identify their writer and number."""
 
     def __init__(self, number: int, seed: int) -> None:
-        """Have a writer's id and nothing sent."""
+        """Create a writer that has sent nothing."""
         super().__init__()
         self.writer_id = bytes([number + 1]) * 16
         self.acknowledged: dict[int, int] = {}
@@ -90,14 +90,14 @@ class Writer(Worker):
         return self._base <= value < self._base + self._next
 
     def next_insert(self) -> Sent:
-        """Some more rows, from now on pending."""
+        """Create the next insert and mark it as pending."""
         values = self._base + self._next + np.arange(self._random.randint(1, MOST_ROWS))
         self._next += len(values)
         self.pending.append(Sent(self.inserts + len(self.pending) + 1, values))
         return self.pending[-1]
 
     def acknowledge(self, keys: NDArray[np.int64]) -> None:
-        """The oldest pending insert has these keys."""
+        """Record the keys of the oldest pending insert."""
         sent = self.pending.popleft()
         assert len(keys) == len(sent.values)
         self.acknowledged.update(zip(keys.tolist(), sent.values.tolist(), strict=True))
@@ -105,7 +105,7 @@ class Writer(Worker):
         self.inserts += 1
 
     def forget_before(self, oldest: int) -> None:
-        """Rows below this key are gone."""
+        """Forget rows below this key."""
         self.acknowledged = {key: value for key, value in self.acknowledged.items() if key >= oldest}
 
     @abstractmethod
@@ -165,10 +165,10 @@ class CallWriter(Writer):
 
 
 class Learner(Worker):
-    """Draws rows and sets the priorities of those that are its own: of ``learners``, each has every so-manieth key."""
+    """Draws rows, and sets the priorities of its share: one of every ``learners`` keys."""
 
     def __init__(self, number: int, learners: int, seed: int) -> None:
-        """Have set nothing."""
+        """Create a learner that has set nothing."""
         super().__init__()
         self.acknowledged: dict[int, float] = {}
         """Priority by key, as last acknowledged."""
@@ -181,7 +181,7 @@ class Learner(Worker):
         self._random = np.random.default_rng(seed)
 
     def work(self, table: CalledTable) -> None:
-        """Draw and update, one exchange ahead."""
+        """Draw and update, with one request in flight ahead."""
         stream = LearnStream(table)
         draw = make_draw(_BATCH, beta=0.5, wait_s=_WAIT_S)
         mine = np.zeros(0, np.int64)
@@ -196,7 +196,7 @@ class Learner(Worker):
             stream.close()
 
     def may_be(self, key: int) -> Iterator[float]:
-        """Priorities that a key may have through this learner: the last acknowledged, and those on their way."""
+        """Priorities that this learner may have given a key: the last acknowledged one, and those in flight."""
         if key in self.acknowledged:
             yield self.acknowledged[key]
         yield from (update[key] for update in self.pending if key in update)
@@ -221,10 +221,10 @@ class Learner(Worker):
 
 
 class Checkpointer(Worker):
-    """Has checkpoints written, one after the other."""
+    """Writes checkpoints in a loop."""
 
     def __init__(self) -> None:
-        """None was written yet."""
+        """Create one that has written nothing."""
         super().__init__()
         self.written = 0
         """Checkpoints acknowledged, ever."""
@@ -232,7 +232,7 @@ class Checkpointer(Worker):
         """Name of the last one acknowledged."""
 
     def work(self, table: CalledTable) -> None:
-        """Go on without end."""
+        """Write checkpoints forever."""
         while True:
             self.last = table.caller.checkpoint(table.name, series=CHECKPOINT_SERIES, keep=2).name
             self.written += 1

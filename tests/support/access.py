@@ -22,7 +22,7 @@ MINE = "mine-"
 
 
 def token_entry(name: str, token: str, rights: Sequence[str], tables: Sequence[str] = ("*",), expires: str = "") -> str:
-    """A token as the file has it."""
+    """A token's entry in the file."""
     lines = [
         "[[tokens]]",
         f"name = {json.dumps(name)}",
@@ -67,7 +67,7 @@ class Authority:
         self._ca.cert_pem.write_to_path(str(self.ca))
 
     def certify(self, name: str, *hosts: str, until: datetime | None = None) -> Certified:
-        """Write a certificate for these hosts; files of an earlier one with this name are replaced."""
+        """Write a certificate for these hosts, replacing earlier files with this name."""
         made = self._ca.issue_cert(*(hosts or ("localhost", "127.0.0.1")), not_after=until)
         found = Certified(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         found.cert.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))

@@ -1,4 +1,4 @@
-"""Programs that insert and learn in processes of their own, and report what they did."""
+"""Programs that insert and learn in separate processes, and report what they did."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Learned:
 
 
 def insert_for(address: str, table_name: str, writer: int, duration_s: float, least_rows: int = 0) -> Inserted:
-    """Insert rows whose values follow from their place, over a writer's stream, for some time and at least so many."""
+    """Insert numbered rows over a writer's stream, for some time and at least a minimum count."""
     deadline = time.monotonic() + duration_s
     with Caller(address) as caller:
         stream = WriteStream(caller.table(table_name), bytes([writer]) * 16)
@@ -51,14 +51,14 @@ def insert_for(address: str, table_name: str, writer: int, duration_s: float, le
 
 
 def learn_for(address: str, data_path: str, table_name: str, learner: int, duration_s: float) -> Learned:
-    """Draw batches and set priorities for some time; every row has to be whole, and to lie under its key."""
+    """Draw batches and set priorities for some time, checking that every row is intact and matches its key."""
     deadline = time.monotonic() + duration_s
     random = np.random.default_rng(learner)
     with Caller(address, data_path) as caller:
         table = caller.table(table_name)
         stream, done, update = LearnStream(table), Learned(), None
         while time.monotonic() < deadline:
-            # From time to time nearly as many rows as a call may name.
+            # Occasionally use nearly the maximum number of rows per call.
             batch_size = 16_000 if done.sampled % 7 == 0 else 61
             answer, batches = stream.ask(update=update, draw=make_draw(batch_size, beta=0.5, wait_s=30.0), batches=2)
             done.updated += answer.update.updated

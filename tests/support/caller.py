@@ -31,22 +31,22 @@ _numbers = itertools.count()
 
 
 def float64(values: ArrayLike) -> bytes:
-    """Numbers as ``float64[n]`` travels."""
+    """Serialize numbers as ``float64[n]``."""
     return np.asarray(values, "<f8").tobytes()
 
 
 def int64(values: ArrayLike) -> bytes:
-    """Numbers as ``int64[n]`` travels."""
+    """Serialize numbers as ``int64[n]``."""
     return np.asarray(values, "<i8").tobytes()
 
 
 def keys_of(ranges: Sequence[replay_pb2.KeyRange]) -> NDArray[np.int64]:
-    """int64[n]: the keys of an answer to an insert."""
+    """int64[n]: the keys in a reply to an insert."""
     return np.concatenate([np.arange(part.first, part.first + part.count) for part in ranges])
 
 
 class InsertCall(Protocol):
-    """An insert that was begun."""
+    """A started insert."""
 
     def done(self) -> bool:
         """Whether it has exited."""
@@ -59,7 +59,7 @@ class InsertCall(Protocol):
 
 
 class SampleCall(Protocol):
-    """A draw that was begun."""
+    """A started draw."""
 
     def done(self) -> bool:
         """Whether it has exited."""
@@ -73,7 +73,7 @@ class SampleCall(Protocol):
 
 @dataclass(frozen=True)
 class Sampled:
-    """A batch that came, its arrays decoded."""
+    """A received batch with decoded arrays."""
 
     keys: NDArray[np.int64]
     probabilities: NDArray[np.float64]
@@ -88,7 +88,7 @@ class Sampled:
 
     @classmethod
     def decode(cls, batch: replay_pb2.Batch, rows: bytes) -> Sampled:
-        """Decode a batch, whose arrays have to be of one length."""
+        """Decode a batch, checking that its arrays have equal length."""
         keys = np.frombuffer(batch.keys, "<i8")
         probabilities = np.frombuffer(batch.probabilities, "<f8")
         weights = np.frombuffer(batch.weights, "<f4")
@@ -98,7 +98,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class ReadRows:
-    """The answer to a Read, decoded."""
+    """A decoded reply to a Read."""
 
     keys: NDArray[np.int64]
     priorities: NDArray[np.float64]
@@ -113,7 +113,7 @@ class ReadRows:
 
 
 class Caller:
-    """A channel to a server, and the tables made through it."""
+    """A channel to a server, and calls for its tables."""
 
     def __init__(self, address: str, data_path: str = WIRE, credentials: grpc.ChannelCredentials | None = None) -> None:
         """Connect, with messages of any size.
@@ -121,7 +121,7 @@ class Caller:
         Args:
             address: of the server.
             data_path: how a learner's calls and rows travel.
-            credentials: for TLS, and the token with each call; None: neither.
+            credentials: TLS and call credentials; None: neither.
         """
         self.address = address
         self.data_path = data_path
@@ -153,40 +153,40 @@ class Caller:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._frames is not None:
             self._frames.close()
         self.channel.close()
 
     def create(self, name: str | None = None, **config: object) -> CalledTable:
-        """Make a table; see `table_config`."""
+        """Create a table; see `table_config`."""
         answer = self.stub.CreateTable(
             replay_pb2.CreateTableRequest(config=table_config(name or new_name(), **config)), timeout=CALL_TIMEOUT_S
         )
         return CalledTable(self, answer.table.config.name, answer.table.uid)
 
     def table(self, name: str) -> CalledTable:
-        """A table that is there."""
+        """An existing table."""
         description = self.stub.DescribeTable(replay_pb2.DescribeTableRequest(table=name), timeout=CALL_TIMEOUT_S).table
         return CalledTable(self, name, description.uid)
 
     def table_names(self) -> list[str]:
-        """The names of all tables, as they are listed."""
+        """The names of all tables, in listed order."""
         listed = self.stub.ListTables(replay_pb2.ListTablesRequest(), timeout=CALL_TIMEOUT_S).tables
         return [description.config.name for description in listed]
 
     def checkpoint(self, *tables: str, series: str = "", keep: int = 0) -> replay_pb2.CheckpointDescription:
-        """Have a checkpoint written."""
+        """Write a checkpoint."""
         request = replay_pb2.CheckpointRequest(tables=tables, series=series, keep=keep)
         return self.stub.Checkpoint(request, timeout=CALL_TIMEOUT_S).checkpoint
 
     def checkpoints(self) -> list[str]:
-        """Names of all checkpoints, as they are listed."""
+        """Names of all checkpoints, in listed order."""
         listed = self.stub.ListCheckpoints(replay_pb2.ListCheckpointsRequest(), timeout=CALL_TIMEOUT_S)
         return [checkpoint.name for checkpoint in listed.checkpoints]
 
     def verify(self, checkpoint: str) -> replay_pb2.CheckpointDescription:
-        """Have a checkpoint read through."""
+        """Verify a checkpoint."""
         request = replay_pb2.VerifyCheckpointRequest(name=checkpoint)
         return self.stub.VerifyCheckpoint(request, timeout=CALL_TIMEOUT_S).checkpoint
 
@@ -195,13 +195,13 @@ class Caller:
         return self.stub.Stats(replay_pb2.StatsRequest(), timeout=CALL_TIMEOUT_S).server
 
     def method(self, name: str) -> replay_pb2.MethodStats:
-        """Figures of a method; zeros if it was never called."""
+        """Statistics of a method; zeros if it was never called."""
         found = [method for method in self.server_stats().methods if method.method == name]
         return found[0] if found else replay_pb2.MethodStats(method=name)
 
 
 def new_name() -> str:
-    """A name that no table has had."""
+    """A new, unique table name."""
     return f"table-{next(_numbers)}-{secrets.token_hex(4)}"
 
 
@@ -214,7 +214,7 @@ def table_config(
     seed: object = None,
     rate_limiter: object = None,
 ) -> replay_pb2.TableConfig:
-    """A table's config; by default of rows that tell whether they are whole."""
+    """A table's config; by default with rows whose integrity can be checked."""
     assert isinstance(capacity, int)
     assert isinstance(schema, Schema)
     assert isinstance(backend, str)
@@ -236,17 +236,17 @@ _SMALL_INSERT = 64
 
 
 class CalledTable:
-    """A table, and the calls for it."""
+    """Calls for one table."""
 
     def __init__(self, caller: Caller, name: str, uid: bytes) -> None:
-        """Name the table; nothing is called."""
+        """Name the table, without calling the server."""
         self.caller = caller
         self.stub = caller.stub
         self.name = name
         self.uid = uid
 
     def through(self, caller: Caller) -> CalledTable:
-        """The same table, called by another caller."""
+        """The same table with another caller."""
         return CalledTable(caller, self.name, self.uid)
 
     def insert(
@@ -260,7 +260,7 @@ class CalledTable:
         episode: int = 0,
         wait_s: float | None = None,
     ) -> NDArray[np.int64]:
-        """Insert the rows of these values; int64[n], their keys. Without a writer, in as many inserts as it takes."""
+        """Insert rows with these values; return their keys, int64[n]. Without a writer, split them as needed."""
         rows = np.atleast_1d(np.asarray(values, np.int64))
         if not writer_id and len(rows) > _SMALL_INSERT:
             described = self.describe()
@@ -296,7 +296,7 @@ class CalledTable:
         return keys_of(answer.keys)
 
     def insert_request(self, values: ArrayLike) -> replay_pb2.InsertRequest:
-        """A request that inserts the rows of these values."""
+        """A request that inserts rows with these values."""
         rows = np.atleast_1d(np.asarray(values, np.int64))
         return replay_pb2.InsertRequest(
             table=self.name,
@@ -306,7 +306,7 @@ class CalledTable:
         )
 
     def begin_insert(self, values: ArrayLike, wait_s: float | None = None) -> InsertCall:
-        """Begin to insert rows; ``result()`` waits for the answer."""
+        """Start to insert rows; ``result()`` waits for the reply."""
         request = self.insert_request(values)
         if wait_s is not None:
             request.insertion.wait_s = wait_s
@@ -314,7 +314,7 @@ class CalledTable:
         return call
 
     def begin_sample(self, batch_size: int, wait_s: float = CALL_TIMEOUT_S) -> SampleCall:
-        """Begin to draw a batch; ``result()`` waits for the answer."""
+        """Start to draw a batch; ``result()`` waits for the reply."""
         request = replay_pb2.SampleRequest(
             table=self.name, table_uid=self.uid, draw=make_draw(batch_size, wait_s=wait_s)
         )
@@ -322,7 +322,7 @@ class CalledTable:
         return call
 
     def sample(self, batch_size: int, **draw: object) -> Sampled:
-        """Draw a batch; ``draw`` are further fields of a Draw."""
+        """Draw a batch; ``draw`` has additional fields of a Draw."""
         answer = self.stub.Sample(
             replay_pb2.SampleRequest(table=self.name, table_uid=self.uid, draw=make_draw(batch_size, **draw)),
             timeout=CALL_TIMEOUT_S,
@@ -363,7 +363,7 @@ class CalledTable:
         return stats
 
     def reset(self) -> int:
-        """Empty it; how many rows disappeared."""
+        """Reset it; return the number of removed rows."""
         return self.stub.ResetTable(
             replay_pb2.ResetTableRequest(table=self.name, table_uid=self.uid), timeout=CALL_TIMEOUT_S
         ).removed
@@ -453,7 +453,7 @@ class LearnStream:
         self._requests.put(None)
 
     def vanish(self) -> None:
-        """Leave without a word."""
+        """Disconnect abruptly."""
         self.call.cancel()
         self._requests.put(None)
 
@@ -504,7 +504,7 @@ class WriteStream:
         return next(self.call)
 
     def write(self, values: ArrayLike, sequence: int) -> NDArray[np.int64]:
-        """Send rows and wait until they are acknowledged; int64[n], their keys."""
+        """Send rows, wait for the acknowledgement, and return their keys, int64[n]."""
         self.send(values, sequence)
         answer = self.receive()
         assert answer.sequence == sequence

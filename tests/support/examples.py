@@ -1,4 +1,4 @@
-"""How many examples hypothesis tries: few in every run of the tests, more where somebody asks for them."""
+"""How many examples hypothesis tries: few by default, more in deep runs."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _TIMES = int(os.environ.get("EXAMPLES_TIMES", "1"))
 
 
 def examples(number: int) -> int:
-    """Examples of a test that tries ``number`` in every run; `make test-deep` tries many times as many."""
+    """Number of examples, ``number`` by default; `make test-deep` multiplies it."""
     return number * _TIMES

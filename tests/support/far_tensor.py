@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 
 class FarTensor(torch.Tensor):
-    """On the CPU, but says that it is not."""
+    """A CPU tensor that claims to be on another device."""
 
     seen_by: ClassVar[set[str]] = set()
     """Names of the threads in which one was brought to the CPU."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> FarTensor:
-        """The same numbers at distant addresses."""
+        """Wrap a tensor."""
         return tensor.detach().as_subclass(cls)
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Another place."""
+        """Pretend to be on another device."""
         return torch.device("xpu")
 
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:

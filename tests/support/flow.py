@@ -1,4 +1,4 @@
-"""Tables with rate limiters, and how their calls stand."""
+"""Helpers for tables with rate limiters and for waiting calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.deadlines import wait_until
 def rate_limiter(
     min_size: int = 1, samples_per_insert: float | None = None, error_buffer: ErrorBuffer | None = None
 ) -> replay_pb2.RateLimiter:
-    """A rate limiter, by what Reverb calls its settings."""
+    """A rate limiter, given Reverb's parameters."""
     limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
     assert limit is not None
     return limit.to_proto()

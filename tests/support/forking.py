@@ -1,8 +1,8 @@
-"""A process that has loaded a program, and forks it each time it is asked: the other end of `warm_program`.
+"""A process that has loaded a program, and forks it on request: the other end of `warm_program`.
 
-To load the server or the command `replay` takes a second of processor time, an actor three, most of it for modules and
-kernels that every one of them needs. A forked program runs what the command runs, from the reading of its command line
-to the end of the interpreter. Nothing of gRPC, and no thread of Python's, is begun before the fork.
+Loading the server or the command `replay` takes a second of CPU time, and an actor three, mostly for modules and
+kernels. A forked program runs the same code as the command, from parsing its command line to the interpreter's
+shutdown. Before the fork, gRPC is not started, and there are no Python threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_DESCRIPTORS = 8
 
 
 def load_server() -> Callable[[], None]:
-    """Load ``replay-server``, and return what runs it."""
+    """Load ``replay-server``, and return its main function."""
     from replay_server import __main__ as program
     from replay_server.process.loading import loading
     from replay_server.process.warming import warm_up
@@ -37,7 +37,7 @@ def load_server() -> Callable[[], None]:
 
 
 def load_replay() -> Callable[[], None]:
-    """Load the command ``replay``, and return what runs it."""
+    """Load the command ``replay``, and return its main function."""
     import replay_client.cli
     import replay_client.cli.app
 
@@ -56,10 +56,10 @@ LOAD = {SERVER: load_server, REPLAY: load_replay, ACTOR: load_actor}
 
 
 def fork_when_asked(control: socket.socket) -> bool:
-    """Fork a program per request, and tell how each ended.
+    """Fork a program per request, and report how each ended.
 
     Returns:
-        True in each process that is to be a program; False here, once nobody is left to ask.
+        True in each forked process; False in this one, once there are no more requests.
     """
     while True:
         message, streams, _, _ = socket.recv_fds(control, LONGEST_REQUEST, _MOST_DESCRIPTORS)
@@ -95,7 +95,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    # Ctrl-C is for the tests. This program ends with them.
+    # Ctrl-C is for the tests; this program ends with them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run = LOAD[sys.argv[1]]()
     gc.freeze()  # What is loaded is never garbage: to look through it would copy its memory in every fork.

@@ -1,7 +1,7 @@
-"""The stub of callers on the server's host, who call over its unix-domain socket.
+"""A stub for callers on the server's host, using its unix-domain socket.
 
-Sample, UpdatePriorities and Learn go over the socket, everything else over gRPC, as does a call for a table that is not
-there. Rows come out of the table's files; answers come back as if they had travelled with them.
+Sample, UpdatePriorities and Learn use the socket. Everything else uses gRPC, including calls for a missing table. Rows
+are copied from the table's files, and added to the replies as if they had been sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class FrameRpcError(grpc.RpcError):
-    """A call that failed, with all that gRPC's own errors have."""
+    """A failed call, with the interface of gRPC's errors."""
 
     def __init__(self, code: grpc.StatusCode, details: str, status: bytes = b"") -> None:
         super().__init__(f"{code}: {details}")
@@ -73,7 +73,7 @@ class FrameLink:
         """The next frame: its kind and its content.
 
         Raises:
-            EOFError: the server has ended the connection.
+            EOFError: the server closed the connection.
         """
         size, kind = HEAD.unpack(self._exactly(HEAD.size))
         return kind, self._exactly(size)
@@ -94,14 +94,14 @@ class FrameLink:
         raise FrameRpcError(_CODES[status.code], status.message, content)
 
     def cut(self) -> None:
-        """End it, also for a thread that waits."""
+        """Shut the connection down, even while a thread waits."""
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it has ended
 
     def close(self) -> None:
-        """End it and let go of it."""
+        """Shut the connection down and close it."""
         self.cut()
         self.socket.close()
 
@@ -116,7 +116,7 @@ class FrameLink:
 
 
 def hello_for(description: replay_pb2.TableDescription, method: str, /, **changes: Any) -> replay_pb2.FrameHello:
-    """The hello of somebody who may read the table's directory if it is named, with fields changed."""
+    """The hello of a client, with the nonce if the table's directory is disclosed, and with fields changed."""
     nonce = (Path(description.directory) / "nonce").read_bytes() if description.directory else b""
     names = {"method": method, "table": description.config.name, "table_uid": description.uid}
     fields = {**names, "nonce": nonce, **changes}
@@ -140,7 +140,7 @@ def greeted(table: replay_pb2.TableDescription, method: str) -> FrameLink:
 
 
 class TableFiles:
-    """A table's columns and header, as they lie on the server's host."""
+    """A table's column and header files on the server's host."""
 
     def __init__(self, table: replay_pb2.TableDescription) -> None:
         """Map them."""
@@ -154,17 +154,17 @@ class TableFiles:
         ]
 
     def rows(self, keys: bytes) -> bytes | None:
-        """The rows of keys (int64[n]) as they would have travelled; None if they were overtaken."""
+        """The serialized rows of keys, int64[n]; None if they were overwritten."""
         wanted: NDArray[np.int64] = np.frombuffer(keys, "<i8")
         rows = b"".join(column[wanted % self._slots].tobytes() for column in self._columns)
         return rows if wanted.min() + self._slots >= self._header[0] else None
 
 
 class FrameStub:
-    """Takes the place of a ReplayServiceStub."""
+    """Replaces a ReplayServiceStub."""
 
     def __init__(self, wire: replay_pb2_grpc.ReplayServiceStub) -> None:
-        """Ask over gRPC where tables are."""
+        """Use this channel for everything except the socket's methods."""
         self.wire = wire
         self._calls: list[_LearnCall] = []
         self.Sample = _Unary(self, "Sample", replay_pb2.SampleResponse)
@@ -187,7 +187,7 @@ class FrameStub:
             unary.close()
 
     def described(self, name: str) -> replay_pb2.TableDescription | None:
-        """The table, if it is there and offers the short way."""
+        """The table, if it exists and offers a socket."""
         try:
             table = self.wire.DescribeTable(replay_pb2.DescribeTableRequest(table=name), timeout=_PATIENCE_S).table
         except grpc.RpcError:
@@ -196,7 +196,7 @@ class FrameStub:
 
 
 class _Unary:
-    """Calls of one method, one after another on each connection."""
+    """Calls of one method, sequential on each connection."""
 
     def __init__(self, stub: FrameStub, method: str, response: type[Message]) -> None:
         self._stub = stub
@@ -278,7 +278,7 @@ class _Future:
 
 
 class _LearnCall:
-    """A learner's stream; requests are sent by a thread of its own."""
+    """A learner's stream; a separate thread sends the requests."""
 
     def __init__(self, stub: FrameStub, requests: Iterator[replay_pb2.LearnRequest], timeout: float | None) -> None:
         self._stub = stub
@@ -313,7 +313,7 @@ class _LearnCall:
         return grpc.StatusCode.OK if self._failure is None else self._failure.code()
 
     def cancel(self) -> None:
-        """Leave without a word, as soon as there is a connection."""
+        """Disconnect abruptly, once there is a connection."""
         with self._changed:
             self._is_cancelled = True
             self._leave()
@@ -325,7 +325,7 @@ class _LearnCall:
             self._link.cut()
 
     def _wait_for_something(self) -> None:
-        """Wait until a request is on its way, or none will be, or the server speaks unasked."""
+        """Wait until a request is in flight, no more will come, or the server sends something unprompted."""
         with self._changed:
             while not (self._over_grpc or self._sent or self._is_complete or self._failure):
                 if self._link is not None and select.select([self._link.socket], [], [], 0)[0]:
@@ -378,7 +378,7 @@ class _LearnCall:
                 self._changed.notify()
 
     def _is_open(self, first: replay_pb2.LearnRequest, others: Iterator[replay_pb2.LearnRequest]) -> bool:
-        """Connect, unless that was done; False if it all goes over gRPC."""
+        """Connect if necessary; False if gRPC is used instead."""
         if self._link is not None:
             return True
         table = self._stub.described(first.table)
@@ -396,7 +396,7 @@ class _LearnCall:
 
 
 def with_nonce(request: Any, nonce: bytes) -> Any:
-    """The same request, of one who copies the rows."""
+    """The same request from a client that copies rows itself."""
     copy = type(request)()
     copy.CopyFrom(request)
     if copy.HasField("draw"):
@@ -405,7 +405,7 @@ def with_nonce(request: Any, nonce: bytes) -> Any:
 
 
 def overtaken(request: Any, nonce: bytes) -> Any:
-    """The same request, of one whose rows were overwritten before they were copied."""
+    """The same request from a client whose rows were overwritten before it copied them."""
     copy = type(request)()
     copy.CopyFrom(request)
     copy.same_host.nonce, copy.same_host.overtaken = nonce, True

@@ -1,4 +1,4 @@
-"""HTTP/2 as no gRPC client speaks it: frames in any order, bodies held back, answers not read."""
+"""HTTP/2 unlike any gRPC client: frames in any order, withheld bodies, unread replies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def headers_of(path: str, metadata: Headers = ()) -> list[tuple[str, str]]:
 
 
 class Http2:
-    """A connection that keeps to the rules of HTTP/2, with calls that go on for as long as one likes."""
+    """A valid HTTP/2 connection, with calls of any duration."""
 
     def __init__(self, link: socket.socket) -> None:
         """Speak on a connection, and close it at the end."""
@@ -60,29 +60,29 @@ class Http2:
         self._socket.close()
 
     def begin(self, path: str, metadata: Headers = (), *, is_whole: bool = False) -> int:
-        """Begin a call; its number."""
+        """Begin a call; return its stream id."""
         number = self._rules.get_next_available_stream_id()
         self._rules.send_headers(number, headers_of(path, metadata), end_stream=is_whole)
         self._flush()
         return number
 
     def call(self, path: str, message: bytes, metadata: Headers = ()) -> int:
-        """Begin a call with a whole request, and do not wait for the answer."""
+        """Begin a call with a complete request, without waiting for the reply."""
         number = self.begin(path, metadata)
         self.send(number, GRPC_HEAD.pack(0, len(message)) + message, is_last=True)
         return number
 
     def wait_for_end(self, call: int, patience_s: float = _SENDING_S) -> None:
-        """Take in what comes until the server is done with a call.
+        """Receive data until the server has ended a call.
 
         Raises:
-            AssertionError: nothing came for so long.
+            AssertionError: nothing arrived in time.
         """
         while not self.has_ended(call):
             assert self.read(patience_s), "the server says nothing"
 
     def send(self, call: int, data: bytes, *, is_last: bool = False, patience_s: float = 10.0) -> bool:
-        """Send a part of a call's body, as fast as the server lets us; False if it wants no more of it."""
+        """Send part of a call's body as fast as flow control allows; False if the server has ended the call."""
         view = memoryview(data)
         while view and not self.has_ended(call):
             room = min(self._rules.local_flow_control_window(call), self._rules.max_outbound_frame_size, len(view))
@@ -97,7 +97,7 @@ class Http2:
         return not self.has_ended(call)
 
     def has_ended(self, call: int) -> bool:
-        """Whether the server is done with a call."""
+        """Whether the server has ended a call."""
         return self.is_over or call in self.ended
 
     def read(self, patience_s: float) -> bool:
@@ -131,10 +131,10 @@ class Http2:
 
 
 class RawFrames:
-    """A connection on which frames are sent whatever the rules say; what comes back is thrown away."""
+    """A connection that sends arbitrary frames and discards received data."""
 
     def __init__(self, link: socket.socket, *, reads: bool = True) -> None:
-        """Begin on a connection; without ``reads`` nothing is taken from it, not even answers to pings."""
+        """Use a connection; without ``reads``, nothing is received, not even replies to pings."""
         self._socket = link
         self._reads = reads
         rules = H2Connection(H2Configuration(client_side=True))
@@ -158,14 +158,14 @@ class RawFrames:
         self.send_bytes(b"".join(frame.serialize() for frame in frames))
 
     def send_bytes(self, data: bytes) -> None:
-        """The same of frames that were serialized before."""
+        """Send serialized frames."""
         self._socket.settimeout(_SENDING_S)
         self._socket.sendall(data)
         if self._reads:
             self.drain()
 
     def drain(self) -> None:
-        """Take what has come.
+        """Discard received data.
 
         Raises:
             OSError: the server has ended the connection.
@@ -180,7 +180,7 @@ class RawFrames:
 
 
 def header_block(path: str, metadata: Headers = ()) -> bytes:
-    """Headers of a call, compressed so that they can be sent on any connection, any number of times."""
+    """Headers of a call, encoded without state, so they can be sent repeatedly on any connection."""
     return Encoder().encode([NeverIndexedHeaderTuple(*pair) for pair in headers_of(path, metadata)], huffman=False)
 
 

@@ -1,4 +1,4 @@
-"""More rows than a table takes at once, for tests that call no server."""
+"""Inserts more rows than a table accepts at once, without a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from replay_server.table.table import NewRows, Table
 
 
 def insert_all(table: Table, rows: NewRows) -> range:
-    """Insert rows, in as many inserts as it takes; their keys."""
+    """Insert rows in as many inserts as needed; return their keys."""
     first, most = table.inserted, table.config.rows_at_once
     for start in range(0, rows.count, most):
         part = slice(start, min(start + most, rows.count))

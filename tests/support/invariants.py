@@ -1,4 +1,4 @@
-"""Every invariant of indices and tables, checked from outside: slow."""
+"""Slow checks of every invariant of indices and tables."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def require(holds: bool, invariant: str) -> None:
 
 
 def check_table(table: Table) -> None:
-    """Check every invariant of a table that nobody inserts into.
+    """Check every invariant of a table without running inserts.
 
     Raises:
-        AssertionError: if one is broken.
+        AssertionError: an invariant is violated.
     """
     assert 0 <= table.size <= table.config.most_live, f"size {table.size} of at most {table.config.most_live}"
     assert table.write_horizon == table.inserted, "rows are being written"
@@ -43,7 +43,7 @@ def check_table(table: Table) -> None:
 
 
 def check_index(index: PriorityIndex) -> None:
-    """Compare all that an index keeps with the priority array.
+    """Compare the full state of an index with the priority array.
 
     Raises:
         AssertionError: if something differs; the message names the invariant.
@@ -89,7 +89,7 @@ def rows_in_order(tree: RankTree) -> tuple[NDArray[np.float64], NDArray[np.int64
     """Return priorities and keys of all rows in order of rank, checking the whole tree on the way.
 
     Raises:
-        AssertionError: if the tree is not as it should be.
+        AssertionError: the tree is invalid.
     """
     root, height = int(tree.state[ROOT]), int(tree.state[HEIGHT])
     require(height == 0 or tree.sizes[root] > 1, "an inner root has at least two children")

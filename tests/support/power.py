@@ -16,7 +16,7 @@ def copy_of(folder: Path) -> dict[str, bytes]:
 
 
 def mixture(random_pages: random.Random, versions: list[bytes], newest_share: float) -> bytes:
-    """A file of which every page comes from one of these versions, oldest first, the newest one with this share."""
+    """A file whose pages are each from one of these versions (oldest first), with this fraction from the newest."""
     newest = versions[-1]
     pages = []
     for start in range(0, len(newest), PAGE_BYTES):
@@ -26,7 +26,7 @@ def mixture(random_pages: random.Random, versions: list[bytes], newest_share: fl
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Make a directory of these files."""
+    """Write a directory with these files."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, content in files.items():
@@ -34,7 +34,7 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def pretend_another_boot(data: Path) -> None:
-    """Make what a server left in its data directory a matter of an earlier boot."""
+    """Mark a server's data directory as written in an earlier boot."""
     path = data / "boot.json"
     mark = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps({**mark, "boot_id": "0" * 36}), "utf-8")
@@ -47,7 +47,7 @@ def damage_pages(path: Path, random_pages: random.Random, pages: int) -> None:
 
 
 def damage_page(path: Path, random_pages: random.Random, offset: int) -> None:
-    """Fill the page that this byte of a file is in with zeros or another page's content, or else with ones."""
+    """Overwrite the page with this byte with zeros or another page's content, or with ones if that changes nothing."""
     content = path.read_bytes()
     start = offset // PAGE_BYTES * PAGE_BYTES
     page = content[start : start + PAGE_BYTES]

@@ -1,4 +1,4 @@
-"""Processes for functions of the tests, forked from one that has loaded what they need."""
+"""Processes for test functions, forked from one that has loaded their modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from multiprocessing.context import ForkServerContext
 
 
 def loaded_processes() -> ForkServerContext:
-    """Where such processes are made. Nothing of gRPC is begun before they are forked."""
+    """The context that creates such processes. gRPC must not be started before the fork."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.actors", "replay_client"])
     return context

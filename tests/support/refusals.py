@@ -73,14 +73,14 @@ class Refusal:
 
 
 def code_of(error: grpc.RpcError) -> grpc.StatusCode:
-    """The status code of a call that failed: gRPC's errors are calls as well, which its types do not say."""
+    """The status code of a failed call. gRPC's errors are also calls, but not by their types."""
     call: Any = error
     code: grpc.StatusCode = call.code()
     return code
 
 
 def refusal_in(error: grpc.RpcError) -> Refusal:
-    """Decode a refusal, which has to be as the contract says."""
+    """Decode a refusal, checking that it follows the protocol."""
     status = rpc_status.from_call(error)
     assert status is not None, f"a refusal without details: {error}"
     assert len(status.details) == 1
@@ -97,7 +97,7 @@ def refusal_in(error: grpc.RpcError) -> Refusal:
 
 @contextmanager
 def refused(reason: str, **metadata: object) -> Iterator[Refusal]:
-    """Expect a refusal with this reason, of the contract's code for it, and at least this metadata.
+    """Expect a refusal with this reason, its code in the protocol, and at least this metadata.
 
     Yields:
         The refusal; filled in when the block has ended.

@@ -16,7 +16,7 @@ _MODULUS = 1 << 20
 
 
 def columns_of(values: NDArray[np.int64]) -> dict[str, Array]:
-    """The columns of rows that hold these values."""
+    """The columns of rows with these values."""
     return {"value": values, "payload": _payload(values), "check": _check(values)}
 
 

@@ -1,4 +1,4 @@
-"""A replay server in a process of its own, started and stopped as a user would."""
+"""A replay server in a separate process, started and stopped like a user would."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ServerProcess:
             *flags: its command line, without ``--port``.
             port: to listen on; 0 lets it pick one, which `restart` uses again.
             environment: variables to set besides those of this process.
-            within: a command that runs the server, such as ``unshare``; it has to exec it.
-            stdin: what its standard input is.
+            within: a command that runs the server, such as ``unshare``; it must exec it.
+            stdin: its standard input.
             forked: fork it from a server that is loaded, if it is to run as it would be started here.
         """
         self.flags = flags
@@ -65,13 +65,13 @@ class ServerProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Its memory that is in use now, without what it shares with files."""
+        """Its current memory, excluding memory shared with files."""
         memory = psutil.Process(self.pid).memory_info()
         return int(memory.rss - memory.shared)
 
     @property
     def cpu_s(self) -> float:
-        """Processor time that it has used."""
+        """CPU time that it has used."""
         times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
@@ -80,7 +80,7 @@ class ServerProcess:
         return self._log.read_text("utf-8")
 
     def terminate(self) -> int:
-        """Ask it to end, and return its exit status."""
+        """Terminate it, and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
@@ -91,18 +91,18 @@ class ServerProcess:
         return status
 
     def kill(self) -> None:
-        """End it at once, wherever it is, unless it has ended."""
+        """Kill it, unless it has ended."""
         self.process.kill()
         self.process.wait(_PATIENCE_S)
         self._close_pipes()
 
     def restart(self) -> None:
-        """Start it again, on the same port with the same flags, after its end."""
+        """Start it again on the same port with the same flags, after it has ended."""
         assert self.process.poll() is not None, "it still runs"
         self._start()
 
     def kill_while_starting(self, after_s: float) -> None:
-        """Start it again, and end it at once after so many seconds, ready or not; it is never forked."""
+        """Start it again, and kill it after this many seconds, ready or not; it is never forked."""
         self._spawn(forked=False)
         time.sleep(after_s)
         self.kill()

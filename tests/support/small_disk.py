@@ -1,4 +1,4 @@
-"""A file system of a few megabytes that one process sees, and that goes when it ends."""
+"""A file system of a few megabytes, visible to one process and removed when it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOUNT = 'mount -t tmpfs -o "size=$1,mode=700" tmpfs "$2" && shift 2 && exec "$@
 
 
 def with_small_disk(folder: Path, size_mb: int) -> Sequence[str]:
-    """The command, to be followed by another one, that runs it with a small tmpfs at ``folder``."""
+    """A command prefix that runs a command with a small tmpfs at ``folder``."""
     folder.mkdir()
     for namespace in _NAMESPACES:
         command = [*namespace, "sh", "-c", _MOUNT, "sh", f"{size_mb}m", str(folder)]
@@ -26,7 +26,7 @@ def with_small_disk(folder: Path, size_mb: int) -> Sequence[str]:
 
 @contextmanager
 def mounted_disk(folder: Path, size_mb: int) -> Iterator[Path]:
-    """A small tmpfs at ``folder`` that all processes see; the test is skipped for those who may not mount."""
+    """A small tmpfs at ``folder``, visible to all processes; skips the test without the right to mount."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m,mode=700", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:

@@ -1,4 +1,4 @@
-"""A table with rows and a history, and for every RPC a request about it that would be answered."""
+"""A table with rows and a history, and a valid request about it for every RPC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SERIES = "kept"
 
 
 def make_victim(caller: Caller) -> CalledTable:
-    """The table anew, and no other; and a checkpoint, if there was none."""
+    """Recreate the table as the only one, and a checkpoint if there was none."""
     for name in caller.table_names():
         caller.table(name).drop()
     table = caller.create(NAME, capacity=12)
@@ -29,7 +29,7 @@ def make_victim(caller: Caller) -> CalledTable:
 
 
 def good_request(method: str, table: CalledTable) -> Message:
-    """A request that would be answered, with every field that there is."""
+    """A valid request with every field set."""
     name, uid = table.name, table.uid
     priorities = float64([0.5, 2.0])
     insertion = replay_pb2.Insertion(row_count=2, priorities=priorities, stream=7, episode=8)

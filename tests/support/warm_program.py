@@ -1,4 +1,4 @@
-"""Programs that are forked from a process that has loaded them, see `forking`: processes of their own within 0.1 s."""
+"""Programs forked from a process that has loaded them, within 0.1 s; see `forking`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PATIENCE_S = 60
 
 
 class ForkedProcess:
-    """A forked program, with what `subprocess.Popen` offers of one that is started."""
+    """A forked program, with the interface of `subprocess.Popen`."""
 
     def __init__(self, parent: WarmProgram, pid: int, stdin: IO[str] | None, stdout: IO[str] | None) -> None:
         self.pid = pid
@@ -89,7 +89,7 @@ class WarmProgram:
             )
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
-        """Whether a program with these variables would be as one that is started with them."""
+        """Whether forking with these variables is equivalent to starting with them."""
         return _other_variables(environment) == self._environment
 
     def start(
@@ -136,11 +136,11 @@ class WarmProgram:
         )
 
     def status_of(self, pid: int) -> int:
-        """The exit status of a program that has ended, as `subprocess` has it."""
+        """The exit status of an ended program, as in `subprocess`."""
         return self._ask({"ended": pid})
 
     def close(self) -> None:
-        """End the process, and wait until it has written what it covered."""
+        """End the process, and wait until it has written its coverage data."""
         self._control.close()
         self._process.wait(_PATIENCE_S)
 
@@ -181,7 +181,7 @@ def run_forked(
         timeout_s: how long it may take, in seconds.
 
     Returns:
-        None if it cannot be forked with these variables.
+        The result; None if it cannot be forked with these variables.
     """
     warm = warm_program(name)
     if not warm.can_fork(environment):

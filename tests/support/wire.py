@@ -1,4 +1,4 @@
-"""Messages byte by byte, as a well-meaning caller would never build them."""
+"""Malformed messages, built byte by byte."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def tag(number: int, wire_type: int) -> bytes:
 
 
 def bytes_field(number: int, content: bytes, claimed_size: int | None = None) -> bytes:
-    """A length-delimited field; it may claim another size than it has."""
+    """A length-delimited field, optionally with a wrong length."""
     size = len(content) if claimed_size is None else claimed_size
     return tag(number, LENGTH_DELIMITED) + varint(size) + content
 
 
 def call_raw(channel: grpc.Channel, method: str, *messages: bytes) -> list[bytes]:
-    """Call an RPC with bytes; all answers, as bytes.
+    """Call an RPC with bytes; return all replies as bytes.
 
     Raises:
-        grpc.RpcError: when it is refused; an answer to an earlier message of the stream is lost.
+        grpc.RpcError: it is refused; replies to earlier messages of the stream are lost.
     """
     return list(call_raw_one_by_one(channel, method, messages))
 
 
 def call_raw_one_by_one(channel: grpc.Channel, method: str, messages: Iterable[bytes]) -> Iterator[bytes]:
-    """The same, answer by answer."""
+    """Like `call_raw`, but yield replies one by one."""
     path = f"/{SERVICE.full_name}/{method}"
     if method in STREAMS:
         stream: Callable[..., Iterator[bytes]] = channel.stream_stream(path)

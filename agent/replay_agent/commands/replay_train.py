@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from replay_proto.extras import needs_extras
 from replay_proto.quiet import quiet_grpc
 
-with needs_extras("replay-train", "server,agent"):  # it starts a server of its own where none is named
+with needs_extras("replay-train", "server,agent"):  # it starts its own server unless one is given
     from replay_agent.settings.train_settings import load_train_settings
 
 log = logging.getLogger("replay_agent")
 
 EXIT_FAILED = 1
-# By convention a program that a signal ended reports this plus the signal's number.
+# By convention, the exit code of a program stopped by a signal is this plus the signal's number.
 EXIT_SIGNAL_BASE = 128
 
 

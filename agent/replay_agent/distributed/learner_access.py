@@ -63,7 +63,7 @@ class LearnerAccess:
 
 
 class Gate:
-    """Refuses calls without a token that gives the right to write to a table."""
+    """Refuses calls without a token that grants write access to a table."""
 
     def __init__(self, tokens: Path | None, table: str) -> None:
         """Read the file of tokens; None: no call is refused.

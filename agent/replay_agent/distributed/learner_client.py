@@ -42,7 +42,7 @@ class LearnerUnavailableError(ConnectionError):
 
 
 class LearnerRefusesError(PermissionError):
-    """The learner refuses the token, or what this actor reports."""
+    """The learner refuses the token or the actor's report."""
 
 
 class RunChangedError(Exception):

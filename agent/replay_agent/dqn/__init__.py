@@ -1,1 +1,1 @@
-"""Double DQN and what it learns from: networks, n-step transitions, losses, gradient steps."""
+"""Double DQN: networks, n-step transitions, losses, gradient steps."""

@@ -220,7 +220,7 @@ def _build_conv(spec: NetworkSpec) -> QNetwork:
 
 
 def _convolutions(layout: ImageLayout) -> nn.Sequential:
-    """Layers of Mnih et al. (2015, Methods) if the image is large enough, otherwise two 3x3 ones."""
+    """Layers of Mnih et al. (2015, Methods) if the image is large enough, otherwise two 3x3 layers."""
     if min(layout.height, layout.width) >= MIN_NATURE_SIDE:
         return nn.Sequential(
             nn.Conv2d(layout.channels, 32, kernel_size=8, stride=4), nn.ReLU(),

@@ -186,7 +186,7 @@ class TrainSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _add_preset(cls, values: Any) -> Any:
-        """Settings that are not given come from the preset of the environment."""
+        """Fill in missing settings from the environment's preset."""
         return {**PRESETS.get(values.get("env", DEFAULT_ENV), {}), **values}
 
     @model_validator(mode="after")
@@ -242,7 +242,7 @@ class TrainSettings(Settings):
 
 
 def _resumed_run(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """The settings of the run that is resumed."""
+    """Settings of the resumed run."""
     run_dir = given(arguments, "resume")
     if run_dir is None:
         return

@@ -63,7 +63,7 @@ def save_checkpoint(
         learner: its networks, optimizer and count of updates, and torch's generators, are saved.
         state: JSON values to save along.
         best_weights: tensors of the best network so far.
-        keep: checkpoints that stay, this one included.
+        keep: number of checkpoints to keep, including this one.
 
     Raises:
         DivergedError: a number of the learner is not finite; nothing was written or removed.
@@ -94,18 +94,18 @@ def save_checkpoint(
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """All whole checkpoints, oldest first."""
+    """All complete checkpoints, oldest first."""
     found = directory.glob(f"{PREFIX}*") if directory.is_dir() else []
     return sorted(path for path in found if path.suffix not in (PARTIAL_SUFFIX, UNUSABLE_SUFFIX))
 
 
 def load_latest(directory: Path, learner: DoubleDQN) -> Checkpoint:
-    """Put the learner and torch's generators into the state of the newest checkpoint that can be used.
+    """Restore the learner and torch's generators from the newest usable checkpoint.
 
-    Newer ones that are damaged, or hold numbers that are not finite, are logged and set aside.
+    Newer ones that are corrupt, or contain non-finite numbers, are logged and set aside.
 
     Raises:
-        CheckpointError: there is none, or it does not fit this learner.
+        CheckpointError: there is none, or it does not match this learner.
     """
     found = checkpoints(directory)
     if not found:
@@ -127,7 +127,7 @@ def load_latest(directory: Path, learner: DoubleDQN) -> Checkpoint:
 
 
 class _UnusableError(Exception):
-    """A checkpoint is corrupt, or holds numbers that are not finite."""
+    """A checkpoint is corrupt, or contains non-finite numbers."""
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
@@ -161,7 +161,7 @@ def _apply(updates: int, tensors: Mapping[str, Mapping[str, Tensor]], path: Path
 
 
 def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """What the optimizer remembers, by ``parameter.name``."""
+    """The optimizer's state, by ``parameter.name``."""
     return {
         f"{index}.{name}": value
         for index, values in optimizer.state_dict()["state"].items()
@@ -170,7 +170,7 @@ def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def _restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Give the optimizer its memory back; step size and the like stay as the settings have them now."""
+    """Restore the optimizer's state; hyperparameters such as the step size come from the current settings."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, name = key.split(".", maxsplit=1)

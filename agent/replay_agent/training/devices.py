@@ -1,4 +1,4 @@
-"""Where networks live, and how many CPU threads torch takes."""
+"""Chooses the device of networks, and the number of torch's CPU threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replay_agent.dqn.networks import NetworkKind
 def choose_device(wanted: str, kind: NetworkKind) -> torch.device:
     """Choose the device of the trainer's networks.
 
-    Small dense networks are faster on the CPU, where a step is not a dozen launches of tiny kernels.
+    Small dense networks are faster on the CPU, which avoids launching a dozen tiny kernels per step.
 
     Args:
         wanted: ``auto``, ``cpu`` or ``cuda``.
@@ -27,7 +27,7 @@ def choose_device(wanted: str, kind: NetworkKind) -> torch.device:
 
 
 def limit_threads(wanted: int | None, kind: NetworkKind) -> None:
-    """Set the number of CPU threads that torch computes with.
+    """Set the number of torch's CPU threads.
 
     For small dense networks, threads cost more than they gain, and the replay server needs a core.
     """

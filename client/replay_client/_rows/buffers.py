@@ -1,10 +1,10 @@
-"""Memory for arrays that are handed out, and used again once they are gone.
+"""Memory for arrays, reused once they are freed.
 
     columns = ColumnBuffers(schema).blank(256)  # {"obs": float32[256, 4], "action": int64[256]}, in one buffer
     array = Buffers().lend(1 << 20)             # uint8[at least 1 << 20]
     values = array[:1000].view("<f4")           # the memory comes back once neither lives
 
-Fresh memory costs as much as copying rows to it.
+Allocating fresh memory costs as much as copying rows into it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from replay_proto.schema import Schema
 
 _KEPT: Final = 32
-"""Free buffers that are kept, the latest ones;"""
+"""Maximum number of free buffers kept."""
 _KEPT_BYTES: Final = 1 << 28
-"""in total at most this many bytes."""
+"""Maximum bytes of free buffers kept."""
 _PAGE_BYTES: Final = 4096
 _LINE_BYTES: Final = 64
 
@@ -49,7 +49,7 @@ class Buffers:
         self._lock = threading.Lock()
 
     def lend(self, size: int) -> NDArray[np.uint8]:
-        """Memory that comes back to the pool by itself: when the array and all views of it are gone.
+        """Lend memory, which returns to the pool when the array and all its views are freed.
 
         Returns:
             uint8[size, rounded up to whole pages].
@@ -65,8 +65,8 @@ class Buffers:
         return None
 
     def give_back(self, memory: _Memory) -> None:
-        """Take in what was lent."""
-        # Arrays may die anywhere, even in `_take_free` when Python collects garbage there: do not wait for the lock.
+        """Take back a lent buffer."""
+        # Arrays may be freed anywhere, even by garbage collection in `_take_free`: do not wait for the lock.
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -78,7 +78,7 @@ class Buffers:
 
 
 class _Memory:
-    """A buffer, and what NumPy has to know to make an array on it."""
+    """A buffer with NumPy's array interface."""
 
     __slots__ = ("array", "interface", "size")
 
@@ -89,7 +89,7 @@ class _Memory:
 
 
 class _Lease:
-    """Owns memory while it is lent: an array made of it, and its views, keep it alive."""
+    """Owns lent memory; the array and its views keep it alive."""
 
     __slots__ = ("__array_interface__", "_memory", "_pool")
 

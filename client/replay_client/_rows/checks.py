@@ -221,7 +221,7 @@ def _as_booleans(field: str, column: Column, array: Array) -> Array:
 def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], *, by_value: bool) -> bool:
     if np.can_cast(given, wanted, "same_kind"):
         return True
-    # Nobody chose the dtype of plain numbers: integers may be stored as unsigned ones.
+    # Plain numbers have no chosen dtype, so integers may be stored as unsigned ones.
     return by_value and given.kind in "iu" and wanted.kind in "iu"
 
 

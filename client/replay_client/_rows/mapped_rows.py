@@ -33,7 +33,7 @@ class MappedRows:
         self.request = replay_pb2.SameHost(nonce=nonce)
         """Tells the server to omit rows from the reply."""
         self.request_again = replay_pb2.SameHost(nonce=nonce, overtaken=True)
-        """What a request says that replaces one whose rows were overwritten: its answer has the rows."""
+        """For a request that replaces one whose rows were overwritten; its reply has the rows."""
         self._slots = table.slots
         self._header = _mapped(folder / HEADER_FILE, 8 * HEADER_WORDS).view("<i8")
         self._columns: dict[str, Array] = {}

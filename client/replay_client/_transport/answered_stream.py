@@ -41,7 +41,7 @@ R = TypeVar("R", bound=Request)
 
 
 class AnsweredStream(Generic[R]):
-    """See the module. One thread receives. Any thread may send; with a `FrameStream`, only the receiving one."""
+    """See the module. One thread may receive. Any thread may send; with a `FrameStream`, only the receiving one."""
 
     def __init__(
         self,

@@ -8,11 +8,10 @@
 Messages are bytes in both directions; `replay_proto.framing` builds and reads those with rows in place. Failures raise
 the types in `replay_client.errors`.
 
-Before the first contact a server that cannot be reached is an error soon: the address is wrong, or nobody started it.
-What rides through a restart later: `call(..., repeat=True)` goes on repeating until its deadline, and is for what may
-be applied twice without harm; methods that change nothing are repeated by gRPC itself before that (the policy below).
-A server that cannot be reached is told apart from one that is slow: the former is `ServerUnavailableError`, the latter
-`DeadlineExceededError`.
+Before the first contact, an unreachable server soon causes an error: the address is probably wrong, or the server not
+started. Later, `call(..., repeat=True)` survives a restart: it retries idempotent calls until their deadline. In
+addition, gRPC retries read-only methods itself (the policy below). An unreachable server raises
+`ServerUnavailableError`, a slow one `DeadlineExceededError`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _ORDERED_LOADS: Final = ("x86_64", "AMD64")
 
 @dataclass(frozen=True)
 class DataPath:
-    """Shortcuts to one table; whatever is None goes over gRPC."""
+    """Shortcuts to one table; None means that gRPC is used."""
 
     rows: MappedRows | None = None
     """Copies the rows of batches."""

@@ -2,8 +2,8 @@
 
 replay stats --watch --server HOST:PORT
 
-The server's address may also stand in the variable REPLAY_SERVER; a token and the files of TLS stand in those that
-`replay_client.security` lists.
+The server's address can also be given in REPLAY_SERVER; `replay_client.security` lists the variables for
+a token and TLS.
 """
 
 from __future__ import annotations

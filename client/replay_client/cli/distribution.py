@@ -22,7 +22,7 @@ RANKED = "rank"
 _WIDE_RATIO = 100.0
 """Values that span more than this are shown on a logarithmic axis."""
 _LEAST_SHARE = 0.01
-"""Share of the rows whose values, the least, do not stretch such an axis."""
+"""Fraction of rows, those with the smallest values, that such an axis ignores."""
 
 
 @dataclass(frozen=True)
@@ -30,31 +30,31 @@ class Bar:
     """Rows whose values lie in an interval."""
 
     low: float
-    """Where it begins,"""
+    """Lower bound of the interval."""
     high: float
-    """and ends; equal for rows that share one value."""
+    """Upper bound; equal to the lower one for a single value."""
     rows: float
     """Number of rows."""
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """``probability = factor * x ** exponent``, fitted in logarithms with every decade of ranks counting alike."""
+    """``probability = factor * x ** exponent``, fitted in logarithms with equal weight for every decade of ranks."""
 
     exponent: float
     factor: float
 
     def at(self, x: Floats) -> Floats:
-        """float64[n]: what it says at some places."""
+        """float64[n]: its values at these points."""
         return np.asarray(self.factor * x**self.exponent)
 
 
 @dataclass(frozen=True, eq=False)
 class Distributions:
-    """All that is drawn of a table."""
+    """All plotted distributions of a table."""
 
     inspection: Inspection
-    """What it was made of."""
+    """The inspection that it was computed from."""
     beta: float
     """Exponent of the weights."""
     priorities: Sequence[Bar]
@@ -68,13 +68,13 @@ class Distributions:
     mean_weight: float
     """Mean weight of a drawn row."""
     by_rank: PowerLaw | None
-    """Probability against rank, where it is proportional to a power of that; None elsewhere, or with nothing to fit."""
+    """Fit of probability against rank, if the backend draws by powers of ranks and a fit is possible; else None."""
     by_priority: PowerLaw | None
-    """Probability against `priorities_in_force`, where it is proportional to a power of that; likewise."""
+    """Fit of probability against `priorities_in_force`, if the backend draws by powers of these; else None."""
 
     @property
     def is_drawn_by_priority(self) -> bool:
-        """Whether probabilities and weights mean anything: not in a queue, and not without rows."""
+        """Whether probabilities and weights are meaningful: only with rows, and not in a queue."""
         return self.inspection.table.backend != FIFO and len(self.inspection.ranks) > 0
 
     @classmethod
@@ -104,15 +104,15 @@ class Distributions:
 
 
 def bars(values: Floats, rows: Floats, count: int = BARS) -> list[Bar]:
-    """Cut the span of the values into intervals and count rows in each.
+    """Divide the range of the values into intervals, and count the rows in each.
 
-    The intervals grow in proportion where the values span more than two orders of magnitude, the least of them left
-    aside; these are in the first interval. Zeros then have a bar of their own.
+    The intervals are logarithmic if the values, except the smallest ones, span more than two orders of magnitude. Then
+    the smallest values are in the first interval, and zeros have a separate bar.
 
     Args:
         values: float64[n], at least 0.
-        rows: float64[n]: how many rows have each.
-        count: how many intervals.
+        rows: float64[n]: number of rows with each value.
+        count: number of intervals.
     """
     if not len(values):
         return []
@@ -130,7 +130,7 @@ def bars(values: Floats, rows: Floats, count: int = BARS) -> list[Bar]:
 
 
 def labelled(bars: Sequence[Bar], as_text: Callable[[float], str]) -> list[tuple[str, float]]:
-    """Names of bars and their rows; bars that would have the same name become one."""
+    """Labels of bars and their rows; bars with the same label are merged."""
     merged: dict[str, float] = {}
     for bar in bars:
         low, high = as_text(bar.low), as_text(bar.high)
@@ -140,14 +140,14 @@ def labelled(bars: Sequence[Bar], as_text: Callable[[float], str]) -> list[tuple
 
 
 def priorities_in_force(inspection: Inspection) -> Floats:
-    """float64[m]: what ``sum_tree`` raises to alpha, ``min(priority + epsilon, max_priority)``; else the priorities."""
+    """float64[m]: the base of ``sum_tree``'s power, ``min(priority + epsilon, max_priority)``; else the priorities."""
     parameters = inspection.table.parameters
     most = parameters.get("max_priority", np.inf)
     return np.asarray(np.minimum(inspection.priorities + parameters.get("epsilon", 0.0), most))
 
 
 def decades(inspection: Inspection) -> Floats:
-    """float64[m]: how much of a decade each rank stands for."""
+    """float64[m]: the fraction of a decade that each rank represents."""
     ends = 0.5 + np.concatenate([[0.0], np.cumsum(inspection.rows)])
     return np.diff(np.log10(ends))
 

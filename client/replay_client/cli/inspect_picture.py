@@ -1,4 +1,4 @@
-"""What `replay inspect --png` draws."""
+"""The plot of `replay inspect --png`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZE_INCHES = (15.0, 8.0)
 RESOLUTION_DPI = 110
 _IN_FORCE = {PROPORTIONAL: "min(priority + epsilon, max_priority)"}
 _BELOW_AXES = -0.14
-"""Where the legend begins, under the axes and their label, in heights of the axes."""
+"""Vertical position of the legend below axes and label, as a fraction of the axes' height."""
 _CURVE_COLOR, _FIT_COLOR, _BAR_COLOR = "#3182bd", "#e6550d", "#6baed6"
 
 

@@ -1,4 +1,4 @@
-"""What `replay inspect` shows in the terminal."""
+"""The terminal view of `replay inspect`."""
 
 from __future__ import annotations
 

@@ -53,5 +53,5 @@ def show(view: RenderableType, console: Console) -> None:
 
 
 def print_json(value: object, indent: int | None = 2) -> None:
-    """Print a value as JSON, at once."""
+    """Print a value as JSON, and flush."""
     print(json.dumps(value, indent=indent), flush=True)

@@ -31,7 +31,7 @@ def plain_stats(stats: Stats) -> dict[str, Any]:
 
 
 def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
-    """What `replay inspect` found; ``rows`` are those of the largest priorities that are still live."""
+    """The results of `replay inspect`; ``rows`` have the largest priorities and are still live."""
     inspection = found.inspection
     live = {int(key): place for place, key in enumerate(rows.row_keys)}
     names = ("key", "priority", "probability", "age_s", "times_sampled")
@@ -64,7 +64,7 @@ def plain_fields(value: Any, *left_out: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A dataclass, and all in it, as dicts and lists."""
+    """Convert a dataclass and its content to dicts and lists."""
     if dataclasses.is_dataclass(value):
         return plain_fields(value)
     if isinstance(value, np.ndarray):

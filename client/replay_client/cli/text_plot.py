@@ -19,7 +19,7 @@ _LEAST_BAR = 4
 _LABEL_WIDTH = 6
 """Characters between two labels of an axis."""
 _LEAST_SPAN = 1.0
-"""Decades of an axis, at least: a level line is no cliff."""
+"""Minimum decades of an axis, so that a nearly level line looks level."""
 
 
 def bar_chart(named: Sequence[tuple[str, float]], width: int, styles: tuple[str, str]) -> Table:
@@ -43,14 +43,14 @@ def bar_chart(named: Sequence[tuple[str, float]], width: int, styles: tuple[str,
 
 
 def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: int, styles: tuple[str, str]) -> Text:
-    """A curve, and a line below it, over logarithmic axes.
+    """Plot a curve and a reference line below it on logarithmic axes.
 
     Args:
         x: float64[n], ascending, above 0; n at least 1.
         y: float64[n], above 0.
         line: float64[n]: the line's values; None: there is none.
-        width: characters, the labels included.
-        height: lines, the labels included.
+        width: in characters, including labels.
+        height: in lines, including labels.
         styles: colors of the curve and of the line.
     """
     import plotext  # takes 0.2 s to import
@@ -63,7 +63,7 @@ def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: 
     for axis, values, labels in (("x", x, width // _LABEL_WIDTH), ("y", y, height // 2)):
         low, high = _decades(values)
         ruler = figure.ruler(axis)
-        # Powers instead of plotext's scale "log", which labels ticks by fractions.
+        # Plot exponents: plotext's scale "log" labels ticks with fractions.
         ruler.lim(low, high)
         step = max(1, -(-(math.floor(high) - math.ceil(low) + 1) // max(2, labels)))
         ticks = list(range(math.ceil(low), math.floor(high) + 1, step))

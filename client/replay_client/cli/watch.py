@@ -25,7 +25,7 @@ class Trouble:
     """Why there are no statistics."""
 
     message: str
-    """What the client said."""
+    """The client's error message."""
     away_s: float | None
     """For how long the server has not answered, in seconds; None if it has."""
 
@@ -51,7 +51,7 @@ def watch(look: Look, address: str, table: str | None, interval_s: float, *, as_
 
 
 def _looks(look: Look, interval_s: float) -> Iterator[Stats | Trouble]:
-    """Figures, or why there are none, without end."""
+    """Yield figures, or the reason for their absence, forever."""
     yield look()
     answered = time.monotonic()
     while True:

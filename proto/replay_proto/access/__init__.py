@@ -1,1 +1,1 @@
-"""Who may call: tokens and certificates in files, for both services of the contract."""
+"""Access control: tokens and certificates from files, for both services."""

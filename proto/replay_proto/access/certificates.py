@@ -1,4 +1,4 @@
-"""TLS certificates of a server, read again when the files change."""
+"""TLS certificates of a server, reloaded when the files change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Pem = tuple[bytes, bytes, bytes | None]
 
 
 class ServerCertificates:
-    """A certificate with its key, and the authority whose clients may connect."""
+    """A server certificate with its key, and optionally the authority for client certificates."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class ServerCertificates:
         """Read the files, all PEM.
 
         Args:
-            certificate: the server's certificate, with those that lead from it to its authority.
+            certificate: the server's certificate chain.
             key: its private key, without a password.
-            client_ca: authority that has to have signed a client's certificate; None: clients need none.
-            renewal_s: with a ``client_ca``, how long a TLS session can be resumed at most, in seconds.
-            ticks: seconds that never go back.
+            client_ca: authority that must have signed client certificates; None: clients need no certificate.
+            renewal_s: with a ``client_ca``, maximum age of a resumable TLS session, in seconds.
+            ticks: monotonic clock, in seconds.
 
         Raises:
-            UnusableFileError: if one cannot be used.
+            UnusableFileError: a file cannot be used.
         """
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         paths = [path for path in (certificate, key, client_ca) if path is not None]
@@ -54,17 +54,17 @@ class ServerCertificates:
         self._ticks = ticks
         self._renewed_at = ticks()
         self._version = 0
-        self._lock = threading.Lock()  # servers of gRPC ask in threads of theirs
+        self._lock = threading.Lock()  # gRPC calls from its own threads
         self._warn()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a port of one server of gRPC. The files are looked at whenever a client connects."""
+        """Credentials for one port of a gRPC server. The files are checked whenever a client connects."""
         with self._lock:
             given = self._version
             first = self._configuration()
 
         def newer() -> grpc.ServerCertificateConfiguration | None:
-            """The configuration if it is not the one given last; None lets gRPC go on with that."""
+            """Return a changed configuration; None makes gRPC keep the last one."""
             nonlocal given
             with self._lock:
                 self._look()
@@ -75,14 +75,14 @@ class ServerCertificates:
 
         return grpc.dynamic_ssl_server_credentials(
             first,
-            newer,  # type: ignore[arg-type]  # None is allowed, which its types do not say
+            newer,  # type: ignore[arg-type]  # None is allowed, but missing in the types
             require_client_authentication=self._client_ca is not None,
         )
 
     def _look(self) -> None:
-        """Count a new version if the files have changed, or it is time for new keys of sessions.
+        """Start a new version if the files have changed, or the session keys are due for renewal.
 
-        With each configuration gRPC makes new ones, so that no session of before can be resumed.
+        gRPC generates new session keys for each configuration, so older sessions cannot be resumed.
         """
         now = self._ticks()
         if self._files.refresh():
@@ -93,13 +93,13 @@ class ServerCertificates:
         self._version += 1
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        """Made anew each time: gRPC frees what it is given."""
+        """Create a configuration each time, because gRPC frees it."""
         key, certificate, client_ca = self._files.value
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=client_ca)
 
     def _warn(self) -> None:
-        """Say so if others can read the key."""
-        with suppress(OSError):  # it was removed just now
+        """Log a warning if others can read the key."""
+        with suppress(OSError):  # it was just removed
             exposure = exposure_of(self._key)
             if exposure is not None:
                 log.warning("%s", exposure)
@@ -114,7 +114,7 @@ class ServerCertificates:
         """Let OpenSSL look at the files: gRPC would tell of a fault only when somebody connects."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # An empty password in place of a question in the terminal.
+            # An empty password prevents a prompt in the terminal.
             context.load_cert_chain(self._certificate, self._key, password="")
         except (OSError, ValueError) as error:
             raise UnusableFileError(

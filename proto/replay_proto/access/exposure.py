@@ -1,4 +1,4 @@
-"""Checks that a service which listens for other machines is protected."""
+"""Checks that a service reachable from other machines is protected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class ExposedError(Exception):
-    """A service without protection would be reached from other machines; the message says what to do."""
+    """An unprotected service would be reachable from other machines; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine only; of a name, all that it stands for."""
+    """Whether an address is reachable from this machine only; for a name, all its addresses."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -29,32 +29,31 @@ from replay_proto.errors import FieldError
 BODY_S: Final = 10.0
 """How long the body of a call may take to arrive, in seconds: 4 MiB at 3.4 Mbit/s."""
 HANDSHAKE_S: Final = 10.0
-"""How long a connection may take to become one: TLS, and the first words of HTTP/2."""
+"""Time limit for the TLS handshake and HTTP/2's connection preface."""
 _MS_PER_S: Final = 1000
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000
-"""How long a client may take to say that it is there."""
+"""Time limit for the reply to a keepalive ping."""
 _NO_COMPRESSION: Final = 1
-"""A set of algorithms, as bits: `identity` alone. A megabyte of gzip could otherwise become a gigabyte."""
+"""Bit set of accepted algorithms: only `identity`. Otherwise, a megabyte of gzip could expand to a gigabyte."""
 DEFAULT_MAX_CONNECTIONS: Final = 500
-"""Connections at once, of one server of gRPC. One that has not even finished its TLS handshake takes 46 KiB: the
-buffers of its encryption."""
+"""Maximum connections of one gRPC server. Each takes 46 KiB for TLS buffers even before its handshake is complete."""
 _CONNECTIONS_SHARE: Final = 0.75
-"""Part of the descriptors that connections may take. The others are for tables, and for reading tokens again."""
+"""Fraction of file descriptors for connections; the rest is for tables and for rereading tokens."""
 _SILENT_S: Final = 600
 """Minimum time that the kernel holds a connection whose client has sent nothing."""
 _LESS_JITTER: Final = 0.9
-"""gRPC varies the age of connections by a tenth, so that not all clients come again at once."""
+"""gRPC varies the age of connections by a tenth, so that clients do not all reconnect at the same time."""
 _MOST_PENDING: Final = (1 << 31) - 1
-"""Calls that have come and are not begun: no bound of its own, connections and their calls are bounded."""
+"""Calls received but not started: no separate limit, because connections and their calls are limited."""
 _LONGEST_BYTES: Final = (1 << 31) - 1
-"""gRPC counts the bytes of a message in 31 bits."""
+"""gRPC stores message sizes in 31 bits."""
 
 
 class Reads(Protocol):
-    """What is used of a call's context."""
+    """The methods of a call's context that are used here."""
 
     async def read(self) -> Any:
-        """The next message; something else than bytes at the end."""
+        """Read the next message; at the end, gRPC returns a value that is not bytes."""
 
 
 def server_options(
@@ -67,18 +66,18 @@ def server_options(
     connections: int = DEFAULT_MAX_CONNECTIONS,
     shares_port: bool = False,
 ) -> list[tuple[str, int]]:
-    """Options of gRPC for a server.
+    """Options of a gRPC server.
 
     Args:
-        receive_bytes: a longer message is cut off without being received.
-        send_bytes: longest message sent; -1: of any length.
-        calls_per_connection: calls and streams open at once on one connection. A client of gRPC waits with further
-            ones until some have ended.
-        keepalive_s: seconds of silence after which a client is asked whether it is there.
-        connection_s: how long a connection lasts at most, in seconds: in the first half new calls begin on it, in the
-            second those at work may end. None: as long as the client likes.
-        connections: connections at once; further ones are closed at once.
-        shares_port: whether to listen on a port that another listener of this process has already.
+        receive_bytes: longer messages are rejected without being received.
+        send_bytes: maximum length of sent messages; -1: unlimited.
+        calls_per_connection: maximum number of concurrent calls and streams per connection. gRPC clients hold back
+            further ones until some have ended.
+        keepalive_s: seconds of silence after which a client is pinged.
+        connection_s: maximum age of a connection, in seconds: new calls may start in the first half, and running calls
+            may finish in the second. None: unlimited.
+        connections: maximum number of connections; further ones are closed immediately.
+        shares_port: whether to share the port with another listener of this process.
     """
     logging.getLogger("grpc._cython.cygrpc").addFilter(_tells_of_more_than_an_ended_call)
     return [
@@ -86,10 +85,10 @@ def server_options(
         ("grpc.max_send_message_length", send_bytes),
         ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
         ("grpc.max_concurrent_streams", calls_per_connection),
-        # Of calls that come faster than they are begun, gRPC would cancel some by chance, whosever they are.
+        # Otherwise, gRPC cancels random calls, of any client, when they arrive faster than they are started.
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
-        # What comes above that is closed at once. Without descriptors it would wait to be accepted.
+        # Further connections are closed immediately. Without a free descriptor, they would wait to be accepted.
         ("grpc.max_allowed_incoming_connections", min(connections, connections_that_fit())),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * _MS_PER_S)),
         # A second server on the same port would silently take half of the calls.
@@ -98,7 +97,7 @@ def server_options(
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.http2.max_ping_strikes", 0),
-        # Clients that vanished without a word are asked, too: their streams and waiting calls would stay.
+        # Ping silent clients: otherwise the streams and waiting calls of vanished clients would stay.
         ("grpc.keepalive_time_ms", int(keepalive_s * _MS_PER_S)),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.max_pings_without_data", 0),
@@ -107,16 +106,16 @@ def server_options(
 
 
 def connections_that_fit() -> int:
-    """How many connections the descriptors of this process allow."""
+    """Number of connections that the descriptor limit of this process allows."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return int(_CONNECTIONS_SHARE * descriptors)
 
 
 def defer_silent_connections(port: int) -> None:
-    """Have the kernel hand over connections to a port once their client has said something, as all clients of gRPC do.
+    """Have the kernel defer connections to a port until the client sends data, as gRPC clients do immediately.
 
-    Until then they take no memory and no descriptor of this process, and none of its `connections`. gRPC has no option
-    for it. Does nothing where the kernel cannot.
+    Until then, they use no memory or descriptor of this process, and do not count as `connections`. gRPC has no option
+    for this. Does nothing if the kernel lacks support.
     """
     option = getattr(socket, "TCP_DEFER_ACCEPT", None)
     if option is None:
@@ -126,7 +125,7 @@ def defer_silent_connections(port: int) -> None:
 
 
 def listeners(port: int) -> Iterator[socket.socket]:
-    """The sockets of this process that listen on a TCP port, gRPC's among them; each is closed after its turn."""
+    """Yield this process's sockets that listen on a TCP port, including gRPC's; each is closed after its turn."""
     for number in _open_sockets():
         with suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as found:
             is_internet = found.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
@@ -136,7 +135,7 @@ def listeners(port: int) -> Iterator[socket.socket]:
 
 
 def _open_sockets() -> list[int]:
-    """Descriptors of this process that are sockets: of others, `socket.fromfd` would leave a duplicate open."""
+    """This process's socket descriptors; for other files, `socket.fromfd` would leak a duplicate."""
     found = []
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):
@@ -146,7 +145,7 @@ def _open_sockets() -> list[int]:
 
 
 def _tells_of_more_than_an_ended_call(record: logging.LogRecord) -> bool:
-    """Leave out tracebacks of calls that end before their answer: strangers could fill a disk with them."""
+    """Filter out tracebacks of calls that end early, with which unauthenticated clients could fill a disk."""
     return record.exc_info is None or getattr(record.exc_info[0], "__name__", "") != "ExecuteBatchError"
 
 
@@ -159,7 +158,7 @@ def _limits_of_age(connection_s: float) -> list[tuple[str, int]]:
 
 
 async def only_message(context: Reads, within_s: float = BODY_S) -> bytes:
-    """The message of a unary call; what may come behind it is not received.
+    """Receive the message of a unary call, and nothing after it.
 
     Raises:
         FieldError: it did not arrive within ``within_s`` seconds.

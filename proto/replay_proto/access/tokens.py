@@ -1,17 +1,17 @@
 """Bearer tokens in a TOML file, with their rights and tables.
 
     [[tokens]]
-    name = "actors"                       # stands for the token in logs and messages
+    name = "actors"                       # identifies the token in logs and messages
     token = "8Yp0J...at least 16 characters"
-    rights = ["write"]                    # of "read", "write" and "admin"; none includes another
-    tables = ["cartpole*", "acrobot"]     # names, with * and ? as in file names; left out: all tables
-    expires = 2027-01-01T00:00:00Z        # left out: never
-    max_tables = 10                       # tables made by it, at once; left out: the server's own bound
-    max_bytes = 20_000_000_000            # of these once they are full; left out: the server's own bound
+    rights = ["write"]                    # from "read", "write" and "admin"; each is separate
+    tables = ["cartpole*", "acrobot"]     # names, with wildcards * and ?; default: all tables
+    expires = 2027-01-01T00:00:00Z        # default: never
+    max_tables = 10                       # tables it may own; default: the server's limit
+    max_bytes = 20_000_000_000            # size of these when full; default: the server's limit
 
-In place of `token` there may be `token_sha256`, its SHA-256 in hexadecimal: then the file itself gives nobody access.
-The file is read again when it changes. If it has no tokens, or is gone, nobody may call. In memory there are hashes
-only, which are compared in constant time.
+Instead of `token`, an entry may have `token_sha256`, its SHA-256 in hexadecimal; then the file itself grants no access.
+The file is reloaded when it changes. If it is missing or has no tokens, all calls are refused. Only hashes are kept in
+memory, and compared in constant time.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from replay_proto.access.watched import UnusableFileError, Watched, exposure_of
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
-"""A change of the file is noticed after this many seconds at the latest."""
+"""Maximum delay until a change of the file is noticed, in seconds."""
 LEAST_LENGTH: Final = 16
-"""Characters of a token: fewer could be guessed."""
+"""Minimum characters of a token: shorter ones could be guessed."""
 ALL_TABLES: Final = "*"
-"""Among the tables of a token: it is for all, those that there will be included."""
+"""Entry in a token's tables that stands for all tables, existing and future."""
 _SCHEME: Final = "bearer"
 _EXPECTED: Final = {
     "name": "a string to identify the token in logs",
@@ -58,7 +58,7 @@ _SECRETS: Final = ("token", "token_sha256")
 
 
 class Right(Flag):
-    """What a token allows. No right includes another."""
+    """A right that a token grants. No right includes another."""
 
     READ = auto()
     """See rows and figures: Sample, Read, Learn, ListTables, Stats."""
@@ -69,47 +69,47 @@ class Right(Flag):
 
     @classmethod
     def any(cls) -> Right:
-        """All of them, for what any of them allows."""
+        """All rights, for operations that accept any of them."""
         return cls.READ | cls.WRITE | cls.ADMIN
 
     def words(self) -> list[str]:
-        """As the file has them."""
+        """The rights as spelled in the file."""
         return [str(right.name).lower() for right in self]
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What one token allows."""
+    """The rights of one token."""
 
     name: str
-    """Stands for the token wherever it would be shown."""
+    """Shown instead of the token."""
     digest: bytes = field(repr=False)
     """SHA-256 of the token."""
     rights: Right
-    """What may be done,"""
+    """Granted rights."""
     tables: tuple[str, ...] = (ALL_TABLES,)
-    """and with which tables: names with * and ?."""
+    """Names of the tables that the rights apply to, with wildcards * and ?."""
     expires: datetime | None = None
-    """Until when; None: without end."""
+    """Time of expiry; None: never."""
     max_tables: int | None = None
-    """Tables made by it, at once; None: as many as the server takes."""
+    """Maximum number of tables that it owns; None: the server's limit."""
     max_bytes: int | None = None
-    """Bytes of these once they are full; None: as many as the server takes."""
+    """Maximum bytes of these tables when full; None: the server's limit."""
     in_plain_text: bool = False
-    """Whether the file has the token itself."""
+    """Whether the file contains the token itself."""
 
     def allows(self, one_of: Right, table: str | None) -> bool:
-        """Whether it gives one of these rights on a table; None: on whichever tables it names."""
+        """Whether it grants one of these rights on a table; None: on any table that it names."""
         if not self.rights & one_of:
             return False
         return table is None or any(fnmatchcase(table, pattern) for pattern in self.tables)
 
     def allows_on_all(self, one_of: Right) -> bool:
-        """Whether it gives one of these rights on all tables, whether or not there are any."""
+        """Whether it grants one of these rights on all tables, existing or future."""
         return bool(self.rights & one_of) and ALL_TABLES in self.tables
 
     def has_expired(self, now_s: float) -> bool:
-        """Whether its time is over, at this many seconds since 1970."""
+        """Whether it has expired, at a time in seconds since 1970."""
         return self.expires is not None and now_s >= self.expires.timestamp()
 
 
@@ -158,9 +158,9 @@ class Tokens:
         self._warn(exposure)
 
     def digest_of(self, token: str) -> bytes | None:
-        """The digest under which a token is known; None if it is not.
+        """The digest of a known token; None for an unknown one.
 
-        It compares with all of them, each in constant time, so that its duration tells nothing.
+        It compares with every digest in constant time, so timing reveals nothing.
         """
         self._refresh()
         given = _digest(token)
@@ -170,12 +170,12 @@ class Tokens:
         return given if known else None
 
     def grant(self, digest: bytes) -> Grant | None:
-        """What the token of this digest allows now; None if it is in the file no more."""
+        """The current grant for this digest; None if the token was removed from the file."""
         self._refresh()
         return next((grant for grant in self._file.value if grant.digest == digest), None)
 
     def has_expired(self, grant: Grant) -> bool:
-        """Whether its time is over."""
+        """Whether the grant has expired."""
         return grant.has_expired(self._clock())
 
     def _refresh(self) -> None:
@@ -183,14 +183,14 @@ class Tokens:
         if now - self._looked_at >= REFRESH_S:
             self._looked_at = now
             if self._file.refresh():
-                # A file that takes tokens away is taken at its word, whoever can read it.
+                # Removed tokens are honored even in a file that others can read.
                 self._warn(self._exposure())
 
     def _exposure(self) -> str | None:
-        """How the file is open to others, if it is."""
+        """Describe how others can access the file, if they can."""
         try:
             return exposure_of(self._path)
-        except OSError:  # it is gone
+        except OSError:  # it was removed
             return None
 
     def _warn(self, exposure: str | None) -> None:
@@ -207,10 +207,10 @@ def bearer_token(headers: Sequence[str]) -> str | None:
         headers: their values, such as ``Bearer 8Yp0J...``.
 
     Returns:
-        The token; None if there is none.
+        The token, or None.
 
     Raises:
-        ValueError: if there is something else than one bearer token.
+        ValueError: the headers are not exactly one bearer token.
     """
     if not headers:
         return None
@@ -221,10 +221,10 @@ def bearer_token(headers: Sequence[str]) -> str | None:
 
 
 def read_grants(path: Path) -> tuple[Grant, ...]:
-    """Read a file of tokens; without any, nobody may call.
+    """Read a token file; if it has no tokens, all calls are refused.
 
     Raises:
-        UnusableFileError: names the file and what is wrong; never a token.
+        UnusableFileError: names the file and the problem, never a token.
     """
     try:
         content = tomllib.loads(path.read_text("utf-8"))
@@ -279,7 +279,7 @@ def _digest(token: str) -> bytes:
 
 
 def _without_content(error: Exception) -> str:
-    """What went wrong, without the file's text, which has secrets in it."""
+    """Describe an error without quoting the file, which contains secrets."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     place = re.search(r"\(at [^()]*\)$", str(error))

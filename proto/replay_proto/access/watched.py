@@ -17,16 +17,17 @@ _OPEN: Final = stat.S_IRWXO | stat.S_IWGRP
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
 """By file: inode, size, and when its content and its inode last changed; None if it is not there.
 
-The time of its content can be set to any, that of the inode cannot.
+Anyone can set
+the time of the content, but not that of the inode.
 """
 
 
 class UnusableFileError(Exception):
-    """A file that says who may call cannot be used; the message names it, and what is wrong."""
+    """A token or certificate file cannot be used; the message names the file and the problem."""
 
 
 class Watched(Generic[T]):
-    """What a few files say. When they change to something that cannot be used, what they said last holds."""
+    """A value read from files. If they change to something unusable, the last value stays in effect."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T], *, if_gone: T | None = None) -> None:
         """Read them with ``read``, which raises `UnusableFileError`.
@@ -42,13 +43,13 @@ class Watched(Generic[T]):
         self._if_gone = if_gone
         self._stamp = self._seen = self._look()
         self.value = read()
-        """What they say, as far as `refresh` has seen."""
+        """The value at the last `refresh`."""
 
     def refresh(self) -> bool:
         """Read them if they have changed; what cannot be read is tried again at the next look.
 
         Returns:
-            Whether `value` is another now.
+            Whether `value` has changed.
         """
         stamp = self._look()
         if stamp == self._stamp:

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class LearnerServiceStub(object):
-    """The learner's side of acting.
+    """Coordinates actors.
     """
 
     def __init__(self, channel):
@@ -53,30 +53,29 @@ class LearnerServiceStub(object):
 
 
 class LearnerServiceServicer(object):
-    """The learner's side of acting.
+    """Coordinates actors.
     """
 
     def Join(self, request, context):
-        """Gives an actor its number and all it needs to know to act. Each call gives another number, also
-        to an actor that was here before: a restarted actor is a new one.
+        """Gives an actor its number and everything it needs to act. Each call returns a new number: a restarted actor is a
+        new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Takes note of what an actor did, and tells it how to go on. When two actors race, each is told
-        what holds at its turn. A report with a field out of its bounds is refused whole: INVALID_ARGUMENT. An actor
-        repeats a report whose answer was lost; its episodes may then stand twice in the learning curve, and nothing else
-        comes of it.
+        """Records an actor's progress, and tells it how to continue. If two actors race, each gets the state at its turn. A
+        report with an invalid field is refused as a whole: INVALID_ARGUMENT. An actor retries a report whose reply was
+        lost; its episodes may then appear twice in the learning curve, without further effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetWeights(self, request, context):
-        """Returns the newest weights, if the caller has older ones. While the learner publishes the next version, the
-        one before is returned, whole.
+        """Returns the newest weights, if the caller has older ones. While the learner publishes a new version, the complete
+        previous one is returned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,7 +108,7 @@ def add_LearnerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LearnerService(object):
-    """The learner's side of acting.
+    """Coordinates actors.
     """
 
     @staticmethod

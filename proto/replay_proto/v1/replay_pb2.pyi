@@ -60,14 +60,14 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     `needed`, in rows.
     """
     ERROR_REASON_WAITED_TOO_LONG: _ErrorReason.ValueType  # 6
-    """DEADLINE_EXCEEDED: what the call waited for did not come within `wait_s` seconds, or max_wait_s of the server; the
-    call had no effect, but for the update of a LearnRequest. What it was: "rows" (to draw), "samples" or "inserts"
-    (that the rate limiter allows), "room" (in a queue). Metadata: `table`, `waited_for`, and how far it was when the call gave up, as two
-    whole numbers in decimal, `have` and `needed`:
-      "rows": live rows, of the min_size; of a queue, rows that were held for this draw, of its rows.
-      "samples": samples that the rate limiter has allowed this draw, of those it asked for.
-      "inserts": samples drawn since the last reset, of those that make room for the insert.
-      "room": rows that fit into the queue, of the insert's.
+    """DEADLINE_EXCEEDED: the call waited for `wait_s` seconds, or the server's max_wait_s. It had no effect, except for
+    the update of a LearnRequest. Metadata: `table`; `waited_for`: "rows" (to draw), "samples" or "inserts" (allowed
+    by the rate limiter) or "room" (in a queue); `have` and `needed`: the state when the call gave up, as decimal
+    integers:
+      "rows": live rows, and min_size; for a queue, rows reserved for this draw, and rows that it draws.
+      "samples": samples that the rate limiter has granted to this draw, and samples requested.
+      "inserts": samples drawn since the last reset, and samples after which the insert is allowed.
+      "room": rows that still fit into the queue, and rows to insert.
     Inserts that wait in line ahead of this one are included in `needed`.
     """
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 7
@@ -95,8 +95,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 15
     """UNAUTHENTICATED: the server requires a token, and the call's is missing, wrong or no longer valid."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 16
-    """PERMISSION_DENIED: the call's token does not give this right on this table, whether it exists or
-    not. Metadata: `right`, `table` (empty: no table is named).
+    """PERMISSION_DENIED: the call's token does not grant this right on this table (whether or not the table exists).
+    Metadata: `right`, `table` (empty: no table is named).
     """
     ERROR_REASON_LIMITED: _ErrorReason.ValueType  # 17
     """FAILED_PRECONDITION: the table's rate limiter or queue does not allow this now, and the request does not
@@ -129,14 +129,14 @@ ERROR_REASON_TABLE_EMPTY: ErrorReason.ValueType  # 5
 `needed`, in rows.
 """
 ERROR_REASON_WAITED_TOO_LONG: ErrorReason.ValueType  # 6
-"""DEADLINE_EXCEEDED: what the call waited for did not come within `wait_s` seconds, or max_wait_s of the server; the
-call had no effect, but for the update of a LearnRequest. What it was: "rows" (to draw), "samples" or "inserts"
-(that the rate limiter allows), "room" (in a queue). Metadata: `table`, `waited_for`, and how far it was when the call gave up, as two
-whole numbers in decimal, `have` and `needed`:
-  "rows": live rows, of the min_size; of a queue, rows that were held for this draw, of its rows.
-  "samples": samples that the rate limiter has allowed this draw, of those it asked for.
-  "inserts": samples drawn since the last reset, of those that make room for the insert.
-  "room": rows that fit into the queue, of the insert's.
+"""DEADLINE_EXCEEDED: the call waited for `wait_s` seconds, or the server's max_wait_s. It had no effect, except for
+the update of a LearnRequest. Metadata: `table`; `waited_for`: "rows" (to draw), "samples" or "inserts" (allowed
+by the rate limiter) or "room" (in a queue); `have` and `needed`: the state when the call gave up, as decimal
+integers:
+  "rows": live rows, and min_size; for a queue, rows reserved for this draw, and rows that it draws.
+  "samples": samples that the rate limiter has granted to this draw, and samples requested.
+  "inserts": samples drawn since the last reset, and samples after which the insert is allowed.
+  "room": rows that still fit into the queue, and rows to insert.
 Inserts that wait in line ahead of this one are included in `needed`.
 """
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 7
@@ -164,8 +164,8 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 14
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 15
 """UNAUTHENTICATED: the server requires a token, and the call's is missing, wrong or no longer valid."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 16
-"""PERMISSION_DENIED: the call's token does not give this right on this table, whether it exists or
-not. Metadata: `right`, `table` (empty: no table is named).
+"""PERMISSION_DENIED: the call's token does not grant this right on this table (whether or not the table exists).
+Metadata: `right`, `table` (empty: no table is named).
 """
 ERROR_REASON_LIMITED: ErrorReason.ValueType  # 17
 """FAILED_PRECONDITION: the table's rate limiter or queue does not allow this now, and the request does not
@@ -374,18 +374,18 @@ class Backend(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """"sum_tree" (proportional), "rank", "uniform", or "fifo": a queue. Its rows go out oldest first, without
-    replacement, each `max_times_sampled` times at most, and over the wire only; probabilities and weights are 1,
-    priorities are kept and change nothing. A draw waits until it can have all of its rows, an insert until there
-    is room: nothing is overwritten. A row counts as drawn before it is sent, so none goes out too often; one whose
-    answer is lost is lost.
+    """"sum_tree" (proportional), "rank", "uniform", or "fifo": a queue. A queue delivers rows oldest first, without
+    replacement, each at most `max_times_sampled` times, and only over the wire. Probabilities and weights are 1;
+    priorities are stored but ignored. A draw waits for all of its rows, an insert waits for room; nothing is
+    overwritten. A row counts as drawn before it is sent, so it is never delivered too often; if the reply is lost,
+    so is the row.
     """
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """Parameters by name; what is left out takes its default. "sum_tree": `alpha` (at least 0, default
-        0.6), `epsilon` (added to a priority, at least 0, default 1e-6), `max_priority` (cap on
-        priority + epsilon before the exponent, above 0, default none). "rank": `alpha`. "uniform": none.
-        "fifo": `max_times_sampled` (1 to 10000, default 1; its repeats follow each other).
+        """Parameters by name; omitted ones take their defaults. "sum_tree": `alpha` (at least 0, default 0.6), `epsilon`
+        (added to a priority, at least 0, default 1e-6), `max_priority` (cap on priority + epsilon before the exponent,
+        above 0, default none). "rank": `alpha`. "uniform": none. "fifo": `max_times_sampled` (1 to 10000, default 1;
+        repeated deliveries of a row are consecutive).
         """
 
     def __init__(
@@ -404,10 +404,12 @@ class RateLimiter(google.protobuf.message.Message):
     made or reset, and over restarts, let
       difference = rows inserted * samples_per_insert - rows drawn.
     A row may be drawn if there are at least `min_size` rows and the difference is at least `min_diff` afterwards. Rows
-    may be inserted if there are at most `min_size` rows, or the difference is at most `max_diff`, afterwards. What may
-    not waits. An insert waits for all of its rows (one that leads beyond min_size, and is not longer than the span from
-    min_diff to max_diff allows, does not: no draw could make room for it); a batch of B rows is B samples, which are allowed one by one as rows
-    come, and drawn together. Of those that wait, the first comes first.
+    may be inserted if there are at most `min_size` rows, or the difference is at most `max_diff`, afterwards.
+    Otherwise, they wait.
+
+    An insert waits until all of its rows are allowed, except one that crosses min_size and fits into the span from
+    min_diff to max_diff: no draw could make room for it. A batch of B rows is B samples, which are granted one by one
+    as rows arrive, and drawn together. Waiting calls are served in order of arrival.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -417,9 +419,9 @@ class RateLimiter(google.protobuf.message.Message):
     MIN_DIFF_FIELD_NUMBER: builtins.int
     MAX_DIFF_FIELD_NUMBER: builtins.int
     min_size: builtins.int
-    """Draws wait until there are so many rows; 1 to the capacity."""
+    """Draws wait until the table has this many rows; 1 to the capacity."""
     samples_per_insert: builtins.float
-    """How often a row is drawn on average, 2^-100 to 2^100. 0: no ratio is kept, and the two below are 0."""
+    """Average number of draws per row, 2^-100 to 2^100. 0: no ratio; the two fields below are then 0."""
     min_diff: builtins.float
     """Draws wait rather than take the difference below this; at most min_size * samples_per_insert. This and the next
     are from -2^200 to 2^200.
@@ -468,7 +470,7 @@ class TableConfig(google.protobuf.message.Message):
 
     @property
     def rate_limiter(self) -> global___RateLimiter:
-        """None: draws wait for a row, inserts for nothing. Not with "fifo", which limits itself."""
+        """Unset: draws wait for a row, inserts never wait. Not allowed with "fifo", which has its own limits."""
 
     def __init__(
         self,
@@ -541,15 +543,13 @@ global___TableDescription = TableDescription
 
 @typing.final
 class SameHost(google.protobuf.message.Message):
-    """A client on the server's host may map a table's files, read-only, and copy rows itself, so that
-    only keys and weights travel. It proves that it can read the table's directory by
-    echoing the 16 bytes of the file `nonce` there. A reply to a request with the right nonce has
-    no `rows`; with a wrong one or none, it has them as ever.
+    """A client on the server's host may map a table's files, read-only, and copy rows itself, so that only keys and
+    weights travel. It proves that it can read the table's directory by echoing the 16 bytes of the file `nonce` there.
+    A reply to a request with the right nonce has no `rows`; with a wrong one or none, it has them as usual.
 
-    Row k lies in slot k % slots of each `column-NNN.bin`. Having copied it, the client loads word 0 of
-    `header.bin` (int64, `write_horizon`): the copy is whole if k + slots >= write_horizon. If it is
-    not, the client asks again, with the nonce and `overtaken` set, and the reply has the rows. Only on
-    x86-64, whose memory order this relies on.
+    Row k lies in slot k % slots of each `column-NNN.bin`. Having copied it, the client loads word 0 of `header.bin`
+    (int64, `write_horizon`): the copy is whole if k + slots >= write_horizon. If it is not, the client retries with
+    the nonce and `overtaken` set, and the reply has the rows. Only on x86-64, whose memory order this relies on.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -557,9 +557,9 @@ class SameHost(google.protobuf.message.Message):
     NONCE_FIELD_NUMBER: builtins.int
     OVERTAKEN_FIELD_NUMBER: builtins.int
     nonce: builtins.bytes
-    """What the file `nonce` holds; empty: send the rows."""
+    """Content of the file `nonce`; empty: send the rows."""
     overtaken: builtins.bool
-    """True if this request stands in for one whose rows were overwritten before they were copied. With the right nonce, a
+    """True if this request replaces one whose rows were overwritten before they were copied. With the right nonce, the
     rate limiter does not count it again; without it, this has no effect.
     """
     def __init__(
@@ -577,14 +577,14 @@ class FrameHello(google.protobuf.message.Message):
     """A client on the server's host may make the calls Learn, Sample and UpdatePriorities without HTTP/2: the same
     messages, in frames, over the unix-domain socket that a table's description names.
 
-    Both sides send frames: two little-endian uint32, the length of the content and its kind, then the
-    content. Kind 0 is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a
-    FrameHello of at most 1 MiB, which is answered by an empty message. From then on each request is answered by
-    one frame, in order. The server closes the connection after it refused a hello, or a message of a Learn
-    stream, or a frame longer than a request without rows may be. It closes a connection on which no hello comes for
-    2 seconds, and earlier if very many are silent. A client whose hello is refused makes its calls over gRPC. A client
-    that ends its side is gone: what it asked for is dropped. A server that stops answers what it has received, then
-    refuses with SHUTTING_DOWN, asked or not, and closes the connection.
+    Both sides send frames: two little-endian uint32, the length of the content and its kind, then the content. Kind 0
+    is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a FrameHello of at most 1
+    MiB, which is answered by an empty message. From then on each request is answered by one frame, in order. The
+    server closes the connection after refusing a hello, a message of a Learn stream, or a frame longer than the limit
+    for requests without rows. It also closes connections without a hello after 2 seconds, or earlier if there are very
+    many. A client whose hello is refused makes its calls over gRPC. When a client closes its sending side, its pending
+    requests are dropped. A server that shuts down answers the requests it has received, sends a SHUTTING_DOWN refusal
+    even if no request is pending, and closes the connection.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -595,15 +595,15 @@ class FrameHello(google.protobuf.message.Message):
     NONCE_FIELD_NUMBER: builtins.int
     AUTHORIZATION_FIELD_NUMBER: builtins.int
     method: builtins.str
-    """Which call is made on this connection: "Learn", "Sample" or "UpdatePriorities"."""
+    """The method called on this connection: "Learn", "Sample" or "UpdatePriorities"."""
     table: builtins.str
     """Name of a table."""
     table_uid: builtins.bytes
     """The table's uid; required."""
     nonce: builtins.bytes
-    """What the file `nonce` in the table's directory holds."""
+    """Content of the file `nonce` in the table's directory."""
     authorization: builtins.str
-    """What a call over gRPC carries as its metadata `authorization`; empty: none."""
+    """The same value as the metadata `authorization` of a gRPC call; empty: none."""
     def __init__(
         self,
         *,
@@ -641,11 +641,10 @@ global___KeyRange = KeyRange
 
 @typing.final
 class Insertion(google.protobuf.message.Message):
-    """What an insert says besides its rows.
+    """The fields of an insert other than its rows.
 
-    An insert that names a writer is applied exactly once: the server applies `sequence` n + 1 of a
-    writer after n, answers a repeat of a recent one with the keys it got the first time, and refuses
-    a gap. A writer begins with 1.
+    An insert that names a writer is applied exactly once: after `sequence` n of a writer, the server applies n + 1,
+    answers a retry of a recent insert with its original keys, and refuses a gap. A writer begins with 1.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -671,7 +670,7 @@ class Insertion(google.protobuf.message.Message):
     episode: builtins.int
     """Number of the episode within the stream; kept with each row."""
     wait_s: builtins.float
-    """How long to wait where the table's rate limiter or a full queue does not allow the insert, in seconds; 0: not at
+    """How long to wait if the table's rate limiter or a full queue does not allow the insert, in seconds; 0: not at
     all. Absent or infinity: as long as the call or stream lasts. On a stream, later messages wait behind it.
     """
     def __init__(
@@ -706,7 +705,7 @@ class InsertRequest(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid; empty: whichever table has the name now."""
     writer_id: builtins.bytes
-    """16 bytes chosen at random by the writer; empty: none, and a repeat inserts again."""
+    """16 bytes chosen at random by the writer; empty: none, and a retry inserts the rows again."""
     rows: builtins.bytes
     """The rows."""
     @property
@@ -739,8 +738,8 @@ class InsertResponse(google.protobuf.message.Message):
     """The table's uid."""
     @property
     def keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KeyRange]:
-        """Keys of the rows, in their order. One range, except for a repeat of an insert that the end of
-        an earlier server had cut in two.
+        """Keys of the rows, in their order. One range, except for a retry of an insert that was split when an earlier
+        server died.
         """
 
     def __init__(
@@ -755,8 +754,8 @@ global___InsertResponse = InsertResponse
 
 @typing.final
 class WriteRequest(google.protobuf.message.Message):
-    """See Insertion. Later messages of a stream may leave out table, table_uid and writer_id; where
-    they have them, they repeat the first message's.
+    """See Insertion. Later messages of a stream may omit table, table_uid and writer_id; otherwise they repeat the values
+    of the first message.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -834,14 +833,14 @@ class Draw(google.protobuf.message.Message):
     batch_size: builtins.int
     """Number of rows, at least 1; it may exceed the table's size."""
     beta: builtins.float
-    """Exponent of the importance-sampling weights, at least 0 and finite: 0 corrects nothing, 1 wholly."""
+    """Exponent of the importance-sampling weights, at least 0 and finite: 0: no correction, 1: full correction."""
     weight_norm: global___WeightNorm.ValueType
     """What the weights are divided by."""
     draw_mode: global___DrawMode.ValueType
     """How the points are chosen."""
     wait_s: builtins.float
-    """How long to wait while there is no row to draw, or the table's rate limiter or queue does not allow the
-    draw, in seconds; 0: not at all, infinity: as long as the call or stream lasts.
+    """How long to wait, in seconds, while the table has no rows, or its rate limiter or queue does not allow the draw;
+    0: not at all, infinity: as long as the call or stream lasts.
     """
     def __init__(
         self,
@@ -858,7 +857,7 @@ global___Draw = Draw
 
 @typing.final
 class Batch(google.protobuf.message.Message):
-    """A batch drawn, all but its rows. All of it is as at the moment of drawing."""
+    """A drawn batch without its rows. All values are from the moment of the draw."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -875,8 +874,8 @@ class Batch(google.protobuf.message.Message):
     probabilities: builtins.bytes
     """float64[batch_size]: mass over total mass. The expected count of a row is batch_size times it."""
     weights: builtins.bytes
-    """float32[batch_size]: (size * probability) ** -beta over the norm asked for (Schaul et al. 2016,
-    section 3.4).
+    """float32[batch_size]: (size * probability) ** -beta, divided by the requested norm (Schaul et al. 2016, section
+    3.4).
     """
     beta: builtins.float
     """The beta of the weights."""
@@ -1007,7 +1006,7 @@ class ReadResponse(google.protobuf.message.Message):
     TABLE_UID_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
-    """int64[m], m <= n: the keys asked for that are live, in the order asked for."""
+    """int64[m], m <= n: the live ones among the requested keys, in the order of the request."""
     priorities: builtins.bytes
     """float64[m]: their priorities."""
     streams: builtins.bytes
@@ -1041,7 +1040,7 @@ class PriorityUpdate(google.protobuf.message.Message):
     KEYS_FIELD_NUMBER: builtins.int
     PRIORITIES_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
-    """int64[n]. Of a key given more than once, the last priority counts."""
+    """int64[n]. If a key occurs more than once, its last priority counts."""
     priorities: builtins.bytes
     """float64[n], finite and not negative: the absolute TD error, before any exponent."""
     def __init__(
@@ -1056,7 +1055,7 @@ global___PriorityUpdate = PriorityUpdate
 
 @typing.final
 class UpdateResult(google.protobuf.message.Message):
-    """What became of a PriorityUpdate."""
+    """The result of a PriorityUpdate."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1065,7 +1064,7 @@ class UpdateResult(google.protobuf.message.Message):
     updated: builtins.int
     """Distinct rows whose priority was set."""
     stale: builtins.int
-    """Keys that are not live (too old, never issued or negative), each time they are named; ignored."""
+    """Ignored keys that are not live (too old, never issued or negative), counting duplicates."""
     def __init__(
         self,
         *,
@@ -1114,7 +1113,7 @@ class UpdatePrioritiesResponse(google.protobuf.message.Message):
     RESULT_FIELD_NUMBER: builtins.int
     @property
     def result(self) -> global___UpdateResult:
-        """What became of it."""
+        """The result."""
 
     def __init__(
         self,
@@ -1128,7 +1127,7 @@ global___UpdatePrioritiesResponse = UpdatePrioritiesResponse
 
 @typing.final
 class LearnRequest(google.protobuf.message.Message):
-    """One message of a learner: an update, a draw, or both, done in this order."""
+    """One message of a learner: an update, a draw, or both, in this order."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1144,10 +1143,10 @@ class LearnRequest(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid; required with an update, and the same throughout the stream."""
     batches: builtins.int
-    """How many batches of this kind to draw, answered in one message, at most 256; 0 counts as 1."""
+    """Number of such batches to draw, all in one reply; at most 256, 0 counts as 1."""
     ahead: builtins.int
-    """How many batches the learner has asked for and not yet used when it asks for the first of these: the
-    draw does not know of their updates. For Stats only.
+    """Number of batches that the learner has requested and not yet used at the time of this request. The draw precedes
+    their updates. Only for Stats.
     """
     @property
     def update(self) -> global___PriorityUpdate:
@@ -1195,7 +1194,7 @@ class LearnResponse(google.protobuf.message.Message):
     """
     @property
     def update(self) -> global___UpdateResult:
-        """What became of its update; absent if there was none."""
+        """The result of its update; absent if there was none."""
 
     @property
     def batches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Batch]:
@@ -1223,7 +1222,7 @@ class CreateTableRequest(google.protobuf.message.Message):
     CONFIG_FIELD_NUMBER: builtins.int
     @property
     def config(self) -> global___TableConfig:
-        """What to make."""
+        """The config of the table."""
 
     def __init__(
         self,
@@ -1244,7 +1243,7 @@ class CreateTableResponse(google.protobuf.message.Message):
     TABLE_FIELD_NUMBER: builtins.int
     CREATED_FIELD_NUMBER: builtins.int
     created: builtins.bool
-    """True if this call made it."""
+    """True if this call created it."""
     @property
     def table(self) -> global___TableDescription:
         """The table, new or found."""
@@ -1407,7 +1406,7 @@ global___ResetTableResponse = ResetTableResponse
 
 @typing.final
 class StatsRequest(google.protobuf.message.Message):
-    """Asks for figures."""
+    """Asks for statistics."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1425,7 +1424,7 @@ global___StatsRequest = StatsRequest
 
 @typing.final
 class StatsResponse(google.protobuf.message.Message):
-    """Figures of the server and of tables."""
+    """Statistics of the server and of tables."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1452,7 +1451,7 @@ global___StatsResponse = StatsResponse
 
 @typing.final
 class ServerStats(google.protobuf.message.Message):
-    """Figures of the server's process."""
+    """Statistics of the server's process."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1488,7 +1487,7 @@ global___ServerStats = ServerStats
 
 @typing.final
 class MethodStats(google.protobuf.message.Message):
-    """Figures of one RPC method since the server began."""
+    """Statistics of one RPC method since the server started."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1506,7 +1505,7 @@ class MethodStats(google.protobuf.message.Message):
     errors: builtins.int
     """Calls refused or failed."""
     active: builtins.int
-    """Calls at work or waiting at this moment; streams count while they are open."""
+    """Calls currently running or waiting; streams count while they are open."""
     mean_ms: builtins.float
     """Mean time in the server, in milliseconds."""
     p50_ms: builtins.float
@@ -1530,7 +1529,7 @@ global___MethodStats = MethodStats
 
 @typing.final
 class TableStats(google.protobuf.message.Message):
-    """Figures of one table. "Ever" is since the table was made; "since the start" is of the server."""
+    """Statistics of one table. "Ever" is since the table was created, "since the start" since the server started."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1570,9 +1569,9 @@ class TableStats(google.protobuf.message.Message):
     stale: builtins.int
     """Keys of updates that were not live, since the start."""
     repeated_inserts: builtins.int
-    """Repeated inserts that were answered and not applied again, since the start."""
+    """Retried inserts that had already been applied, since the start."""
     waiting: builtins.int
-    """Calls that wait, for whatever it is."""
+    """Calls that are waiting, for whatever reason."""
     total_mass: builtins.float
     """Mass of all live rows."""
     largest_priority: builtins.float
@@ -1580,25 +1579,25 @@ class TableStats(google.protobuf.message.Message):
     smallest_priority: builtins.float
     """Smallest priority of a live row; 0 if there is none."""
     sampled_same_host: builtins.int
-    """Rows drawn that clients on the server's host copied themselves, since the start."""
+    """Drawn rows that clients on the server's host copied themselves, since the start."""
     overtaken: builtins.int
-    """Requests that stood in for one whose rows were overwritten before they were copied, since the start."""
+    """Requests that replaced one whose rows were overwritten before they were copied, since the start."""
     batches: builtins.int
     """Batches drawn on Learn streams, since the start."""
     batches_ahead: builtins.int
-    """Sum over those batches of `ahead`, since the start: over `batches`, how many batches' updates a draw does
-    not know of, in the mean.
+    """Sum of `ahead` over those batches, since the start. Divided by `batches`, this is the mean number of updates that
+    a draw misses.
     """
     waiting_inserts: builtins.int
     """Calls among `waiting` that wait to insert."""
     waited: builtins.int
     """Calls that had to wait, since the start."""
     lost: builtins.int
-    """Rows that losses of power took, ever; see durability in the server's docs."""
+    """Rows lost to power losses, ever; see durability in the server's docs."""
     unsynced: builtins.int
     """Rows inserted since the last sync point, which a loss of power may take; 0 in a table without checksums."""
     failed_syncs: builtins.int
-    """How often the disk refused to take the table's files, since the start: until it does, `unsynced` grows."""
+    """Failed syncs of the table's files, since the start. `unsynced` grows until a sync succeeds."""
     @property
     def table(self) -> global___TableDescription:
         """The table: config with all parameters, uid, size, inserted."""
@@ -1609,7 +1608,7 @@ class TableStats(google.protobuf.message.Message):
 
     @property
     def priorities(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Quantile]:
-        """Quantiles of priority over live rows: exact up to 4096 rows, beyond it of as many chosen at random."""
+        """Quantiles of priority over live rows: exact up to 4096 rows, otherwise of a random sample of that size."""
 
     @property
     def ages_s(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Quantile]:
@@ -1619,11 +1618,11 @@ class TableStats(google.protobuf.message.Message):
 
     @property
     def times_sampled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimesSampled]:
-        """How often live rows have been drawn, since they were inserted or the server began."""
+        """How often live rows have been drawn, since they were inserted or the server started."""
 
     @property
     def rate_limiter(self) -> global___LimiterStats:
-        """How the rate limiter stands; absent if there is none."""
+        """State of the rate limiter; absent if there is none."""
 
     def __init__(
         self,
@@ -1661,7 +1660,7 @@ global___TableStats = TableStats
 
 @typing.final
 class LimiterStats(google.protobuf.message.Message):
-    """How a table's rate limiter stands."""
+    """State of a table's rate limiter."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1671,9 +1670,9 @@ class LimiterStats(google.protobuf.message.Message):
     inserted: builtins.int
     """Rows inserted since the table was made or reset."""
     sampled: builtins.int
-    """Rows drawn since then; those that a waiting draw was already allowed count."""
+    """Rows drawn since then, including those already granted to waiting draws."""
     difference: builtins.float
-    """inserted * samples_per_insert - sampled; 0 where no ratio is kept."""
+    """inserted * samples_per_insert - sampled; 0 if there is no ratio."""
     def __init__(
         self,
         *,
@@ -1773,13 +1772,14 @@ class CheckpointRequest(google.protobuf.message.Message):
     SERIES_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
     series: builtins.str
-    """What the checkpoint is one of: its name is the series and a number. Named like a table; empty: "checkpoint", or
-    for a token of some tables the first of `tables`. Such a token may write to a series only if it gives the right
-    to administer a table of the series' name, and all tables in its checkpoints. "periodic" is the server's own.
+    """Series of the checkpoint, whose name is the series and a number. The rules for table names apply. Empty:
+    "checkpoint", or for a token restricted to some tables, the first of `tables`. Such a token may write to a series
+    only if it grants admin on the table with the series' name, and on all tables in its checkpoints. "periodic" is
+    reserved for the server.
     """
     keep: builtins.int
-    """How many of the series to keep, this one included; older ones are removed. 0: as the server's
-    `keep_checkpoints` says.
+    """Number of checkpoints of the series to keep, including this one; older ones are removed. 0: the server's
+    `keep_checkpoints`.
     """
     @property
     def tables(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -1873,7 +1873,7 @@ class CheckpointTable(google.protobuf.message.Message):
     inserted: builtins.int
     """Rows ever inserted, at the moment of the checkpoint."""
     left_out: builtins.int
-    """Oldest rows that were live at that moment and were overwritten before they could be copied."""
+    """Rows that were live at that moment, but were overwritten before they could be copied."""
     def __init__(
         self,
         *,
@@ -1908,7 +1908,7 @@ class ListCheckpointsResponse(google.protobuf.message.Message):
     CHECKPOINTS_FIELD_NUMBER: builtins.int
     @property
     def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CheckpointDescription]:
-        """Oldest first; those whose manifest is damaged are left out, and logged."""
+        """Oldest first; those with corrupt manifests are omitted and logged."""
 
     def __init__(
         self,
@@ -1921,7 +1921,7 @@ global___ListCheckpointsResponse = ListCheckpointsResponse
 
 @typing.final
 class VerifyCheckpointRequest(google.protobuf.message.Message):
-    """Names the checkpoint to read through."""
+    """Names the checkpoint to verify."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1939,14 +1939,14 @@ global___VerifyCheckpointRequest = VerifyCheckpointRequest
 
 @typing.final
 class VerifyCheckpointResponse(google.protobuf.message.Message):
-    """The checkpoint is whole."""
+    """The checkpoint is intact."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CHECKPOINT_FIELD_NUMBER: builtins.int
     @property
     def checkpoint(self) -> global___CheckpointDescription:
-        """What it is."""
+        """Its description."""
 
     def __init__(
         self,
@@ -1960,7 +1960,7 @@ global___VerifyCheckpointResponse = VerifyCheckpointResponse
 
 @typing.final
 class InspectRequest(google.protobuf.message.Message):
-    """Names the table to look into."""
+    """Names the table to inspect."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1982,7 +1982,7 @@ global___InspectRequest = InspectRequest
 
 @typing.final
 class InspectResponse(google.protobuf.message.Message):
-    """What the rows of a table look like."""
+    """The distribution of a table's rows."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1994,18 +1994,18 @@ class InspectResponse(google.protobuf.message.Message):
     AGES_S_FIELD_NUMBER: builtins.int
     TIMES_SAMPLED_FIELD_NUMBER: builtins.int
     looked_at: builtins.int
-    """Rows of which `by_rank` was made: all of them, up to 2^20, and then it is exact. Of a larger table so many
-    were chosen at random, evenly over all ages, and ranks beyond those in `largest` are estimated from them.
+    """Number of rows behind `by_rank`. Up to 2^20 rows, it covers all and is exact. In a larger table, this many rows
+    are sampled, evenly over all ages, and ranks beyond those in `largest` are estimates.
     """
     total_mass: builtins.float
     """Mass of all live rows."""
     ages_s: builtins.bytes
-    """float64[n]: ages in seconds of up to 257 live rows, newest first, with equally many rows between each two; to
-    the resolution of 1/256 of the capacity. Rows from before the server's start count from the start.
+    """float64[n]: ages in seconds of up to 257 evenly spaced live rows, newest first; to the resolution of 1/256 of the
+    capacity. Rows from before the server's start count from the start.
     """
     @property
     def table(self) -> global___TableDescription:
-        """The table, as it stood when it had been looked at."""
+        """The table at the end of the inspection."""
 
     @property
     def by_rank(self) -> global___RankedRows:
@@ -2013,7 +2013,7 @@ class InspectResponse(google.protobuf.message.Message):
 
     @property
     def largest(self) -> global___LargestRows:
-        """The rows of the largest priorities."""
+        """The rows with the largest priorities."""
 
     @property
     def times_sampled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimesSampled]:
@@ -2037,8 +2037,8 @@ global___InspectResponse = InspectResponse
 
 @typing.final
 class RankedRows(google.protobuf.message.Message):
-    """Rows in order of rank (1 is the largest priority), up to 1024 of them: some evenly apart, and some whose distances
-    grow in proportion to the rank. Empty if the table is.
+    """Rows in order of rank (1 is the largest priority), up to 1024 of them: some evenly spaced, others logarithmically.
+    Empty if the table is.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -2051,7 +2051,7 @@ class RankedRows(google.protobuf.message.Message):
     priorities: builtins.bytes
     """float64[m]: their priorities."""
     probabilities: builtins.bytes
-    """float64[m]: their probabilities; 1 in a queue, whose rows go out by age."""
+    """float64[m]: their probabilities; 1 in a queue, which draws by age."""
     def __init__(
         self,
         *,
@@ -2077,7 +2077,7 @@ class LargestRows(google.protobuf.message.Message):
     AGES_S_FIELD_NUMBER: builtins.int
     TIMES_SAMPLED_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
-    """int64[k]: of equal priorities the newest first."""
+    """int64[k]: for equal priorities, the newest first."""
     priorities: builtins.bytes
     """float64[k]."""
     probabilities: builtins.bytes
@@ -2085,7 +2085,7 @@ class LargestRows(google.protobuf.message.Message):
     ages_s: builtins.bytes
     """float64[k]: as in InspectResponse."""
     times_sampled: builtins.bytes
-    """int64[k]: how often each was drawn since it was inserted or the server began."""
+    """int64[k]: how often each was drawn since it was inserted or the server started."""
     def __init__(
         self,
         *,

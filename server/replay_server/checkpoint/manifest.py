@@ -90,10 +90,10 @@ class TableManifest:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TableManifest:
-        """Read what `to_json` made.
+        """Convert from the JSON values of `to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: if it cannot be that.
+            KeyError, TypeError, ValueError: the values are malformed.
         """
         table = cls(
             TableConfig.from_json(stored["config"]),

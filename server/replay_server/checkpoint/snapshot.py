@@ -26,10 +26,10 @@ INLINE_BYTES = 1 << 20
 
 
 class SnapshotRows:
-    """Rows of a table at one moment: copied at once, or left in a ring that goes on being written to."""
+    """Rows of a table at one moment: copied immediately, or left in the ring while writes continue."""
 
     def __init__(self, table: Table, *, copied: bool) -> None:
-        """Hold on to the mapped files: a table that is dropped meanwhile is copied all the same."""
+        """Keep a reference to the mapped files, so the copy continues if the table is dropped."""
         self._table = table
         self._rings = table.directory.rows.values()
         self._first = table.oldest
@@ -40,7 +40,7 @@ class SnapshotRows:
     def copy(self, first_key: int, count: int) -> Sequence[Array]:
         """``dtype[count, elements]`` per column, in the order of the table's files, of consecutive rows.
 
-        `oldest_whole`, asked afterwards, tells which of them are whole.
+        Call `oldest_whole` afterwards to find out which of them are intact.
         """
         if self._copied is not None:
             start = first_key - self._first
@@ -49,7 +49,7 @@ class SnapshotRows:
 
     @property
     def oldest_whole(self) -> int:
-        """No row from this key on has been overwritten so far."""
+        """Key from which no row has been overwritten so far."""
         return 0 if self._copied is not None else self._table.write_horizon - self._table.config.slots
 
 
@@ -60,7 +60,7 @@ class TableSnapshot:
     config: TableConfig
     uid: bytes
     state: TableState
-    """What it was besides its rows, at that moment."""
+    """Its counters at that moment."""
     first_key: int
     """Oldest row; it moves on past rows that were overwritten before they were copied."""
     priorities: NDArray[np.float64]
@@ -77,19 +77,19 @@ class TableSnapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its files at most, for they lack what is left out."""
+        """Upper bound on the bytes of its files, which lack omitted rows."""
         row_bytes = self.config.schema.row_bytes + LINK_BYTES + self.priorities.itemsize
         return len(self.priorities) * row_bytes + self.writers.nbytes
 
 
 class _Turn:
-    """Counts what was copied in this turn of the loop, and ends it when that is enough."""
+    """Limits the bytes copied in one turn of the event loop."""
 
     def __init__(self) -> None:
         self._left = TURN_BYTES
 
     async def make_room(self, size: int) -> None:
-        """Let others run first, if ``size`` more bytes are too many for this turn."""
+        """Yield to other calls first if ``size`` more bytes exceed the limit."""
         if size > self._left:
             await asyncio.sleep(0)
             self._left = TURN_BYTES
@@ -97,10 +97,10 @@ class _Turn:
 
 
 async def take_snapshots(tables: Sequence[Table]) -> list[TableSnapshot]:
-    """Take what has to be taken at once: all tables at one moment if that is at most `TURN_BYTES`, else one by one.
+    """Copy everything except rows: all tables at the same moment if that is at most `TURN_BYTES`, otherwise one by one.
 
-    The priorities of a table with more than `TURN_BYTES` of them are taken over several turns, each of them as it stood
-    at its own moment; rows evicted in between are left out.
+    More than `TURN_BYTES` of priorities are copied over several turns, so they are from different moments; rows evicted
+    in between are omitted.
     """
     turn = _Turn()
     return [await _take(table, turn) for table in tables]
@@ -128,13 +128,13 @@ async def _take(table: Table, turn: _Turn) -> TableSnapshot:
             await turn.make_room(TURN_BYTES)
         out = snapshot.priorities[start : start + at_once]
         out[:] = ring_copy(table.directory.priorities, (oldest + start) % table.config.slots, len(out))
-        # Evicted rows have lost their priorities, and of what was copied before they are the oldest.
+        # Evicted rows, the oldest ones copied so far, have lost their priorities.
         snapshot.first_key = min(max(snapshot.first_key, table.oldest), inserted)
     return snapshot
 
 
 def ring_copy(ring: Array, start: int, count: int) -> Array:
-    """A copy of ``count`` values of a ring from slot ``start`` on, around its end."""
+    """Copy ``count`` values of a ring from slot ``start`` on, wrapping around at its end."""
     before_end = min(len(ring) - start, count)
     out = np.empty((count, *ring.shape[1:]), ring.dtype)
     out[:before_end] = ring[start : start + before_end]

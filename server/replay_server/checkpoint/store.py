@@ -79,11 +79,11 @@ class Checkpoints:
 
     @staticmethod
     def check(folder: Path) -> None:
-        """Make sure that no other user of this machine can change, or has made, checkpoints in a directory.
+        """Check that no other user of this machine owns or can change checkpoints in a directory.
 
         Raises:
-            UntrustedError: if one can; see `replay_server.files.trust`.
-            OSError: if it cannot be made or read.
+            UntrustedError: another user does or can; see `replay_server.files.trust`.
+            OSError: it cannot be created or read.
         """
         trust.make_folder(folder)
         trust.check_entries([folder / held_folders.LOCK])
@@ -106,8 +106,8 @@ class Checkpoints:
             tables: names of the tables; empty: all.
             series: prefix of its name.
             keep: checkpoints to keep in the series, including this one; 0: the setting.
-            check: refuses the series to a caller who may not administer these tables, which its checkpoints have.
-                None: the server itself wants one, whose checkpoints are written however much callers had written.
+            check: refuses the series if the caller may not administer these tables of its checkpoints. None: for the
+                server's own checkpoints, which are exempt from limits.
 
         Raises:
             RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, TOO_LARGE, NO_SPACE or SHUTTING_DOWN.
@@ -165,7 +165,7 @@ class Checkpoints:
         return await asyncio.to_thread(self._list)
 
     async def verify(self, name: str) -> Checkpoint:
-        """Read a checkpoint through.
+        """Verify a checkpoint.
 
         Raises:
             RequestError: CHECKPOINT_NOT_FOUND or CHECKPOINT_DAMAGED.
@@ -209,7 +209,7 @@ class Checkpoints:
             shutil.rmtree(path.rename(path.with_name(f"{_REMOVED}{path.name}")), ignore_errors=True)
 
     def _tables_in(self, series: str) -> set[str]:
-        """Names of the tables in the checkpoints of a series; of one that is damaged, none that a table has."""
+        """Names of the tables in a series; a corrupt checkpoint adds a name that no table can have."""
         names: set[str] = set()
         for path, _ in self._of(series):
             try:
@@ -247,7 +247,7 @@ def _series_of(checkpoint: Path) -> str:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Of all files; those that are removed meanwhile count for nothing."""
+    """Total bytes of all files, ignoring those removed meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -101,7 +101,7 @@ class MappedFile:
     def store_anew(self, start: int, stop: int) -> None:
         """Mark the reserved pages between these bytes as dirty, so that the next `sync` writes them.
 
-        Nobody may store there meanwhile.
+        No other thread may store there meanwhile.
         """
         pages = self.bytes[start:stop:_PAGE_BYTES]
         # NumPy skips assigning an array to itself.

@@ -40,7 +40,7 @@ def make_folder(path: Path) -> None:
 def check_folder(path: Path, *, make: bool = False) -> None:
     """Check a directory that others may use as well, such as `/tmp`, and its parents.
 
-    With ``make``, create missing ones with access only for the server's user.
+    With ``make``, create missing ones, accessible only to the server's user.
 
     Raises:
         UntrustedError: another user can change the server's entries in it.

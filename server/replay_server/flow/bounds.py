@@ -1,7 +1,7 @@
-"""What a caller may ask for at most: bounds that the settings set, and the refusals that name them.
+"""Configurable limits on requests, and the refusals that name them.
 
-Bounds that follow from something else are kept where that is: bytes of a reply (`service.gathering`), rows of an insert
-(`table`), calls that wait (`waiting`).
+Other limits are defined where they apply: bytes of a reply (`rpc.handlers.gathering`), rows of an insert (`table`),
+waiting calls (`waiting`).
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ class Bounds:
 
     @property
     def max_rows_bytes(self) -> int:
-        """Rows of a reply, with all that is said about each of them."""
+        """Maximum bytes of a reply's rows, including their metadata."""
         return self.max_reply_bytes - HEAD_BYTES
 
     def check_message(self, size: int) -> None:
-        """Refuse a request that is too long (TOO_LARGE, as all of these)."""
+        """Refuse a request that is too long. Like all checks here, this raises TOO_LARGE."""
         _check("bytes of a request", self.max_request_bytes, size, "max_request_mb of the server")
 
     @property
     def max_head_bytes(self) -> int:
-        """A request without its rows, other than an insert."""
+        """Maximum bytes of a request other than an insert, without its rows."""
         return min(self.max_request_bytes, PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_call)
 
     @property
     def head_setting(self) -> str:
-        """What sets it."""
+        """The setting that it depends on."""
         by_message = self.max_head_bytes == self.max_request_bytes
         return ("max_request_mb" if by_message else "max_rows_per_call") + " of the server"
 
@@ -143,7 +143,7 @@ def descriptors_of(config: TableConfig) -> int:
 
 
 def check_descriptors(config: TableConfig, others: Sequence[TableConfig]) -> None:
-    """Refuse a table whose files would take descriptors that connections need."""
+    """Refuse a table whose files would need descriptors reserved for connections."""
     most = int(_TABLES_SHARE * resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     total = sum(map(descriptors_of, others), descriptors_of(config))
     _check("file descriptors of all tables", most, total, _DESCRIPTORS_SETTING)

@@ -1,4 +1,4 @@
-"""Turns of calls with many rows, so that no caller waits long for the calls of others.
+"""Schedules calls with many rows, so that no caller waits long behind others.
 
     if rows > LONG_ROWS:
         await long_calls.turn(caller)

@@ -1,18 +1,17 @@
-"""Where compiled kernels are kept: in a folder that no other version of the code has written to.
+"""The cache of compiled kernels: a separate folder for each version of the code.
 
-Numba reuses a compiled kernel as long as the one file that defines it is unchanged. Kernels here call kernels of other
-files and use their constants, so that is not enough: an old kernel would go on using an old callee. Hence each version
-has a folder of its own, ``kernels-<digest>``. The digest covers every source file that defines a kernel, all of
-``backends`` and ``kernels``, from where kernels take their constants, and what numba's own index does not check. Numba
-checks the processor.
+Numba reuses a compiled kernel as long as the file that defines it is unchanged. But kernels here call kernels in other
+files and use their constants, so numba would keep using old callees. Hence each version has its own folder,
+``kernels-<digest>``. The digest covers every source file that defines a kernel or a constant for kernels (all of
+``backends`` and ``kernels``), and everything else that numba's index does not check. Numba checks the processor.
 
-The folder lies in the first of these places that can be written to:
+The folder is in the first writable one of these places:
 
 1. ``NUMBA_CACHE_DIR``, if it is set,
-2. ``__pycache__`` beside this file: a source checkout, or an environment of the user's own,
+2. ``__pycache__`` next to this file: in a source checkout or a user's environment,
 3. the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``,
-4. a temporary folder that goes with the process. If an earlier place has the kernels but is read-only, as in an image
-   that runs under another user, they are copied from there.
+4. a temporary folder, removed with the process. Kernels in an earlier, read-only place are copied to it (an image may
+   run under another user).
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ _COMPLETE = "complete-"
 _REMOVED = ".removed-"
 _TEMPORARY = "replay-kernels-"
 _DECORATOR = re.compile(r"^@(part_of_)?kernel$", re.MULTILINE)
-"""What a file that defines kernels has. Whatever else is compiled is not kept, see `compile`."""
+"""Found in files that define kernels. Other compiled functions are not cached, see `compile`."""
 _ROOT = Path(__file__).parents[1]
 _BESIDE_CODE = Path(__file__).parent / "__pycache__"
 
 
 @cache
 def sources() -> frozenset[Path]:
-    """All files that a kernel may be made of: those with a kernel, and all beside the backends and in this package."""
+    """All files that kernels may depend on: those with kernels, and everything in ``backends`` and this package."""
     beside = (file for package in ("backends", "kernels") for file in (_ROOT / package).rglob("*.py"))
     decorated = (file for file in _ROOT.rglob("*.py") if _DECORATOR.search(file.read_text("utf-8")))
     return frozenset((*beside, *decorated))
@@ -66,7 +65,7 @@ def sources() -> frozenset[Path]:
 
 @cache
 def digest() -> str:
-    """A short name for this version of all kernels, and of what compiles them."""
+    """A digest of all kernel sources and of the compiler."""
     settings = {
         name: value
         for name, value in sorted(os.environ.items())
@@ -82,7 +81,7 @@ def digest() -> str:
 
 @cache
 def folder() -> Path:
-    """The folder of these very kernels, which exists and can be written to."""
+    """The folder for this version's kernels, created and writable."""
     name = f"{PREFIX}{digest()}"
     read_only: Path | None = None
     for place in _places():
@@ -122,12 +121,12 @@ def is_temporary() -> bool:
 
 
 def is_complete(where: Path) -> bool:
-    """Whether every kernel was compiled there, for this processor."""
+    """Whether the folder has every kernel, compiled for this processor."""
     return _mark(where).exists()
 
 
 def set_complete(where: Path) -> None:
-    """Remember that every kernel was compiled there, for this processor. What a loss of power might tear is synced."""
+    """Sync the folder, and record that it has every kernel, compiled for this processor."""
     try:
         for path in where.rglob("*"):
             sync_path(path)
@@ -137,7 +136,7 @@ def set_complete(where: Path) -> None:
 
 
 def remove_unfinished(where: Path) -> None:
-    """Remove kernels of a compilation that was cut short, maybe by a loss of power that tore them."""
+    """Remove the kernels of an interrupted compilation, which a power loss may have corrupted."""
     if any(where.glob(f"{_COMPLETE}*")):
         return
     for path in (*where.rglob("*.nbi"), *where.rglob("*.nbc")):
@@ -145,18 +144,18 @@ def remove_unfinished(where: Path) -> None:
 
 
 def kernels_in(where: Path) -> int:
-    """How many kernels were compiled there."""
+    """Number of compiled kernels in the folder."""
     return sum(1 for _ in where.rglob("*.nbi"))
 
 
 @contextmanager
 def lock(where: Path) -> Iterator[bool]:
-    """Try to be the one that compiles there; says whether this process is. Whoever is killed lets go."""
+    """Try to lock the folder for compiling; yields whether it succeeded. A killed process releases the lock."""
     descriptor: int | None = None
     try:
         descriptor = held_folders.open_lock(where)
         is_ours = held_folders.try_lock(descriptor)
-    except OSError:  # no room, or no locks there: servers that start at once compile the same, which harms none
+    except OSError:  # no space or no locks: servers compile the same kernels, harmlessly
         is_ours = True
     try:
         yield is_ours
@@ -177,7 +176,7 @@ def _places() -> tuple[Path, ...]:
 
 
 def _is_trusted(place: Path, where: Path) -> bool:
-    """Whether nobody else can put code there. Who may write beside the code can change the code itself."""
+    """Whether other users cannot put code there. Anyone who can write next to the source code is trusted anyway."""
     if place == _BESIDE_CODE:
         return True
     try:
@@ -186,7 +185,7 @@ def _is_trusted(place: Path, where: Path) -> bool:
     except trust.UntrustedError as error:
         log.warning("not using %s for kernels: %s", place, error)
         return False
-    except OSError:  # it cannot be made or read
+    except OSError:  # it cannot be created or read
         return False
     return True
 
@@ -214,14 +213,14 @@ def _mark(where: Path) -> Path:
 
 
 def _remove_unused(place: Path) -> None:
-    """Remove folders of other versions that were not used for long. A server reads its own only while it starts."""
+    """Remove folders of other versions that have long been unused. A server reads its folder only at startup."""
     oldest = time.time() - KEPT_UNUSED_S
     for path in (*place.glob(f"{PREFIX}*"), *place.glob(f"{_REMOVED}*")):
         try:
             if path.stat().st_mtime >= oldest and not path.name.startswith(_REMOVED):
                 continue
-            # Under another name first: what is removed by halves must not look complete.
+            # Rename first, so that a partly removed folder does not look complete.
             gone = path.rename(path.with_name(f"{_REMOVED}{os.getpid()}-{path.name.removeprefix(_REMOVED)}"))
-        except OSError:  # another server was faster, or it is not ours
+        except OSError:  # already removed, or another user's
             continue
         shutil.rmtree(gone, ignore_errors=True)

@@ -33,10 +33,10 @@ _DATA = 1
 
 
 def _on_entry(emit: Callable[[Any, Any], object]) -> Callable[[NDArray[Any], int], None]:
-    """Make a function for kernels that does something with the address of one entry of a dense array."""
+    """Create a kernel function that operates on the address of one entry of a dense array."""
 
     def typed(typing_context: Any, array: Any, at: Any) -> Any:
-        """Say to numba what the function takes, and how it is written in LLVM's language."""
+        """Give numba the function's signature and its LLVM code."""
         if not isinstance(array, types.Array) or array.layout != "C":
             return None
 

@@ -51,7 +51,7 @@ _KEPT_BYTES = 64 << 20
 def run(settings: ServerSettings) -> None:
     """Run the server until SIGTERM or SIGINT.
 
-    Exits with 1 if it cannot start, or the disk does not take its tables at the end.
+    Exits with 1 if it cannot start, or cannot sync its tables at the end.
     """
     _allow_many_files()
     _tune_allocator()
@@ -96,7 +96,7 @@ async def serve(settings: ServerSettings) -> None:
             restored = restore(settings.restore, root.tables, checked=checked)
             log.info("%s restored: %d tables", settings.restore, len(restored.tables))
         catalog.restore()
-        # Tables keep the checksums that they have, whatever the setting says now.
+        # Existing tables keep their checksums, whatever the current setting.
         if checked or any(table.directory.is_checked for table in catalog):
             syncer = Syncer(catalog, settings.sync_every)
         await _make_tables(catalog, settings)
@@ -127,10 +127,10 @@ async def serve(settings: ServerSettings) -> None:
 
 
 async def _warm_up(stop: asyncio.Event) -> bool:
-    """Compile or load kernels before there are tables; what is loaded is frozen out of garbage collection.
+    """Compile or load kernels before opening tables, and exclude them from garbage collection.
 
     Returns:
-        Whether it was done; False if the server was told to stop meanwhile.
+        False if the server was told to stop meanwhile.
     """
     cancelled = threading.Event()
     with loading():
@@ -178,7 +178,7 @@ def _in_directory(settings: ServerSettings, setting: str, check: Callable[[Path]
 def _credentials(settings: ServerSettings) -> Credentials | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    # A session that is resumed shows no certificate, just as a connection that goes on.
+    # A resumed session shows no certificate, like an existing connection.
     renewal_s = min(RENEWAL_S, settings.max_connection_s)
     return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, renewal_s).credentials
 
@@ -192,7 +192,7 @@ async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:
 
 
 def _stop_with_parent(stop: asyncio.Event) -> None:
-    """Stop when standard input ends: whoever holds its other end is gone, however it went."""
+    """Stop when standard input ends, because the parent process has exited or died."""
     loop = asyncio.get_running_loop()
 
     def watch() -> None:
@@ -207,7 +207,7 @@ def _stop_with_parent(stop: asyncio.Event) -> None:
 
 
 def _allow_many_files() -> None:
-    """Take as many file descriptors as we may have: a table needs two for each of its files."""
+    """Raise the limit on file descriptors as far as allowed: a table needs two per file."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -23,8 +23,8 @@ from replay_server.rpc.over_grpc.methods import grpc_handler
 _CUT_OFF = 2
 """gRPC rejects messages that exceed the limit by this factor."""
 _OTHER_CALLS = 32
-"""Calls that are no streams need room beside these. Whoever opens calls and lets go of them again and again has others
-wait for as many as a connection may have at once."""
+"""Room for calls other than streams. A client that keeps opening and canceling calls delays others by as many
+calls as a connection may have."""
 
 
 class ReplayServer:
@@ -84,7 +84,7 @@ class ReplayServer:
         await self.lanes.start()
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new calls, send away those that wait, and let the others end for so many seconds."""
+        """Refuse new and waiting calls, and give running calls this many seconds to finish."""
         if self._health is not None:
             self._health.stop()
         self._catalog.waiters.close()

@@ -35,13 +35,13 @@ class Syncer:
         self._every_s = every_s
         self._synced: dict[bytes, _Synced] = {}
         self._syncing: dict[bytes, asyncio.Task[None]] = {}
-        # Threads of its own: gathers and other work beside the loop do not wait behind a slow disk.
+        # Separate threads, so that gathers and other work do not wait behind a slow disk.
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sync")
         self._closing = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="syncer")
 
     async def close(self) -> None:
-        """Begin no more, and wait for those that are being done."""
+        """Start no more syncs, and wait for running ones."""
         self._closing.set()
         await self._task
         self._threads.shutdown()
@@ -56,7 +56,7 @@ class Syncer:
         await asyncio.gather(*self._syncing.values())
 
     def _look(self) -> None:
-        # In a call of its own: a variable that outlived it would keep a dropped table, and its space.
+        # In a separate call, whose variables do not keep a dropped table and its space alive.
         for table in self._catalog:
             if table.directory.is_checked and table.uid not in self._syncing and self._is_due(table):
                 task = asyncio.create_task(self._sync_held(table.name, table.uid), name=f"sync-{table.name}")
@@ -70,7 +70,7 @@ class Syncer:
             return True
         if _state(table) == last.state:
             return False
-        # A disk that refuses is not asked more often than it has to be.
+        # A failing disk is not retried more often than the schedule requires.
         crowded = bool(last.state) and table.inserted - last.inserted >= table.config.slots // _MOST_UNSYNCED
         return time.monotonic() - last.at_s >= self._every_s or crowded
 
@@ -84,7 +84,7 @@ class Syncer:
                 await self._try_to_sync(table)
 
     async def _try_to_sync(self, table: Table) -> None:
-        """Sync a table, and remember when, and whether the disk took it."""
+        """Sync a table, and record when, and whether it succeeded."""
         state: tuple[object, ...] = _state(table)
         now, inserted = time.monotonic(), table.inserted
         try:
@@ -96,7 +96,7 @@ class Syncer:
                 *(table.name, table.directory.unsynced, self._every_s, error),
                 exc_info=not isinstance(error, OSError),
             )
-            # Again when it is due again, though nothing more may have been stored.
+            # Retry at the next due time, even without new changes.
             state, now = (), time.monotonic()
         self._synced[table.uid] = _Synced(now, inserted, state)
 
@@ -117,5 +117,5 @@ class _Synced(NamedTuple):
 
 
 def _state(table: Table) -> tuple[object, ...]:
-    """Differs whenever something was stored."""
+    """A value that changes whenever something is stored."""
     return (table.directory.header.state, table.figures.updates)

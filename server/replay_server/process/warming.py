@@ -36,7 +36,7 @@ class WarmUpCancelledError(Exception):
 
 
 def warm_up(cancelled: threading.Event | None = None) -> None:
-    """Load every kernel; compile first what was not compiled before, and say so.
+    """Load every kernel; first compile missing ones, logging progress.
 
     Args:
         cancelled: ends the compilation once it is set.
@@ -47,7 +47,7 @@ def warm_up(cancelled: threading.Event | None = None) -> None:
     folder = kernel_cache.folder()
     if not kernel_cache.is_complete(folder):
         _compile_beside(cancelled or threading.Event())
-    # What the other processes did not compile is compiled here.
+    # Compile whatever the other processes did not.
     warm_up_backend(_RANK)
     _warm_up_the_rest()
     if not kernel_cache.is_complete(folder):
@@ -70,7 +70,7 @@ def _warm_up_the_rest() -> None:
 
 
 def _compile_beside(cancelled: threading.Event) -> None:
-    """Have other processes compile, or wait for those of another server that does."""
+    """Compile in other processes, or wait for those of another server."""
     folder = kernel_cache.folder()
     progress = _Progress()
     while True:
@@ -105,7 +105,7 @@ def _compile(progress: _Progress, cancelled: threading.Event) -> None:
 
 
 def _start_helper(share: str) -> subprocess.Popen[bytes]:
-    # The same modules as here, and the same folder, which may be a temporary one of this process.
+    # Use the same modules and the same folder, which may be a temporary one of this process.
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
@@ -121,7 +121,7 @@ def _wait(cancelled: threading.Event) -> None:
 
 
 class _Progress:
-    """Says how far the compilation is: in one line on a terminal, else in a line every few seconds."""
+    """Shows the progress of the compilation: one updated line in a terminal, otherwise a log line every few seconds."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

@@ -23,7 +23,7 @@ class MethodFigures:
     errors: int = 0
     """Calls refused or failed."""
     active: int = 0
-    """Calls at work or waiting; streams count while they are open."""
+    """Running or waiting calls; streams count while they are open."""
     total_s: float = 0.0
     """Total time of answered calls."""
     _bars: list[int] = field(default_factory=lambda: [0] * _BARS)

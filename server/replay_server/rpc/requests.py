@@ -68,7 +68,7 @@ def _plain_bytes(described: Any, message: memoryview) -> int:
     """Bytes of a message without rows, excluding its arrays.
 
     Raises:
-        DecodeError: if it is no message, or it or one in it that has arrays has more than `MOST_FIELDS` fields.
+        DecodeError: it is malformed, or has more than `MOST_FIELDS` fields, itself or in a nested message with arrays.
     """
     if not _has_arrays(described):
         return len(message)

@@ -62,7 +62,7 @@ TO_LEARN = Demand(only(replay_pb2.LearnRequest, "table", "update"), _check_learn
 
 
 def to_copy(most: int) -> Demand:
-    """The right to administer each table that is named, at most so many, or where none is named all; and the series."""
+    """Requires the right to administer each named table (at most this many), or else all tables; and the series."""
 
     def check(caller: Caller, request: replay_pb2.CheckpointRequest, _: str) -> None:
         if len(request.tables) > most:
@@ -77,16 +77,16 @@ def to_copy(most: int) -> Demand:
 
 
 def series_of(request: replay_pb2.CheckpointRequest, caller: Caller) -> str:
-    """The series that a checkpoint is to be one of; where none is named, one that its caller may write to."""
+    """The series of a new checkpoint; if none is named, one that the caller may write to."""
     if request.series:
         return request.series
     return DEFAULT_SERIES if not request.tables or caller.may_on_all(Right.ADMIN) else request.tables[0]
 
 
 def check_series(caller: Caller, series: str, tables: Iterable[str] = ()) -> None:
-    """Refuse a series of checkpoints, with these tables in it, to a caller who may not administer all of them.
+    """Refuse a series of checkpoints if the caller may not administer all tables in it.
 
-    Its name takes the same right as a table's, so that nobody takes a name that others would use.
+    The name requires the same right as a table's, so callers cannot take over each other's names.
     """
     what = f"series {series!r}, which takes it on a table of that name, and on all tables in the series"
     if series == PERIODIC_SERIES:

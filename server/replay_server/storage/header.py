@@ -25,15 +25,15 @@ _WORD_OF = {name: FIRST_STATE_WORD + place for place, name in enumerate(STATE_FI
 class Header:
     """``write_horizon`` and the `TableState`.
 
-    A reader in another process that copied row k and then finds ``k + slots >= write_horizon`` has
-    copied it whole. ``inserted`` is the one commit point of an insert.
+    If a reader in another process copies row k and then finds ``k + slots >= write_horizon``, its copy is intact.
+    Storing ``inserted`` is the single commit point of an insert.
     """
 
     def __init__(self, folder: Path, *, times: int, create: bool) -> None:
         """Map the header of the table in ``folder``; ``times`` is `TableConfig.times`.
 
         Raises:
-            ValueError: if an existing one cannot be true.
+            ValueError: an existing header is inconsistent.
         """
         self.file = MappedFile(folder / HEADER_FILE, HEADER_WORDS * 8, create=create)
         self.file.reserve(self.file.size)
@@ -63,7 +63,7 @@ class Header:
         self._state = self._state._replace(**{field: value})
 
     def restore(self, state: TableState) -> None:
-        """Replace the state of a table whose rows are already stored, while nobody writes."""
+        """Replace the state of a table whose rows are already stored; no other writes may run."""
         self.write_horizon = state.inserted
         self._store_all(state)
 
@@ -79,7 +79,7 @@ class Header:
 
     @property
     def write_horizon(self) -> int:
-        """Rows below this key may be being written."""
+        """Rows below this key may currently be written."""
         return self._write_horizon
 
     @write_horizon.setter
@@ -102,5 +102,5 @@ class Header:
 
 
 def state_in(words: NDArray[Any]) -> TableState:
-    """The state in the words of a header, which may be damaged. words: int64[`HEADER_WORDS`]."""
+    """Decode the state from a header, which may be corrupt. words: int64[`HEADER_WORDS`]."""
     return TableState.from_words(words[FIRST_STATE_WORD:LOST].tolist())

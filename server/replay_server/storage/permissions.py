@@ -47,7 +47,7 @@ def share_with_group(root: Root, group: str) -> None:
         _give(root.path, number, FOLDER_MODE)
         _give(root.tables, number, _SHARED_FOLDER)
         for path in root.tables.rglob("*"):
-            if path.is_socket():  # of a server that was killed; the next one makes its own
+            if path.is_socket():  # left by a killed server; the next one creates its own
                 continue
             _give(path, number, _SHARED_FOLDER if path.is_dir() else FILE_MODE)
     except PermissionError as error:

@@ -1,7 +1,7 @@
 """The directory of a server's tables: durable, or temporary in memory.
 
-A server holds a lock on its root while it lives. A root in memory whose lock nobody holds belonged to a server
-that is gone; the next one sweeps it.
+A server locks its root while it runs. An unlocked root in memory is left over from a dead server; the next server
+removes it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from replay_server.storage.power_loss.boot_mark import BOOT_FILE
 
 _TABLES = "tables"
 TEMPORARY = "replay-server-"
-"""What the names of roots in memory begin with."""
+"""Name prefix of roots in memory."""
 
 
 class Root:
-    """A locked directory with a place for tables."""
+    """A locked directory for tables."""
 
     def __init__(self, path: Path, lock: int, *, temporary: bool) -> None:
-        """Begin; use `durable` or `in_memory`. ``lock`` is the descriptor that holds the directory."""
+        """Use `durable` or `in_memory` instead. ``lock`` is the descriptor that locks the directory."""
         self.path = path
         self.temporary = temporary
         self._lock = lock
@@ -31,7 +31,7 @@ class Root:
 
     @classmethod
     def durable(cls, path: Path) -> Root:
-        """The user's directory: tables in it outlive the server. It is made if there is none.
+        """Open the user's directory, or create it. Its tables outlive the server.
 
         Raises:
             InUseError: if another server holds it.
@@ -41,11 +41,11 @@ class Root:
 
     @staticmethod
     def check_durable(path: Path) -> None:
-        """Make sure that no other user of this machine can change, or has made, what a durable root is.
+        """Check that no other user of this machine owns or can modify a durable root.
 
         Raises:
-            UntrustedError: if one can; see `replay_server.files.trust`.
-            OSError: if it cannot be made or read.
+            UntrustedError: another user does or can; see `replay_server.files.trust`.
+            OSError: it cannot be created or read.
         """
         trust.make_folder(path)
         tables = path / _TABLES
@@ -55,7 +55,7 @@ class Root:
 
     @classmethod
     def in_memory(cls, parent: Path) -> Root:
-        """A directory of the server's own below ``parent``, removed at the end.
+        """Create a private directory below ``parent``, removed on close.
 
         Raises:
             OSError: if it cannot be made.
@@ -64,7 +64,7 @@ class Root:
         return cls(*held_folders.make(parent, TEMPORARY), temporary=True)
 
     def close(self) -> None:
-        """Give the directory back; a temporary one is removed."""
+        """Unlock the directory; remove it if it is temporary."""
         if self.temporary:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)

@@ -16,7 +16,7 @@ from replay_server.files.mapped_file import MappedFile
 from replay_server.storage.power_loss.row_checksums import CHECKSUM_BYTES, RowChecksums
 
 LINK_COLUMN = "_link"
-"""Reserved column that says where each row came from: uint64[2], its stream and its episode."""
+"""Reserved column with the origin of each row: uint64[2], its stream and its episode."""
 _LINK = Column("uint64", (2,))
 LINK_BYTES = _LINK.row_bytes
 
@@ -30,10 +30,10 @@ class _Ring:
 
 
 class RowStore:
-    """Values of the rows, by slot. It knows nothing of keys being live, or of priorities."""
+    """Row values by slot. Liveness and priorities are tracked elsewhere."""
 
     def __init__(self, folder: Path, schema: Schema, slots: int, *, create: bool, checked: bool = False) -> None:
-        """Map the columns of the table in ``folder``, and the rows' checksums where it is ``checked``."""
+        """Map the columns of the table in ``folder``, and the rows' checksums if it is ``checked``."""
         self.slots = slots
         self._rings: dict[str, _Ring] = {}
         for index, (name, column) in enumerate({**schema.columns, LINK_COLUMN: _LINK}.items()):
@@ -41,24 +41,24 @@ class RowStore:
             values = flat_rows(file.view(column.dtype, (slots, *column.shape)))
             self._rings[name] = _Ring(file, values, column.row_bytes)
         self.checksums: RowChecksums | None = None
-        """Those of the rows; None: they have none."""
+        """Checksums of the rows, if any."""
         if checked:
             self.add_checksums(folder, create=create)
 
     def add_checksums(self, folder: Path, *, create: bool = True) -> None:
-        """Have a checksum for every row; those of rows that are there are the caller's to seal."""
+        """Add a checksum file; the caller seals the existing rows."""
         self.checksums = RowChecksums(folder, [ring.values for ring in self._rings.values()], create=create)
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all columns that are reserved so far."""
+        """Bytes reserved so far for all columns."""
         return sum(file.reserved for file in self.files())
 
     def reserve(self, first_key: int, count: int) -> None:
-        """Make sure that rows can be written.
+        """Reserve space for rows.
 
         Raises:
-            NoSpaceError: if there is no room for them.
+            NoSpaceError: there is not enough space.
         """
         rows = min(first_key + count, self.slots)
         for ring in self._rings.values():
@@ -67,7 +67,7 @@ class RowStore:
             self.checksums.file.reserve(rows * CHECKSUM_BYTES)
 
     def write(self, first_key: int, columns: Mapping[str, Array], link: tuple[int, int]) -> None:
-        """Store rows under consecutive keys; their space is reserved.
+        """Store rows under consecutive keys; their space must be reserved.
 
         Args:
             first_key: key of the first row.
@@ -84,15 +84,15 @@ class RowStore:
         """Copy rows of these keys, int64[n], into the columns of ``out``: ``dtype[n, *shape]`` by name."""
         slots = keys % self.slots
         for name, values in out.items():
-            # Any mode but "raise" lets take() write straight to its output; the slots are in range.
+            # Modes other than "raise" let take() write directly to `out`; the slots are always in range.
             np.take(self._rings[name].values, slots, axis=0, out=flat_rows(values), mode="clip")
 
     def links(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """uint64[n, 2]: stream and episode of rows that were written."""
+        """uint64[n, 2]: stream and episode of stored rows."""
         return np.take(self._rings[LINK_COLUMN].values, keys % self.slots, axis=0)
 
     def values(self) -> Sequence[Array]:
-        """The content of all columns and the links, in their order: ``dtype[slots, elements]`` each."""
+        """All columns, then the links: ``dtype[slots, elements]`` each."""
         return [ring.values for ring in self._rings.values()]
 
     def files(self) -> Sequence[MappedFile]:
@@ -110,7 +110,7 @@ class RowStore:
 
 
 def store_in_ring(ring: Array, start: int, values: Array) -> None:
-    """Store ``values`` from slot ``start`` on, around the end of the ring."""
+    """Store ``values`` from slot ``start`` on, wrapping around at the end of the ring."""
     before_end = min(len(ring) - start, len(values))
     ring[start : start + before_end] = values[:before_end]
     if before_end < len(values):

@@ -20,9 +20,9 @@ from replay_server.backends.uniform import UniformIndex
 
 DEFAULT_BACKEND = "sum_tree"
 QUEUE = "fifo"
-"""What the contract calls the backend of a table whose rows go out oldest first."""
+"""The protocol's backend name for a queue, which draws oldest rows first."""
 MAX_TIMES_SAMPLED = 10_000
-"""Times a key, which has 48 bits, it is far below 64 bits."""
+"""Multiplied by a 48-bit key, it stays far below 64 bits."""
 _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _MIN_SLACK = 64
 _SLACK_FRACTION = 64
@@ -30,7 +30,7 @@ _MAX_SEED = (1 << 64) - 1
 
 
 def is_table_name(name: str) -> bool:
-    """Whether a name is one that tables may have: safe as the name of a directory, and never a way out of it."""
+    """Whether a table name is allowed. Allowed names are safe as directory names."""
     return _TABLE_NAME.fullmatch(name) is not None
 
 
@@ -55,7 +55,7 @@ class QueueParameters:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """What a table is; it does not change while the table lives."""
+    """The immutable config of a table."""
 
     name: str
     """Unique in the server, and safe as the name of a directory."""
@@ -66,7 +66,7 @@ class TableConfig:
     backend: str = DEFAULT_BACKEND
     """How priorities become draws: a name in `replay_server.backends.BACKENDS`, or `QUEUE`."""
     parameters: Mapping[str, float] = field(default_factory=dict)
-    """The backend's parameters; those left out are filled in with their defaults."""
+    """The backend's parameters; missing ones get their defaults."""
     seed: int | None = None
     """Makes draws reproducible for the same operations in the same order since the table was created."""
     rate_limit: RateLimit | None = None
@@ -111,7 +111,7 @@ class TableConfig:
 
     @property
     def rows_at_once(self) -> int:
-        """Most rows of an insert, which become live at once."""
+        """Maximum rows per insert; they become live together."""
         return min(self.slack, MOST_ROWS_AT_ONCE)
 
     @property
@@ -126,7 +126,7 @@ class TableConfig:
 
     @property
     def index_backend(self) -> str:
-        """What keeps its priorities. A queue's are kept, and not drawn by."""
+        """The backend that stores the priorities. A queue stores priorities but ignores them in draws."""
         return UniformIndex.name if self.is_queue else self.backend
 
     @property
@@ -136,16 +136,16 @@ class TableConfig:
 
     @property
     def times(self) -> int:
-        """How often each row of a queue goes out; 0 if the table is not a queue."""
+        """Deliveries per row of a queue; 0 if the table is not a queue."""
         return int(self.parameters["max_times_sampled"]) if self.is_queue else 0
 
     @property
     def most_live(self) -> int:
-        """Rows that are live at most. A queue's stay until they are drawn; its gate sees to it that they fit."""
+        """Maximum number of live rows. A queue keeps rows until they are drawn; its gate ensures that they fit."""
         return self.slots if self.is_queue else self.capacity
 
     def difference(self, other: TableConfig) -> FieldError | None:
-        """The first field in which another config asks for another table; None if there is none. Seeds may differ."""
+        """The first field that differs from another config, ignoring the seed; None if there is none."""
         ours, theirs = self._by_field(), other._by_field()
         for name in ours | theirs:
             if ours.get(name) != theirs.get(name):
@@ -164,7 +164,7 @@ class TableConfig:
         }
 
     def to_proto(self) -> replay_pb2.TableConfig:
-        """The config as the contract has it."""
+        """Convert to the protobuf message."""
         return replay_pb2.TableConfig(
             name=self.name,
             columns=self.schema.to_proto(),
@@ -192,7 +192,7 @@ class TableConfig:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The config as a manifest keeps it."""
+        """Convert to the manifest's JSON."""
         return {
             "name": self.name,
             "columns": {
@@ -202,14 +202,14 @@ class TableConfig:
             "backend": self.backend,
             "parameters": dict(self.parameters),
             "seed": self.seed,
-            # JSON has no infinity, which bounds stand at where no ratio is kept.
+            # JSON cannot represent infinity, the value of unused bounds.
             "rate_limit": None if self.rate_limit is None else _finite_only(asdict(self.rate_limit)),
             "owner": self.owner,
         }
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> TableConfig:
-        """Read and check a config that a manifest keeps.
+        """Read and check a config from a manifest.
 
         Raises:
             FieldError: names the field that cannot be used.

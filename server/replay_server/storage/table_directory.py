@@ -3,15 +3,15 @@
     <root>/lock                     held by the server that owns the root
     <root>/tables/<name>/
         manifest.json               format version, uid, config
-        nonce                       random bytes: whoever echoes them can read the directory
+        nonce                       random bytes; clients echo them to prove that they can read the directory
         header.bin                  write_horizon and the table's state
         column-000.bin ...          the columns in the schema's order, then each row's stream and episode
         priorities.bin              float64[slots]
         writers.bin                 recent inserts of every writer
-        checksums.bin               uint64[slots, 2], of rows: only in format version 4
-        synced.bin                  up to where all this is known to be on the disk: only in format version 4
+        checksums.bin               uint64[slots, 2], per row; only in format version 4
+        synced.bin                  the last state that is fully on disk; only in format version 4
 
-A directory gets its name last when it is made, and loses it first when it is removed.
+Creation names the directory in its last step; removal renames it in its first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRec
 
 FORMAT_VERSION = 3
 CHECKED_FORMAT_VERSION = 4
-"""Of tables that have checksums, which whoever stores to one has to keep."""
+"""For tables with checksums, which every writer must maintain."""
 UID_BYTES = 16
 _MANIFEST = "manifest.json"
 _SEALED_AT_ONCE = 1 << 17
@@ -59,7 +59,7 @@ class DamagedTableError(FatalError):
 
 
 def full_bytes(config: TableConfig, *, checked: bool = False) -> int:
-    """Bytes that the files of a table take once it is full, but for a few kilobytes; ``checked``: with checksums."""
+    """Bytes that a full table's files take, give or take a few kilobytes; ``checked``: with checksums."""
     per_row = config.schema.row_bytes + LINK_BYTES + PRIORITY_BYTES + (CHECKSUM_BYTES if checked else 0)
     return config.slots * per_row + WRITER_RECORDS_BYTES + (SYNC_POINT_BYTES if checked else 0)
 
@@ -68,14 +68,14 @@ class TableDirectory:
     """The mapped files of one table."""
 
     def __init__(self, folder: Path, config: TableConfig, uid: bytes, *, create: bool, checked: bool = False) -> None:
-        """Map the files in ``folder``; use `create` or `open`."""
+        """Map the files in ``folder``; use `create` or `open` instead."""
         self.folder = folder
         self.config = config
         self.uid = uid
         self.header = Header(folder, times=config.times, create=create)
         self.rows = RowStore(folder, config.schema, config.slots, create=create, checked=checked)
         self._priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=create)
-        # The index stores to any slot of it at any time, so all of its space is reserved at once.
+        # The index writes to any slot at any time, so all space is reserved up front.
         self._priorities_file.reserve(self._priorities_file.size)
         self.priorities: NDArray[np.float64] = self._priorities_file.view(  # type: ignore[assignment]
             np.dtype("<f8"), (config.slots,)
@@ -89,7 +89,7 @@ class TableDirectory:
         self.in_use = asyncio.Lock()
         """Held while a worker thread uses the files, to delay their removal."""
         self._rows_synced_to: int | None = None
-        """Rows ever inserted when their files were last synced; None: not since this was opened, or a sync failed."""
+        """Rows ever inserted when their files were last synced; None: not synced since opening, or a sync failed."""
         if checked:
             self._erase_uncommitted()
 
@@ -103,12 +103,12 @@ class TableDirectory:
         checked: bool = False,
         fill: Callable[[TableDirectory], None] = lambda directory: None,
     ) -> TableDirectory:
-        """Make the directory of a new table below ``parent``, and let ``fill`` put rows into it before it is named.
+        """Create a table's directory below ``parent``; ``fill`` can store rows before it is named.
 
-        If ``checked``, its rows have checksums, and it is on the disk whenever a sync point says so.
+        If ``checked``, rows have checksums, and the table has sync points.
 
         Raises:
-            NoSpaceError: if there is no room for it; nothing is left behind.
+            NoSpaceError: there is not enough space; nothing is left behind.
             OSError: if it cannot be made.
         """
         uid = uid or secrets.token_bytes(UID_BYTES)
@@ -140,12 +140,12 @@ class TableDirectory:
 
     @classmethod
     def open(cls, folder: Path, *, after_power_loss: bool = False) -> TableDirectory:
-        """Map the files of a table that was made before.
+        """Map the files of an existing table.
 
-        After a loss of power, look first for what of a table with checksums is whole, and keep that.
+        After a power loss, first recover the valid rows of a table with checksums.
 
         Raises:
-            DamagedTableError: if its files are not what its manifest says.
+            DamagedTableError: its files do not match its manifest.
         """
         path = folder / _MANIFEST
         try:
@@ -182,17 +182,17 @@ class TableDirectory:
 
     @property
     def is_checked(self) -> bool:
-        """Whether its rows have checksums, and it is to be synced now and then."""
+        """Whether its rows have checksums, and it is synced periodically."""
         return self._sync_points is not None
 
     @property
     def lost(self) -> int:
-        """Rows that losses of power took, ever."""
+        """Rows lost to power losses since the table was created."""
         newest = None if self._sync_points is None else self._sync_points.newest
         return 0 if newest is None else newest.lost
 
     def sync_point(self) -> SyncPoint:
-        """The table as it stands, to be made true by `sync`."""
+        """The current state as a sync point, to pass to `sync`."""
         return SyncPoint(self.header.state, self.lost, self.writers.used())
 
     @property
@@ -203,16 +203,16 @@ class TableDirectory:
 
     @property
     def has_to_be_stored_anew(self) -> bool:
-        """Whether a sync failed: the kernel may take for written what is not, and a later sync would prove nothing."""
+        """Whether a sync failed: the kernel may have marked unwritten pages clean, so a later sync proves nothing."""
         return self.header.sync_failed and not self._is_stored_anew
 
     def store_anew(self) -> Iterator[None]:
         """Rewrite everything, piece by piece, so that the next sync writes it.
 
-        To be done where all else is stored: a store beside it would be lost.
+        Call it from the thread that stores: a concurrent store would be lost.
 
         Raises:
-            NoSpaceError: if there is no room; nothing is gained.
+            NoSpaceError: there is not enough space; the table still has to be rewritten.
         """
         self.rows.reserve(0, self.header.inserted)
         for file in self._files:
@@ -222,12 +222,12 @@ class TableDirectory:
         self._is_stored_anew = True
 
     def sync(self, point: SyncPoint) -> None:
-        """Write all files to the disk and then the sync point; in any thread, while the table goes on being used.
+        """Sync all files, then store the sync point; in any thread, while the table stays in use.
 
-        The files of rows, all but three, are left out while nothing was inserted: a learner alone changes priorities.
+        Without new inserts, files that only inserts change are skipped: a learner only changes priorities.
 
         Raises:
-            OSError: if the disk refuses; the last sync point stays, and all has to be stored anew before the next.
+            OSError: the sync failed; the last sync point stays, and `store_anew` is needed before the next one.
         """
         assert self._sync_points is not None
         assert not self.has_to_be_stored_anew
@@ -246,13 +246,13 @@ class TableDirectory:
         self.header.sync_failed = self._is_stored_anew = False
 
     def add_checksums(self) -> None:
-        """Have checksums from now on; only before anybody uses the table.
+        """Add checksums; only before the table is in use.
 
         Raises:
-            NoSpaceError: if there is no room for them; the table on the disk is as it was, and to be opened anew.
-            OSError: if they cannot be made.
+            NoSpaceError: there is not enough space; the table on disk is unchanged, and must be reopened.
+            OSError: the files cannot be created.
         """
-        # What an earlier attempt left counts for nothing: the manifest speaks of it only once all is there.
+        # Discard leftovers of an earlier attempt: the manifest mentions checksums only once they are complete.
         self._remove_checksums()
         try:
             self._add_checksums()
@@ -275,15 +275,15 @@ class TableDirectory:
         replace_file(self.folder / _MANIFEST, _manifest(self.uid, self.config, checked=True))
 
     def flush(self) -> None:
-        """Write what was stored to the disk; what is to outlive a loss of power is synced on top."""
+        """Write stored data to disk. Surviving a power loss also takes a `sync`."""
         for file in self._files:
             file.flush()
 
     def write_out(self) -> None:
-        """Write everything to the disk, while nothing is stored to the table.
+        """Write everything to disk while no stores happen.
 
         Raises:
-            OSError: if the disk refuses.
+            OSError: the disk rejects a write.
         """
         if not self.is_checked:
             self.flush()
@@ -305,12 +305,12 @@ class TableDirectory:
 
     @property
     def _files(self) -> Sequence[MappedFile]:
-        """All that is mapped, but for the sync points."""
+        """All mapped files except the sync points."""
         return (*self.rows.files(), *self._other_files)
 
     @property
     def _other_files(self) -> Sequence[MappedFile]:
-        """What is stored to without rows being inserted as well."""
+        """Files that change even without inserts."""
         return (self._priorities_file, self.writers.file, self.header.file)
 
     @property
@@ -318,23 +318,23 @@ class TableDirectory:
         return self.header.state.live(self.config.most_live, self.config.times)
 
     def _seal_live(self) -> None:
-        """Give checksums to rows that were written without, of inserts that nobody repeats any more."""
+        """Seal rows that were written without checksums. Their inserts are past retrying, so they have no origin."""
         assert self.rows.checksums is not None
         live = self._live
         for first in range(live.start, live.stop, _SEALED_AT_ONCE):
             self.rows.checksums.seal(first, min(_SEALED_AT_ONCE, live.stop - first), origin=0)
 
     def _erase_uncommitted(self) -> None:
-        """Rows of an insert that a killed server did not commit have to be nobody's, also after a loss of power."""
+        """Invalidate rows of an uncommitted insert of a killed server, so that they stay gone after a power loss."""
         assert self.rows.checksums is not None
         free = self.config.slots - len(self._live)
         self.rows.checksums.erase(self.header.inserted, min(free, self.config.slack))
 
     def hide(self) -> Path:
-        """Take the directory's name away, so that it is gone for good even if its removal is cut short.
+        """Rename the directory, so that it stays removed even if deleting its files is interrupted.
 
         Returns:
-            Its new path, to be removed.
+            Its new path, for deletion.
         """
         return self.folder.rename(self.folder.with_name(f"{_REMOVED}{self.uid.hex()}"))
 
@@ -358,7 +358,7 @@ def _read_nonce(path: Path) -> bytes:
 
 
 def finished_tables(parent: Path) -> Iterator[Path]:
-    """The directories of tables below ``parent``, in the order of their names; sweeps what is half made or removed."""
+    """List the tables' directories below ``parent`` by name; delete half-created and half-removed ones."""
     for folder in sorted(parent.iterdir()):
         if folder.name.startswith((_UNFINISHED, _REMOVED)):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
 """The counters of a table, stored together in header, sync points and checkpoints.
 
-The header stores each of them in one aligned word, so each change is atomic. A reset changes several of them, but is
-also committed by one word; see `RESETTING`.
+The header stores each counter in one aligned word, so each change is atomic. A reset changes several counters, but is
+also committed by a single word; see `RESETTING`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 MAX_KEY = (1 << 48) - 1
 """The top 16 bits of a key are reserved."""
 RESETTING = -1
-"""``sampled`` while a reset is being stored. Whoever reads this finishes the reset."""
+"""Value of ``sampled`` during a reset; a server that reads it completes the reset."""
 
 StateField = Literal["inserted", "floor", "counted_from", "delivered", "sampled"]
 
@@ -23,17 +23,17 @@ class TableState(NamedTuple):
     inserted: int = 0
     """Rows ever inserted and committed: the next row's key."""
     floor: int = 0
-    """No row below this key is live, because of a reset or because older rows could not be kept."""
+    """Rows below this key are gone, because of a reset or a loss of older rows."""
     counted_from: int = 0
-    """Key of the first row that a rate limiter counts: where the last reset came. Rows that are lost stay counted, so
-    this may be below ``floor``."""
+    """Key of the first row after the last reset, from which a rate limiter counts. Lost rows stay counted, so this
+    may be below ``floor``."""
     delivered: int = 0
     """Number of a queue's next delivery, unless ``floor`` is beyond it; see `replay_server.table.oldest_first`."""
     sampled: int = 0
-    """Rows drawn from a table with a rate limiter since it was made or reset."""
+    """Rows drawn from a table with a rate limiter since it was created or reset."""
 
     def released(self, times: int) -> int:
-        """No row below this key is live, whatever the capacity. ``times`` is `TableConfig.times`."""
+        """Rows below this key are gone, whatever the capacity. ``times`` is `TableConfig.times`."""
         return max(self.floor, self.delivered // times) if times else self.floor
 
     def oldest(self, most_live: int, times: int) -> int:
@@ -45,22 +45,22 @@ class TableState(NamedTuple):
         return range(self.oldest(most_live, times), self.inserted)
 
     def after_reset(self) -> TableState:
-        """Without rows, counting from the beginning; keys go on."""
+        """The state after a reset: no rows and zeroed counters; keys continue."""
         return self._replace(floor=self.inserted, counted_from=self.inserted, sampled=0)
 
     def without_rows_below(self, key: int) -> TableState:
-        """With the rows below a key gone. Deliveries and the rate limiter go on as before."""
+        """The state without the rows below a key. Deliveries and the rate limiter are unaffected."""
         return self._replace(floor=max(self.floor, key))
 
     def is_not_before(self, other: TableState) -> bool:
-        """Whether the table could have come from another state to this one. Draws start anew with a reset."""
+        """Whether this state can follow another one. A reset restarts the count of draws."""
         return self.inserted >= other.inserted and self.floor >= other.floor and self.delivered >= other.delivered
 
     def check(self, times: int) -> None:
-        """Make sure that a table could have come to this state.
+        """Check that the state is consistent.
 
         Raises:
-            ValueError: if it could not.
+            ValueError: it is not.
         """
         if (
             not 0 <= self.counted_from <= self.floor <= self.inserted <= MAX_KEY
@@ -71,13 +71,13 @@ class TableState(NamedTuple):
 
     @classmethod
     def from_words(cls, words: Sequence[int]) -> TableState:
-        """The state in int64 words; a reset that was cut short is finished. It may still be damaged."""
+        """Decode int64 words, completing an interrupted reset. The result may still be inconsistent."""
         state = cls(*words)
         return state.after_reset() if state.sampled == RESETTING else state
 
     @classmethod
     def from_json(cls, stored: Mapping[str, object]) -> TableState:
-        """What a manifest keeps, by name. It may still be damaged.
+        """Read the state from a manifest. The result may still be inconsistent.
 
         Raises:
             ValueError: if a field is missing, unknown, or not a whole number.

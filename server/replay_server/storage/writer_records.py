@@ -21,7 +21,7 @@ FILE_NAME = "writers.bin"
 WRITERS_KEPT = 4096
 """A writer is forgotten once this many others have inserted after it."""
 INSERTS_KEPT = 16
-"""How many inserts a writer may have in flight, each of which can be repeated."""
+"""Maximum inserts that a writer may have in flight and retry."""
 WRITER_ID_BYTES = 16
 
 _RECORD = np.dtype([("sequence", "<i8"), ("first_key", "<i8"), ("count", "<i8")])
@@ -46,18 +46,18 @@ class WriterRecords:
         table: NDArray[np.void] = self.file.view(_WRITER, (WRITERS_KEPT,))  # type: ignore[assignment]
         self._ids = table["id"]
         self._records = table["records"]
-        self._writers: OrderedDict[bytes, _Writer] = OrderedDict()  # the one that inserted last comes last
+        self._writers: OrderedDict[bytes, _Writer] = OrderedDict()  # most recent writer last
         self._free: list[int] = []
         self._recover(inserted)
 
     def find(self, writer_id: bytes, sequence: int) -> tuple[int, int] | None:
-        """Decide what an insert is.
+        """Find out whether an insert is new or a repeat.
 
         Returns:
-            None if it is the writer's next, to be applied; first key and count if it is a repeat.
+            None for the writer's next insert, which is to be applied; first key and count of a repeat.
 
         Raises:
-            RequestError: for a gap, a repeat that is too old, or a writer that was forgotten.
+            RequestError: for a gap, a repeat that is too old, or a forgotten writer.
         """
         writer = self._writers.get(writer_id)
         if writer is None:
@@ -74,14 +74,14 @@ class WriterRecords:
         return int(record["first_key"]), int(record["count"])
 
     def store(self, writer_id: bytes, sequence: int, first_key: int, count: int) -> None:
-        """Keep an insert that is about to be committed; `find` has said that it is the next."""
+        """Record an insert that is about to be committed; `find` must have returned None for it."""
         writer = self._writers.get(writer_id)
         if writer is None:
             writer = self._writers[writer_id] = _Writer(self._take_place(), 0)
             self._records[writer.place] = 0
             self._ids[writer.place] = np.frombuffer(writer_id, "<u8")
         record = self._records[writer.place, sequence % INSERTS_KEPT]
-        # A server killed in between must not leave this sequence beside the keys of an older insert.
+        # If the server is killed midway, this sequence must not be paired with the keys of an older insert.
         record["sequence"] = 0
         record["first_key"] = first_key
         record["count"] = count
@@ -90,17 +90,17 @@ class WriterRecords:
         self._writers.move_to_end(writer_id)
 
     def last_sequence(self, writer_id: bytes) -> int:
-        """Number of a writer's last insert; 0 if it is not known."""
+        """Number of a writer's last insert; 0 for an unknown writer."""
         writer = self._writers.get(writer_id)
         return 0 if writer is None else writer.last_sequence
 
     def used(self) -> bytes:
-        """A copy of the file's beginning, as far as it is in use; the rest counts for nothing."""
+        """Copy the part of the file that is in use."""
         places = max((writer.place for writer in self._writers.values()), default=-1) + 1
         return self.file.bytes[: places * _WRITER.itemsize].tobytes()
 
     def load(self, content: NDArray[np.uint8], inserted: int) -> None:
-        """Take over the content of other records, before anybody inserts; those beyond ``inserted`` are erased."""
+        """Load other records, before the first insert; records beyond ``inserted`` are erased."""
         self.file.bytes[:] = content
         self._writers.clear()
         self._recover(inserted)
@@ -111,7 +111,7 @@ class WriterRecords:
         self.file.close()
 
     def _take_place(self) -> int:
-        """A place for a new writer: an unused one, or that of the writer that inserted longest ago."""
+        """Find a place for a new writer: an unused one, or that of the least recent writer."""
         if self._free:
             return self._free.pop()
         _, forgotten = self._writers.popitem(last=False)
@@ -147,5 +147,5 @@ class WriterRecords:
 
 
 def ids_in(content: NDArray[np.uint8]) -> list[bytes]:
-    """The ids in all places of a file of records, used or not. content: uint8[`WRITER_RECORDS_BYTES`]."""
+    """The ids in all places of a records file, used or unused. content: uint8[`WRITER_RECORDS_BYTES`]."""
     return [writer_id.tobytes() for writer_id in content.view(_WRITER)["id"]]

@@ -29,7 +29,7 @@ class WeightNorm(Enum):
 
 
 class Draw(NamedTuple):
-    """What a caller asks for."""
+    """Parameters of a draw."""
 
     batch_size: int
     """Rows, at least 1."""
@@ -77,7 +77,7 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 def importance_weights(probabilities: NDArray[np.float64], reference: float, beta: float) -> NDArray[np.float32]:
-    """Importance-sampling weights, float32[batch], over the weight of a row of probability ``reference``.
+    """Importance-sampling weights, float32[batch], divided by the weight for the probability ``reference``.
 
     ``w = (N * P)**-beta / (N * P_ref)**-beta = (P_ref / P)**beta`` (Schaul et al. 2016, section 3.4).
     """

@@ -1,11 +1,12 @@
-"""What stands between callers and the rows of a table: it grants draws and allows inserts.
+"""Gates of a table, which grant rows to draws and allow inserts.
 
-    gate.grant(256)                             # samples a draw may have now, to be drawn or given back
+    gate.grant(256)                             # samples granted now, to be drawn or given back
     gate.insert_allowed(17)
 
-Gates count and decide; `replay_server.flow.waiting` lets calls wait for them. What was drawn is part of the table's
-state: a restart or a restore changes nothing. What was granted and not drawn yet goes with the calls that wait.
-A table without a gate lets every insert in, and every draw out once it has a row.
+Gates count and decide; `replay_server.flow.waiting` lets calls wait for them. The count of drawn rows is part of the
+table's state and survives a restart or restore. Rows granted but not yet drawn are tracked only in memory.
+
+Without a gate, a table allows every insert, and every draw once it has a row.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from replay_server.storage.header import Header
 
 
 class Gate(ABC):
-    """Decides when rows of a table may go out and come in."""
+    """Decides when rows may be drawn and inserted."""
 
     def __init__(self, header: Header) -> None:
-        """Go on from the state in ``header``."""
+        """Continue from the state in ``header``."""
         self._header = header
         self._granted = 0
 
@@ -34,27 +35,27 @@ class Gate(ABC):
 
     @abstractmethod
     def grant(self, rows: int) -> int:
-        """Allow a draw some of its rows, or all; they are held for it until they are drawn or given back.
+        """Grant a draw some or all of its rows, which stay reserved until they are drawn or given back.
 
         Returns:
-            How many, at most ``rows``.
+            Number of granted rows, at most ``rows``.
         """
 
     def give_back(self, rows: int) -> None:
-        """What was granted is not drawn after all."""
+        """Return granted rows that will not be drawn."""
         self._granted -= rows
 
     @abstractmethod
     def count_drawn(self, rows: int) -> None:
-        """A draw has been granted all its rows and is about to take them."""
+        """Count a draw that was granted all its rows and is about to take them."""
 
     @abstractmethod
     def count_failed(self, rows: int) -> None:
-        """A draw that was counted has failed: its rows were not handed out."""
+        """Handle the failure of a counted draw, whose rows were not handed out."""
 
     @abstractmethod
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """What a draw of so many rows waits for that was granted fewer."""
+        """What a draw still lacks."""
 
     @abstractmethod
     def check_insert(self, rows: int) -> None:
@@ -66,12 +67,12 @@ class Gate(ABC):
 
     @abstractmethod
     def insert_allowed(self, rows: int) -> bool:
-        """Whether so many rows may be inserted now."""
+        """Whether this many rows may be inserted now."""
 
     @abstractmethod
     def insert_lacks(self, rows: int) -> Lack:
-        """What inserts of so many rows in all, which are not allowed, wait for."""
+        """What waiting inserts of this many rows in total lack."""
 
     def reset(self) -> None:
-        """The table is about to lose all its rows: nothing is granted any more."""
+        """Drop all grants, because the table is about to be reset."""
         self._granted = 0

@@ -1,10 +1,10 @@
-"""What the rows of a table look like: copied and sorted beside the event loop, in bounded memory.
+"""Computes the distribution of a table's rows in a worker thread, with bounded memory.
 
     seen = look(table.live, table.directory.priorities, random)     # in a worker thread
     ranked = rank(seen.still_live(table.oldest))                    # in a worker thread again
 
-Others go on writing meanwhile. A slot is written to anew only after its row ceased to be live, so what was copied
-of a row that is live afterwards is its own.
+Writes continue meanwhile. A slot is reused only after its row is evicted, so copied values of rows that are still live
+afterwards are valid.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from replay_server.backends import LiveRows
 
 MOST_ROWS = 1 << 20
-"""Priorities that are copied and sorted: all of a table of so many rows, a sample of a larger one."""
+"""Maximum priorities that are copied and sorted; larger tables are sampled."""
 LARGEST_ROWS = 10
-"""Rows of the largest priorities that are named."""
+"""Number of reported rows with the largest priorities."""
 _CANDIDATES = 64
-"""So many of each piece are kept in view as the largest, since some may be evicted meanwhile."""
+"""Candidates for the largest rows per piece, more than needed because some may be evicted meanwhile."""
 _PIECE_ROWS = 1 << 18
-"""Rows that are copied at once."""
+"""Rows copied per step."""
 _EVEN_RANKS = 512
 _GROWING_RANKS = 256
-"""How many ranks are shown: evenly apart, and at distances that grow in proportion to the rank."""
+"""Number of ranks shown: evenly spaced ones, and logarithmically spaced ones."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,23 @@ class Rows:
     """float64[n]."""
 
     def only(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> Rows:
-        """Some of them, by place."""
+        """Select rows by position."""
         return Rows(self.keys[which], self.priorities[which])
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was copied of a table's priorities."""
+    """Copied priorities of a table."""
 
     live: LiveRows
-    """The rows that were live when it began."""
+    """The live rows at the beginning."""
     rows: Rows
-    """All of them, or those of a sample."""
+    """All of them, or a sample."""
     candidates: Rows
     """Those that may be among the largest."""
 
     def still_live(self, oldest: int) -> Seen:
-        """Without the rows that are gone: those before the key ``oldest``."""
+        """Drop rows before the key ``oldest``, which have been evicted."""
         gone = min(max(0, oldest - self.live.oldest), self.live.size)
         live = LiveRows(self.live.oldest + gone, self.live.size - gone, self.live.slots)
         return Seen(
@@ -70,9 +70,9 @@ class Ranked:
     """Rows in order of rank."""
 
     looked_at: int
-    """Of how many rows it was made."""
+    """Number of rows it is based on."""
     ranks: NDArray[np.int64]
-    """int64[m], ascending: exact if all rows were looked at, and as far as `largest` goes."""
+    """int64[m], ascending: exact if all rows were inspected, and for the ranks in `largest`."""
     priorities: NDArray[np.float64]
     """float64[m]."""
     largest: Rows
@@ -80,7 +80,7 @@ class Ranked:
 
 
 def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Generator) -> Seen:
-    """Copy the priorities of all live rows, or of `MOST_ROWS` chosen at random, as many from rows of every age."""
+    """Copy the priorities of all live rows, or of `MOST_ROWS` sampled evenly over all ages."""
     kept, candidates = [], []
     for first in range(0, live.size, _PIECE_ROWS):
         keys = np.arange(live.oldest + first, live.oldest + min(first + _PIECE_ROWS, live.size))
@@ -110,7 +110,7 @@ def rank(seen: Seen) -> Ranked:
 
 
 def _largest_of(rows: Rows) -> Rows:
-    """The largest `_CANDIDATES`, of equal ones the newest. rows: oldest first."""
+    """The largest `_CANDIDATES`, preferring the newest among equals. rows: oldest first."""
     if len(rows.keys) <= _CANDIDATES:
         return rows
     least = np.partition(rows.priorities, -_CANDIDATES)[-_CANDIDATES]
@@ -120,7 +120,7 @@ def _largest_of(rows: Rows) -> Rows:
 
 
 def _shown(count: int) -> NDArray[np.int64]:
-    """The places, out of ``count``, that are shown."""
+    """The positions to show, out of ``count``."""
     if count == 0:
         return np.empty(0, np.int64)
     even = np.linspace(0, count - 1, min(count, _EVEN_RANKS))

@@ -17,7 +17,7 @@ from replay_server.table.gates import Gate
 
 
 class Counters(NamedTuple):
-    """What has happened to a table since it was made or reset."""
+    """Counters of a table since it was created or reset."""
 
     size: int
     """Live rows."""
@@ -28,31 +28,31 @@ class Counters(NamedTuple):
 
 
 def difference(limit: RateLimit, counters: Counters) -> float:
-    """``inserted * samples_per_insert - sampled``; 0.0 where no ratio is kept."""
+    """``inserted * samples_per_insert - sampled``; 0.0 without a ratio."""
     if limit.samples_per_insert is None:
         return 0.0
     return counters.inserted * limit.samples_per_insert - counters.sampled
 
 
 def samples_allowed(limit: RateLimit, counters: Counters, wanted: int) -> int:
-    """How many of ``wanted`` samples may be taken, one after the other."""
+    """How many of ``wanted`` samples are allowed, one after the other."""
     if counters.size < limit.min_size:
         return 0
     if limit.samples_per_insert is None:
         return wanted
     before = difference(limit, counters)
     allowed = max(0, min(wanted, math.floor(before - limit.min_diff)))
-    # The subtraction above is rounded; what counts is the difference afterwards.
+    # The subtraction above is rounded: check the resulting difference.
     while allowed and before - allowed < limit.min_diff:
         allowed -= 1
     return allowed
 
 
 def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:
-    """Whether so many rows may be inserted, one after the other: the last one is the hardest to allow.
+    """Whether this many rows may be inserted one after the other; the last one is the hardest to allow.
 
-    Rows that arrive together and lead beyond ``min_size`` are let in whole, unless they are more than
-    `RateLimit.largest_insert`: nothing may be drawn that would make room for them.
+    An insert that crosses ``min_size`` is allowed as a whole up to `RateLimit.largest_insert`, because no draw could
+    make room for it.
     """
     if limit.largest_insert is None or counters.size + rows <= limit.min_size:
         return True
@@ -63,7 +63,7 @@ def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:
 
 
 def samples_needed(limit: RateLimit, counters: Counters, rows: int) -> int:
-    """How many samples have to be drawn in all before inserts of so many rows, which are not allowed now, may be."""
+    """Total number of samples after which waiting inserts of this many rows are allowed."""
     assert limit.samples_per_insert is not None
     needed = math.ceil((counters.inserted + rows) * limit.samples_per_insert - limit.max_diff)
     # The subtraction is rounded.
@@ -74,14 +74,14 @@ class LimiterGate(Gate):
     """A rate limiter over a ring."""
 
     def __init__(self, limit: RateLimit, capacity: int, header: Header) -> None:
-        """Go on from the state in ``header``."""
+        """Continue from the state in ``header``."""
         super().__init__(header)
         self.limit = limit
         self._capacity = capacity
 
     @property
     def counters(self) -> Counters:
-        """As the table stands, with what is granted counted as drawn."""
+        """Current counters, with granted samples counted as drawn."""
         state = self._header.state
         return Counters(
             size=state.inserted - state.oldest(self._capacity, times=0),
@@ -91,7 +91,7 @@ class LimiterGate(Gate):
 
     @property
     def difference(self) -> float:
-        """What the limiter keeps in bounds."""
+        """The value that the limiter keeps within bounds."""
         return difference(self.limit, self.counters)
 
     def check_draw(self, rows: int) -> None:
@@ -110,37 +110,37 @@ class LimiterGate(Gate):
             )
 
     def grant(self, rows: int) -> int:
-        """Allow as many samples as the counters do."""
+        """Grant as many samples as the counters allow."""
         granted = samples_allowed(self.limit, self.counters, rows)
         self._granted += granted
         return granted
 
     def count_drawn(self, rows: int) -> None:
-        """Count them in the table's state."""
+        """Count the samples in the table's state."""
         self._granted -= rows
         self._header.store("sampled", self._header.state.sampled + rows)
 
     def count_failed(self, rows: int) -> None:
-        """Leave them counted."""
+        """Leave the samples counted."""
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """``rows`` below min_size, else ``samples``."""
+        """Lacking ``rows`` below min_size, otherwise ``samples``."""
         size = self.counters.size
         if size < self.limit.min_size:
             return Lack("rows", size, self.limit.min_size)
         return Lack("samples", granted, rows)
 
     def check_insert(self, rows: int) -> None:
-        """Refuse what draws of single samples might never make room for."""
+        """Refuse inserts so large that they might never be allowed."""
         largest = self.limit.largest_insert
         if largest is not None and rows > largest and not self.insert_allowed(rows):
             raise errors.too_large("rows of one insert", largest, rows, "error_buffer of the table's rate limiter")
 
     def insert_allowed(self, rows: int) -> bool:
-        """Whether the counters allow it."""
+        """Whether the counters allow the insert."""
         return insert_allowed(self.limit, self.counters, rows)
 
     def insert_lacks(self, rows: int) -> Lack:
-        """``inserts``: samples drawn, and how many of them make room."""
+        """Lacking ``inserts``: samples drawn so far, and samples needed."""
         counters = self.counters
         return Lack("inserts", counters.sampled, samples_needed(self.limit, counters, rows))

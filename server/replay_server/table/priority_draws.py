@@ -1,4 +1,4 @@
-"""Draws in proportion to mass, with replacement: rows stay until newer ones take their place."""
+"""Draws in proportion to mass, with replacement: rows stay until newer ones replace them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PriorityDraws:
     """Whether clients on this host may copy rows that were drawn: they stay where they are."""
 
     def __init__(self, config: TableConfig, header: Header, index: PriorityIndex) -> None:
-        """Draw by ``index``; the limiter goes on from the state in ``header``."""
+        """Draw by ``index``; the limiter continues from the state in ``header``."""
         self.gate = None if config.rate_limit is None else LimiterGate(config.rate_limit, config.capacity, header)
         """What decides when rows may go out and come in; None: nothing does."""
         self.turn = nullcontext()
@@ -58,4 +58,4 @@ class PriorityDraws:
         return self._index.masses(priorities, ranks) / self._index.total_mass
 
     def hand_out(self, rows: int) -> None:
-        """Nothing: rows stay."""
+        """Do nothing: rows stay."""

@@ -1,8 +1,8 @@
-"""A table: rows, priorities and the records of who inserted what, changed together.
+"""A table: its rows, priorities and writers' records, which change together.
 
-Everything here runs to its end on the server's event loop, so each operation is atomic and needs no
-lock; only `Table.reserve` and `Table.store` may run beside it. Requests have been checked before they come here,
-except for what only the table can know.
+All methods run on the server's event loop without suspending, so each operation is atomic and needs no lock; only
+`Table.reserve` and `Table.store` may run in other threads. Requests are already validated, except for checks that
+depend on the table's state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIRST_PRIORITY = 1.0
 
 @dataclass(frozen=True)
 class WriterStamp:
-    """Which insert of which writer this is."""
+    """Identifies an insert by its writer and sequence number."""
 
     writer_id: bytes
     """16 bytes."""
@@ -64,7 +64,7 @@ class NewRows:
 
 
 def memory_bytes(config: TableConfig) -> int:
-    """Memory that a table takes at most beside its files: its index, and how often each row was drawn."""
+    """Upper bound on a table's memory besides its files: its index and the draws per row."""
     return index_bytes(config.index_backend, config.slots) + COUNT_BYTES * config.slots
 
 
@@ -72,7 +72,7 @@ class Table:
     """A ring of rows that are drawn by priority."""
 
     def __init__(self, directory: TableDirectory) -> None:
-        """Serve the table in ``directory``: its priorities are indexed, its rows stay where they are."""
+        """Serve the table in ``directory`` and index its priorities."""
         self.directory = directory
         self.config: TableConfig = directory.config
         self.uid = directory.uid
@@ -111,7 +111,7 @@ class Table:
 
     @property
     def write_horizon(self) -> int:
-        """Rows below this key may be being written."""
+        """Rows below this key may currently be written."""
         return self._header.write_horizon
 
     @property
@@ -147,11 +147,11 @@ class Table:
 
     @property
     def priority_limit(self) -> float:
-        """Largest priority that its backend takes."""
+        """Largest priority that its backend accepts."""
         return self._index.priority_limit
 
     def check_uid(self, uid: bytes) -> None:
-        """Make sure that a caller means this table and not an earlier one of its name.
+        """Check that a caller means this table, and not an earlier one with its name.
 
         Raises:
             RequestError: TABLE_REPLACED.
@@ -160,7 +160,7 @@ class Table:
             raise errors.table_replaced(self.name)
 
     def is_repeat(self, stamp: WriterStamp | None) -> bool:
-        """Whether an insert was applied before, and would only be answered again.
+        """Whether an insert is a retry of an applied one.
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
@@ -168,14 +168,14 @@ class Table:
         return stamp is not None and self.directory.writers.find(stamp.writer_id, stamp.sequence) is not None
 
     def insert(self, rows: NewRows, stamp: WriterStamp | None) -> range:
-        """Add rows, at once. `replay_server.flow.inserting` does the same for many rows while others are served.
+        """Insert rows synchronously. `replay_server.flow.inserting` inserts many rows without blocking other calls.
 
         Args:
-            rows: what to add, at most `TableConfig.rows_at_once`.
-            stamp: whose insert it is; None: nobody's, it cannot be repeated harmlessly.
+            rows: the rows, at most `TableConfig.rows_at_once`.
+            stamp: the writer and sequence number; None: a retry would insert the rows again.
 
         Returns:
-            Their keys; for a repeat those it got the first time.
+            Their keys; for a retry, the original keys.
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD, WRITER_UNKNOWN or NO_SPACE.
@@ -202,7 +202,7 @@ class Table:
             )
 
     def find_repeat(self, stamp: WriterStamp | None) -> range | None:
-        """The keys that an insert got when it was applied; None if it is still to be applied.
+        """The keys of an insert that was already applied; None if it was not.
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
@@ -215,11 +215,11 @@ class Table:
 
     @property
     def new_priority(self) -> float:
-        """Priority of new rows that come without one."""
+        """Default priority of new rows."""
         return self.largest_priority or FIRST_PRIORITY
 
     def reserve(self, count: int) -> None:
-        """Make sure that so many rows more can be stored; in any thread.
+        """Reserve space for this many more rows; in any thread.
 
         Raises:
             RequestError: NO_SPACE; nothing has changed.
@@ -230,13 +230,13 @@ class Table:
             raise errors.no_space(self.name, self.directory.folder.parent) from None
 
     def store(self, rows: NewRows, stamp: WriterStamp | None) -> None:
-        """Store the rows that come next, for which there is space, into slots without a live row; in any thread.
+        """Store the next rows, whose space is reserved, into slots without live rows; in any thread.
 
-        Nothing else may insert until they are committed. A server that is killed before forgets them.
+        No other insert may run until they are committed. If the server is killed before that, they are discarded.
         """
         assert rows.count <= self.config.rows_at_once, "live rows would be overwritten"
         first = self.inserted
-        # Never back: what an insert that failed has left behind is not to be taken for a whole row.
+        # Never decrease it: rows left over from a failed insert must not be mistaken for valid ones.
         self._header.write_horizon = max(self.write_horizon, first + rows.count)
         self.directory.rows.write(first, rows.columns, (rows.stream, rows.episode))
         if self._checksums is not None:
@@ -244,12 +244,12 @@ class Table:
             self._checksums.seal(first, rows.count, origin)
 
     def erase_stored(self, count: int) -> None:
-        """Give up so many rows that were stored and not committed: a loss of power must not bring them back."""
+        """Discard rows that were stored but not committed, so that a power loss cannot bring them back."""
         if self._checksums is not None:
             self._checksums.erase(self.inserted, count)
 
     def commit(self, rows: NewRows, stamp: WriterStamp | None) -> range:
-        """Make the rows that were stored last live, evict those that they replace, and return their keys."""
+        """Make stored rows live, evict the rows that they replace, and return their keys."""
         first, oldest = self.inserted, self.oldest
         priorities = np.full(rows.count, self.new_priority) if rows.priorities is None else rows.priorities
         self._index.write(np.arange(first, first + rows.count), priorities)
@@ -261,11 +261,10 @@ class Table:
         return range(first, first + rows.count)
 
     def draw_at(self, draw: Draw, points: NDArray[np.float64]) -> list[DrawnBatch]:
-        """Draw the batches that lie at these points of the mass as it is now; its `gate` has granted their rows.
+        """Draw batches at these points of the current mass; the `gate` must have granted their rows.
 
-        What is not handed out may be drawn again, at the same points. So a batch that inserts
-        overtake does not move the seed's sequence twice. Nor does it bias what is drawn: were the points chosen anew,
-        those of old rows, which are overtaken most, would be dropped more often than others.
+        A batch that is overtaken by inserts is drawn again at the same points. So it advances the random generator only
+        once. New points would bias the draws against old rows, which are overtaken most often.
 
         Args:
             draw: what the caller asks for.
@@ -299,10 +298,10 @@ class Table:
         return batches
 
     def hand_out(self, batches: Sequence[DrawnBatch]) -> None:
-        """Count batches that `draw_at` has drawn at once, and let go of rows that went out for the last time."""
+        """Count batches from one `draw_at`, and release rows that were delivered for the last time."""
         keys = np.concatenate([batch.keys for batch in batches]) if len(batches) > 1 else batches[0].keys
         self.figures.handed_out(len(keys))
-        # Rows may have been evicted since, while those of the batches were copied beside the loop.
+        # Rows may have been evicted while the batches were copied in a worker thread.
         oldest = self.oldest
         are_live = batches[0].inserted - batches[0].size == oldest
         self.figures.drawn(keys if are_live else self.live_keys(keys))
@@ -310,7 +309,7 @@ class Table:
         self._forget(oldest, self.oldest)
 
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
-        """Set priorities, float64[n], of keys, int64[n]; of a key given more than once, the last one counts.
+        """Set priorities, float64[n], of keys, int64[n]; for duplicate keys, the last one counts.
 
         Returns:
             Distinct rows updated, and stale keys.
@@ -321,7 +320,7 @@ class Table:
         return len(resolved.keys), resolved.stale
 
     def live_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The keys that are live, in the order given. keys: int64[n], any numbers."""
+        """The live keys among these, in the same order. keys: int64[n], any numbers."""
         return live_only(keys, self.oldest, self.inserted)
 
     def priorities(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -333,14 +332,14 @@ class Table:
         return self.draws.probabilities(priorities, ranks, self.live)
 
     def overtaken(self, keys: NDArray[np.int64]) -> bool:
-        """Whether the slot of a row that was live may have been written to since. keys: int64[n], n at least 1."""
+        """Whether any of these rows, which were live, may have been overwritten since. keys: int64[n], n at least 1."""
         return int(keys.min()) + self.config.slots < self._header.write_horizon
 
     def reset(self) -> int:
-        """Make every row disappear; keys go on counting.
+        """Remove all rows; keys continue.
 
         Returns:
-            How many live rows there were.
+            Number of removed live rows.
         """
         oldest, removed = self.oldest, self.size
         self.resets += 1
@@ -351,12 +350,12 @@ class Table:
         return removed
 
     def close(self) -> None:
-        """Let go of the files; the table must not be used any more."""
+        """Close the files; the table must not be used afterwards."""
         del self._index, self.draws
         self.directory.close()
 
     def _forget(self, first: int, end: int) -> None:
-        """Rows ``first`` to ``end`` are no longer live."""
+        """Forget rows ``first`` to ``end``, which are no longer live."""
         if first == end:
             return
         keys = np.arange(first, end)
@@ -365,13 +364,13 @@ class Table:
 
 
 def _check_priorities(directory: TableDirectory, live: LiveRows, limit: float) -> None:
-    """Make sure that the index can add up what is stored.
+    """Check that stored priorities are valid for the index.
 
     Raises:
-        DamagedTableError: if a live row has a priority that was never stored.
+        DamagedTableError: a live row has an invalid priority.
     """
     found = directory.priorities[live_slots(live)]
-    # Written so that NaN fails it too.
+    # The negation catches NaN.
     bad = ~((found >= 0) & (found <= min(limit, np.finfo(np.float64).max)))
     if bad.any():
         key = live.oldest + int(np.argmax(bad))

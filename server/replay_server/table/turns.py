@@ -1,11 +1,11 @@
-"""Inserts into a table go one after the other, also where one of them takes several turns of the event loop.
+"""Runs inserts into a table one at a time, even if one takes several turns of the event loop.
 
 turns = Turns()
-if turns.are_free:                  # nobody inserts, nobody waits: go on at once
+if turns.are_free:                  # no insert is running or waiting
     ...
-async with turns.mine():            # else after those who came before
+async with turns.mine():            # otherwise wait in line
     ...                             # decide and insert, or
-    task = turns.begin(insert(...)) # begin what takes long; the next one's turn comes when it has ended
+    task = turns.begin(insert(...)) # start a long insert; the next turn begins after it
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from replay_server.errors import RequestError
 
 
 class Turns:
-    """Whose turn it is to insert into one table."""
+    """The line of inserts into one table."""
 
     def __init__(self) -> None:
-        """Begin with nobody inserting."""
+        """Start without inserts."""
         self._under_way: asyncio.Task[range] | None = None
         self._line: deque[asyncio.Future[None]] = deque()
 
     @property
     def are_free(self) -> bool:
-        """Whether nobody inserts, and nobody waits to."""
+        """Whether no insert is running or waiting."""
         return self._under_way is None and not self._line
 
     async def ended(self) -> None:
-        """Return once the insert that takes long has ended, well or not."""
+        """Wait until the long insert has finished or failed."""
         while self._under_way is not None:
             await asyncio.wait([self._under_way])
 
     @property
     def under_way(self) -> asyncio.Task[range] | None:
-        """The insert that takes long; None: there is none."""
+        """The running long insert, or None."""
         return self._under_way
 
     def begin(self, insert: Coroutine[Any, Any, range], ended: Callable[[], None]) -> asyncio.Task[range]:
-        """Begin an insert that takes long. It goes on to its end, whether its caller waits for it or not.
+        """Start a long insert. It completes even if its caller stops waiting.
 
-        ``ended`` is called when it was done or has failed, before it is anybody else's turn.
+        ``ended`` is called when it has finished or failed, before the next turn.
         """
         assert self._under_way is None
 
@@ -60,10 +60,10 @@ class Turns:
 
     @asynccontextmanager
     async def mine(self) -> AsyncIterator[None]:
-        """Wait until all who came before have had their turn. Inside, nothing may be awaited.
+        """Wait for earlier inserts. The block must not await anything.
 
         Raises:
-            RequestError: what `refuse_all` was given.
+            RequestError: the refusal passed to `refuse_all`.
         """
         turn = asyncio.get_running_loop().create_future()
         self._line.append(turn)
@@ -76,7 +76,7 @@ class Turns:
             self._admit_next()
 
     def refuse_all(self, refusal: RequestError) -> None:
-        """Send everybody away who waits."""
+        """Refuse all waiting inserts."""
         for turn in self._line:
             if not turn.done():
                 turn.set_exception(refusal)

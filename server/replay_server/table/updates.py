@@ -1,4 +1,4 @@
-"""Which rows an update of priorities is for: live ones, each once."""
+"""Resolves priority updates to distinct live rows."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ class ResolvedUpdate(NamedTuple):
 def resolve_update(
     keys: Integers, priorities: Floats, oldest: int, inserted: int, secret: int = _SECRET
 ) -> ResolvedUpdate:
-    """Drop stale keys, and keep the last priority of a key that is given more than once.
+    """Drop stale keys, and keep the last priority of duplicate keys.
 
-    The time it takes is proportional to the number of keys, whichever keys a caller chooses: ``secret``, of 63 bits,
-    decides on their places in a hash table.
+    Takes linear time even for adversarial keys: their places in a hash table depend on ``secret``, of 63 bits.
     """
     return ResolvedUpdate(*_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted, secret))
 

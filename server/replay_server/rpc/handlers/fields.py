@@ -76,7 +76,7 @@ def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
 
 
 def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
-    """Rows of an insert by column, as they lie in the message."""
+    """Rows of an insert by column, as views of the message."""
     expected = count * schema.row_bytes
     if len(rows) != expected:
         raise FieldError("rows", f"{expected} bytes ({count} rows of {schema.row_bytes})", f"{len(rows)} bytes")

@@ -21,7 +21,7 @@ INLINE_BYTES = 1 << 22
 """Bytes gathered on the event loop, in about 0.3 ms; larger gathers use a worker thread, whose round trip blocks the
 loop for 0.1 ms."""
 _ATTEMPTS_BESIDE = 3
-"""Attempts in a worker thread if inserts overwrite the rows; after that, gather on the loop."""
+"""Attempts in a worker thread if inserts overwrite the rows; after that, rows are gathered on the loop."""
 
 Choice = tuple[Message, Sequence[NDArray[np.int64]]]
 """A reply without its rows, and the keys of its rows, batch by batch."""
@@ -36,10 +36,10 @@ async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool
     """Wait until a reply may be built on the event loop, and charge its bytes to the budget until it is sent.
 
     Args:
-        call: what is answered.
-        catalog: all tables; calls for them share what is waited for.
+        call: the call to answer.
+        catalog: all tables; their calls share the budget.
         size: of the reply, in bytes.
-        rows: how many it is about.
+        rows: number of rows.
 
     Returns:
         Whether it had to wait.
@@ -60,7 +60,7 @@ async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool
 
 
 def check_reply_size(table: Table, rows: int, limit_bytes: int, batches: int = 1) -> None:
-    """Check that a reply with so many rows and their metadata does not exceed the limit.
+    """Check that a reply with this many rows and their metadata does not exceed the limit.
 
     Raises:
         RequestError: TOO_LARGE.

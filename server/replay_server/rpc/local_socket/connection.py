@@ -1,6 +1,6 @@
 """A connection to the local socket: a hello, then requests to one endpoint, answered in order.
 
-A request that does not have to wait is answered where it arrives, from `data_received` to `write`, without a task.
+Requests that do not have to wait are answered synchronously in `data_received`, without a task.
 """
 
 from __future__ import annotations

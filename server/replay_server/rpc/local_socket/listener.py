@@ -38,7 +38,7 @@ MOST_SILENT: Final = 64
 """Maximum connections without a hello. Clients send it immediately, so there are never many."""
 _PRIVATE: Final = 0o600
 _SHARED: Final = 0o660
-"""Modes of the socket, for a folder of the user's own and for one that a group may read."""
+"""Modes of the socket, for a private folder and for one that a group may read."""
 _LOOK_S: Final = 0.01
 """Polling interval for the end of all connections."""
 

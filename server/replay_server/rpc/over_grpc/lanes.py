@@ -1,8 +1,8 @@
-"""One port, served in several lanes that hosts are spread over by their address.
+"""Serves one port with several lanes; each client host is assigned to a lane by its address.
 
-gRPC takes the calls of all connections of a server in the order in which they come. Somebody who begins thousands of
-calls at once would have everybody else wait until all of them were taken. So there are several servers of gRPC on the
-same port and event loop. The kernel chooses one by the client's address, and the loop takes calls of all in turn.
+gRPC accepts the calls of all connections of a server in order of arrival, so a client that begins thousands of calls at
+once would delay everybody else. Therefore several gRPC servers share the port and event loop. The kernel chooses one by
+the client's address, and the loop serves them in turn.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from replay_server.errors import FatalError
 
 MOST_LANES: Final = 16
 _ATTACH_REUSEPORT_CBPF: Final = 51
-"""SO_ATTACH_REUSEPORT_CBPF of Linux, which `socket` does not name."""
+"""Linux's SO_ATTACH_REUSEPORT_CBPF, which `socket` lacks."""
 _NETWORK_HEADER: Final = 0xFFF00000
 """SKF_NET_OFF: where classic BPF finds the IP header."""
 _Options = list[tuple[str, int]]
 Credentials = Callable[[], grpc.ServerCredentials]
-"""Makes credentials anew: gRPC takes dynamic ones for one server only."""
+"""Creates credentials: gRPC supports dynamic ones for one server only."""
 
 
 class Lanes:
-    """Servers of gRPC with the same handlers, at the same address."""
+    """gRPC servers with the same handlers at the same address."""
 
     def __init__(self, connections: int, options: Callable[..., _Options]) -> None:
-        """Make the servers; nothing listens yet.
+        """Create the servers; nothing listens yet.
 
         Args:
-            connections: of one lane at once. There are fewer lanes if the process may not have that many descriptors.
-            options: makes the options of a server, given ``shares_port``.
+            connections: maximum per lane. There are fewer lanes if descriptors are scarce.
+            options: creates the options of a server, given ``shares_port``.
         """
         count = max(1, min(MOST_LANES, connections_that_fit() // connections))
-        # The first does not share: a port that another program has, or another replay server, is found to be taken.
+        # The first one binds without sharing, to detect a port in use by another program or replay server.
         self._servers = [grpc.aio.server(options=options(shares_port=lane > 0)) for lane in range(count)]
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Have each lane serve these."""
+        """Add these to each lane."""
         for server in self._servers:
             server.add_generic_rpc_handlers(handlers)
 
@@ -85,7 +85,7 @@ class Lanes:
         await asyncio.gather(*(server.start() for server in self._servers))
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new calls, and let the others end for so many seconds."""
+        """Refuse new calls, and give running calls this many seconds to finish."""
         await asyncio.gather(*(server.stop(drain_s) for server in self._servers))
 
 
@@ -94,7 +94,7 @@ def _add_port(server: grpc.aio.Server, address: str, credentials: Credentials | 
 
 
 def choose_by_host(port: int, lanes: int) -> None:
-    """Have the kernel choose among the listeners of a port by the client's host; without this it chooses by chance."""
+    """Have the kernel choose a port's listener by the client's host, instead of by host and port."""
     code = b"".join(_program(lanes))
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HP", len(code) // _INSTRUCTION.size, ctypes.addressof(buffer))
@@ -111,7 +111,7 @@ def _program(lanes: int) -> Iterator[bytes]:
     make = _INSTRUCTION.pack
     yield make(0x30, 0, 0, _NETWORK_HEADER)  # ldb [0]: version and length of the header
     yield make(0x74, 0, 0, 4)  # rsh #4
-    yield make(0x15, 0, 2, 4)  # jeq #4: IPv6 goes on two further
+    yield make(0x15, 0, 2, 4)  # jeq #4: for IPv6 skip two
     yield make(0x20, 0, 0, _NETWORK_HEADER + 12)  # ld [12]: the IPv4 address
     yield make(0x05, 0, 0, 4)  # ja to the end
     yield make(0x20, 0, 0, _NETWORK_HEADER + 8)  # ld [8]: the first half of the network

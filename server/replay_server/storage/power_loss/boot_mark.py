@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 BOOT_FILE = "boot.json"
 _BYTES = 128
-"""Of the mark, spaces at its end included. It is written in place, which needs no room on the disk; a mark that a loss
-of power tears is no mark of a clean end."""
+"""Size of the mark, including padding. It is written in place, which needs no disk space; a torn mark does not count
+as clean."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -28,21 +28,21 @@ class BootMark:
     """The mark of one root."""
 
     def __init__(self, root: Path) -> None:
-        """Read what the last server left."""
+        """Read the last server's mark."""
         self._path = root / BOOT_FILE
         self._boot_id = _BOOT_ID.read_text("ascii").strip()
         self.is_there = self._path.exists()
-        """False in a root that no server, or only one of an earlier version, has had."""
+        """False in a root that was never used, or only by an earlier version."""
         self.was_clean = self._was_clean()
-        """Whether the last server's stores can all be relied on: it ended in order, or within this boot."""
+        """Whether all stores of the last server are reliable: it shut down cleanly, or ran during this boot."""
         self._has_begun = False
 
     def begin(self) -> None:
-        """The tables are open and whole, and about to be stored to."""
+        """Record that the tables are open, consistent and about to change."""
         try:
             self._write(is_clean=False)
         except OSError as error:
-            # An earlier mark must not speak for this server: without one, nothing counts as clean.
+            # Remove the earlier mark, which may say clean: a root without a mark counts as unclean.
             self._path.unlink(missing_ok=True)
             if not tells_full(error):
                 raise
@@ -51,7 +51,7 @@ class BootMark:
         self._has_begun = True
 
     def end(self) -> None:
-        """All is on the disk, and nothing is stored to any more. Without `begin`, what was there before still holds."""
+        """Record a clean shutdown, once everything is on disk. Without `begin`, the earlier mark stays."""
         if self._has_begun:
             self._write(is_clean=True)
 

@@ -1,6 +1,6 @@
-"""The loops of `row_checksums`, which has what they compute.
+"""The loops of `row_checksums`, which documents what they compute.
 
-They import nothing of the storage, so that a change there does not have all kernels compiled anew.
+This module imports nothing else from storage, so changes there do not trigger recompilation of the kernels.
 """
 
 from __future__ import annotations

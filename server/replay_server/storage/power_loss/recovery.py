@@ -1,7 +1,7 @@
 """Recovers a table with checksums after a power loss: only valid rows, in a state that once existed.
 
-The disk may contain any mixture of old and new pages written since the last sync point. The recovered table is as it
-was at one moment, at that sync point or later, without rows overwritten after that moment:
+The disk may contain any mixture of old and new pages written since the last sync point. The recovered table is in the
+state of a single moment, at that sync point or later, except for rows overwritten after that moment:
 
 1. From the sync point on, valid rows are recovered in key order. Each row names its insert. A writer's insert is
    recovered if all its rows are valid and it is the writer's next; its record is restored. The first row that does
@@ -93,9 +93,9 @@ def recover(folder: Path, config: TableConfig) -> None:
 @dataclass(frozen=True)
 class _Found:
     header: TableState
-    """As it was."""
+    """The state before the recovery."""
     point: SyncPoint
-    """As it will be."""
+    """The state after the recovery."""
     live: range
     lost: list[range]
 
@@ -106,7 +106,7 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
     end, writers = _roll_forward(checksums, point, _read(folder / WRITERS_FILE, WRITER_RECORDS_BYTES), config.slots)
     live = _newest_run(checksums, max(floor, end - config.most_live), end)
     if live.stop < end:
-        # Damage beyond what a loss of power does. An insert that is cut in two goes wholly: its writer may repeat it.
+        # More damage than a power loss causes. Drop the whole of a partial insert: its writer may retry it.
         live = _without_half_an_insert(checksums, live, config.slack)
         with _records(writers, live.stop) as records:
             writers = records.used()
@@ -121,7 +121,7 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
 
 
 def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState, int]:
-    """The state in the header on the disk if that can be true, and is newer than the sync point; else the sync point's.
+    """Read the state from the header if it is consistent and newer than the sync point; otherwise use the sync point's.
 
     With it, the rows lost ever, by a recovery that was cut short; 0: there was none.
     """
@@ -142,7 +142,7 @@ def _store_header(folder: Path, state: TableState, lost: int = 0) -> None:
 
 
 def _read(path: Path, size: int) -> NDArray[np.uint8]:
-    """A file of so many bytes on the disk, which may be torn."""
+    """Read a file of this size, which may be torn."""
     content = np.fromfile(path, np.uint8)
     if len(content) != size:
         raise ValueError(f"{path}: expected {size} bytes, found {len(content)}")
@@ -151,7 +151,7 @@ def _read(path: Path, size: int) -> NDArray[np.uint8]:
 
 @contextmanager
 def _records(used: bytes, inserted: int) -> Iterator[WriterRecords]:
-    """Writers' records in a place of their own; those of rows beyond ``inserted`` are erased."""
+    """Copy the writers' records to a separate folder, without records of rows beyond ``inserted``."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, WRITERS_FILE).write_bytes(_whole_file(used))
         records = WriterRecords(Path(folder), inserted=inserted, create=False)
@@ -168,9 +168,9 @@ def _whole_file(used: bytes) -> bytes:
 def _roll_forward(
     checksums: RowChecksums, point: SyncPoint, stored: NDArray[np.uint8], slots: int
 ) -> tuple[int, bytes]:
-    """Take rows from the sync point on, as long as each follows the one before.
+    """Recover consecutive rows after the sync point.
 
-    Of ``stored`` records only the writers' ids are used: the rows say the rest.
+    Only the writers' ids come from the ``stored`` records; everything else comes from the rows.
 
     Returns:
         The key after the last row, and the writers' records that belong to it.
@@ -206,14 +206,14 @@ def _count_whole(checksums: RowChecksums, first_key: int, slots: int) -> int:
 def _newest_run(checksums: RowChecksums, oldest: int, end: int) -> range:
     """The newest run of consecutive keys with valid rows; empty at ``end`` if there is none."""
     chunks = [checksums.whole(first, min(_ROWS_AT_ONCE, end - first)) for first in range(oldest, end, _ROWS_AT_ONCE)]
-    # With a hole on either side, every run has a beginning and an end.
+    # Padding with invalid rows on both sides gives every run a beginning and an end.
     steps = np.diff(np.concatenate([[False], *chunks, [False]]).astype(np.int8))
     starts, stops = np.flatnonzero(steps > 0), np.flatnonzero(steps < 0)
     return range(oldest + int(starts[-1]), oldest + int(stops[-1])) if len(starts) else range(end, end)
 
 
 def _without_half_an_insert(checksums: RowChecksums, live: range, slack: int) -> range:
-    """The rows without an incomplete insert at their end."""
+    """Drop an incomplete insert at the end of the rows."""
     first = max(live.start, live.stop - slack)
     *_, last = inserts_in(checksums.origins(first, live.stop - first))
     return range(live.start, first + last.start) if last.has_writer and not last.has_last else live
@@ -226,7 +226,7 @@ def _outside(live: range, first: int, stop: int) -> list[range]:
 
 
 def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableState:
-    """The state with so many rows inserted.
+    """Adjust the state to this number of inserted rows.
 
     If the header says the same number, nothing changes. Otherwise its counters move as little as possible, so that no
     call waits for samples of rows that are gone, or for draws of rows that came after the header was written.
@@ -247,7 +247,7 @@ def _within(limit: RateLimit, inserted: int, sampled: int) -> int:
 
 
 def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
-    """Bring header, writers' records and priorities to what a sync point says."""
+    """Set the header, writers' records and priorities to the state of a sync point."""
     _store_header(folder, point.state)
     overwrite_file(folder / WRITERS_FILE, _whole_file(point.writers))
     file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=False)
@@ -256,7 +256,7 @@ def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
     rows = point.state.live(config.most_live, config.times)
     slots = live_slots(LiveRows(rows.start, len(rows), config.slots))
     live = priorities[slots]
-    # Rows that had been evicted by others which are lost have none any more: they get what new rows do.
+    # Recovered rows whose evictors were lost no longer have priorities: give them the priority of new rows.
     known = np.isfinite(live) & (live >= 0)
     largest = float(live[known].max()) if known.any() else 0.0
     priorities[slots[~known]] = largest or _FIRST_PRIORITY

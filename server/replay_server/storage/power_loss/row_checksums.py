@@ -1,13 +1,13 @@
 """Checksums per row, which detect rows torn by a power loss.
 
-Two words per slot: the row's origin (which insert of which writer it came with, and whether it was the first or last
-row of it; 0 without a writer), and a checksum over key, origin, columns and link. So a row left in
-its slot under an earlier key is invalid under a later one.
+Each slot has two words: the row's origin (the writer, the insert, and whether the row is the insert's first or last;
+0 without a writer), and a checksum over key, origin, columns and link. A row left over from an earlier key is
+therefore invalid under a later one.
 
 The checksum adds a word w by ``h = (h ^ w) * P; h ^= h >> 32``: FNV-1a (Fowler, Noll and Vo) on words instead of
 bytes, with the shift that SplitMix64 (Steele, Lea and Flood, 2014) uses to mix high bits into low ones. Every step is a
-bijection of h and of w, so a change of one word always shows; one of several words goes unnoticed once in 2^64. It
-protects from accidents, not from forgery.
+bijection of h and of w, so a change to one word is always detected, and a change to several words is missed with
+probability 2^-64. It protects against accidents, not forgery.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _TAG_BYTES = 5
 
 @dataclass(frozen=True)
 class InsertTrace:
-    """What consecutive rows say about the insert that they came with."""
+    """The part of an insert found in consecutive rows."""
 
     start: int
     """Index of the first of them."""
     stop: int
     """Index after the last one."""
     has_writer: bool
-    """False: rows of any number of inserts without a writer."""
+    """False: the rows are from any number of inserts without a writer."""
     tag: int
-    """Of the writer, see `writer_tag`."""
+    """Tag of the writer, see `writer_tag`."""
     sequence: int
     """The lowest bits of the insert's number, see `short_sequence`."""
     has_first: bool
@@ -55,10 +55,10 @@ class InsertTrace:
 
 
 def inserts_in(words: NDArray[np.uint64]) -> Iterator[InsertTrace]:
-    """The inserts that rows came with. words: uint64[n], by `RowChecksums.origins`."""
+    """Group rows by insert. words: uint64[n] from `RowChecksums.origins`."""
     names = words & ~np.uint64(FIRST | LAST)
     starts = np.flatnonzero(np.diff(names)) + 1
-    # Sorted and each once: of no rows there is no pair.
+    # Sorted and unique; no rows give no pairs.
     for start, stop in pairwise(sorted({0, *starts.tolist(), len(words)})):
         word = int(names[start])
         yield InsertTrace(
@@ -73,17 +73,17 @@ def inserts_in(words: NDArray[np.uint64]) -> Iterator[InsertTrace]:
 
 
 def writer_tag(writer_id: bytes) -> int:
-    """40 bits that stand for a writer."""
+    """A 40-bit hash of a writer's id."""
     return int.from_bytes(hashlib.blake2b(writer_id, digest_size=_TAG_BYTES).digest(), "little")
 
 
 def short_sequence(sequence: int) -> int:
-    """The bits of an insert's number that a row keeps: far more than a writer can insert between two syncs."""
+    """The low bits of an insert's number, stored with each row; they cannot wrap around between two syncs."""
     return sequence & ((1 << _SEQUENCE_BITS) - 1)
 
 
 def origin_word(writer_id: bytes, sequence: int) -> int:
-    """What all rows of an insert have in common."""
+    """The part of the origin that all rows of an insert share."""
     return writer_tag(writer_id) << _TAG_BIT | short_sequence(sequence) << _SEQUENCE_BIT | HAS_WRITER
 
 
@@ -105,7 +105,7 @@ class RowChecksums:
         checksum_kernels.store_checksums(self._words, first, self._checksums(first_key, count))
 
     def whole(self, first_key: int, count: int) -> NDArray[np.bool_]:
-        """bool[count]: whether each row is there under its key, as it was written."""
+        """bool[count]: whether each row's checksum matches its key and content."""
         stored: NDArray[np.uint64] = np.take(self._words[:, 1], np.arange(first_key, first_key + count), mode="wrap")
         return np.equal(stored, self._checksums(first_key, count))
 
@@ -114,11 +114,11 @@ class RowChecksums:
         return np.take(self._words[:, 0], np.arange(first_key, first_key + count), mode="wrap")
 
     def erase(self, first_key: int, count: int) -> None:
-        """Make sure that rows which are not live never verify, whatever was written there; at most one per slot."""
+        """Invalidate the checksums of rows that are not live; at most one per slot."""
         slots = len(self._words)
         first = first_key % slots
         for sums in (self._words[first : first + count, 1], self._words[: max(0, first + count - slots), 1]):
-            sums[sums != 0] = 0  # what was never stored to has no space, and is 0
+            sums[sums != 0] = 0  # untouched slots are 0 and stay sparse
 
     def close(self) -> None:
         """Unmap them."""
@@ -135,7 +135,7 @@ class RowChecksums:
 
 
 def _as_words(column: Array) -> Array:
-    """The same bytes as the widest words that fit into a row."""
+    """View the bytes as the widest words that divide a row."""
     row_bytes = column.nbytes // len(column)
     width = next(width for width in (8, 4, 2, 1) if row_bytes % width == 0)
     return column.view(np.dtype(f"<u{width}"))

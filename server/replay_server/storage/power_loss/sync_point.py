@@ -1,7 +1,7 @@
 """Sync points: a small state of a table, stored after everything it refers to is on disk.
 
-A file with two places, used in turn. A loss of power can tear the one that is being written, and the checksum tells;
-the other one still holds.
+The file has two places, used in turn. If a power loss tears the one being written, its checksum detects this, and the
+other one is still valid.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ SYNC_POINT_BYTES = _PLACES * _PLACE_BYTES
 
 @dataclass(frozen=True)
 class SyncPoint:
-    """The state of a table at a moment whose rows are all on disk, or were overwritten later."""
+    """A past state of a table; all of its rows are on disk, or were overwritten since."""
 
     state: TableState
     """The table's counters."""
     lost: int
-    """Rows that losses of power took, ever."""
+    """Rows ever lost to power losses."""
     writers: bytes
-    """The beginning of the writers' records, as far as they are in use."""
+    """The part of the writers' records that is in use."""
 
 
 class SyncPoints:
     """The last two sync points of a table."""
 
     def __init__(self, folder: Path, *, create: bool) -> None:
-        """Map those of the table in ``folder``."""
+        """Map the sync points of the table in ``folder``."""
         self.file = MappedFile(folder / SYNC_POINT_FILE, SYNC_POINT_BYTES, create=create)
         self.file.reserve(SYNC_POINT_BYTES)
         self._number, self.newest = max((self._load(place) for place in range(_PLACES)), key=lambda found: found[0])
-        """The last complete one, or None."""
+        """The last complete sync point, or None."""
 
     def store(self, point: SyncPoint) -> None:
-        """Keep a sync point and write it to the disk; what it speaks of is there.
+        """Store a sync point and sync it to disk; everything it refers to must already be there.
 
         Raises:
-            OSError: if the disk does not take it.
+            OSError: the disk rejects the write.
         """
         words = (*point.state, point.lost, len(point.writers))
         body = np.array((self._number + 1, *words), _WORDS).tobytes() + point.writers
@@ -69,7 +69,7 @@ class SyncPoints:
         self.file.close()
 
     def _load(self, place: int) -> tuple[int, SyncPoint | None]:
-        """A sync point and its number, which is 0 if there is none."""
+        """Read a sync point and its number; the number is 0 if there is none."""
         content = self.file.bytes[place * _PLACE_BYTES : (place + 1) * _PLACE_BYTES].tobytes()
         number, *counts, size = np.frombuffer(content, _WORDS, _WORD_COUNT, _DIGEST_BYTES).tolist()
         if number < 1 or not 0 <= size <= WRITER_RECORDS_BYTES:

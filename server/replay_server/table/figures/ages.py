@@ -12,16 +12,16 @@ _READINGS = 256
 
 
 class InsertClock:
-    """Remembers when every 256th part of the capacity was inserted."""
+    """Records a timestamp for every 1/256 of the capacity."""
 
     def __init__(self, capacity: int, inserted: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin; rows from before count from now."""
+        """Start; existing rows count as inserted now."""
         self._clock = clock
         self._every = -(-capacity // _READINGS)
         self._readings: deque[tuple[int, float]] = deque([(inserted, clock())], maxlen=_READINGS + 2)
 
     def tick(self, inserted: int) -> None:
-        """Rows up to this key have come."""
+        """Note that rows up to this key were inserted."""
         if inserted - self._readings[-1][0] >= self._every:
             self._readings.append((inserted, self._clock()))
 

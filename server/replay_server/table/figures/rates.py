@@ -11,10 +11,10 @@ _BUCKETS = WINDOW_S + 1
 
 
 class Rate:
-    """Counts events in buckets of a second."""
+    """Counts events in one-second buckets."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with nothing; ``clock`` tells seconds."""
+        """Start empty; ``clock`` returns seconds."""
         self._clock = clock
         self._began = clock()
         self._counts = [0] * _BUCKETS
@@ -35,7 +35,7 @@ class Rate:
         return sum(self._counts) / covered if covered > 0 else 0.0
 
     def _advance(self) -> float:
-        """Empty the buckets of the seconds that have begun since the last call."""
+        """Clear the buckets of the seconds since the last call."""
         now = self._clock()
         passed = int(now) - self._second
         if passed:
