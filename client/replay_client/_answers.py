@@ -20,10 +20,10 @@ _KEY_BYTES = 8
 
 
 class AnswerReader:
-    """Decodes replies about one table. Threads may share one."""
+    """Decodes replies about one table. Thread-safe."""
 
     def __init__(self, schema: Schema, mapped: MappedRows | None) -> None:
-        """``mapped`` copies rows that an answer leaves out."""
+        """``mapped`` copies the rows that a reply omits."""
         self.mapped = mapped
         self._schema = schema
         self._buffers = ColumnBuffers(schema)
@@ -77,10 +77,10 @@ class AnswerReader:
         return columns if mapped.gather(keys, columns) else None
 
     def _received(self, rows: memoryview, row_count: int) -> dict[str, Array]:
-        """Copy received columns for the caller: gRPC's memory is read-only and unaligned.
+        """Copy received columns for the caller, because gRPC's memory is read-only and unaligned.
 
         Raises:
-            InternalServerError: the reply does not match the schema and number of rows.
+            InternalServerError: the reply does not match the schema or the number of rows.
         """
         row_bytes = self._schema.row_bytes
         if len(rows) != row_count * row_bytes:
@@ -94,7 +94,7 @@ class AnswerReader:
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
-    """Join the rows of several replies to Read, at least one."""
+    """Concatenate the rows of one or more replies to Read."""
     if len(parts) == 1:
         return parts[0]
     return Rows(

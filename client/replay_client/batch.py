@@ -24,7 +24,7 @@ class Drawn(Columns[T_co]):
     columns: Mapping[str, T_co]
     """By column, in the order of the schema: ``dtype[batch, *shape]``."""
     probabilities: T_co
-    """float64[batch]: mass of each row over the total mass; times the batch size, its expected count."""
+    """float64[batch]: mass of each row over the total mass; times the batch size: its expected number of draws."""
     weights: T_co
     """float32[batch]: (size * probability) ** -beta, normalized by `weight_norm` (Schaul et al. 2016, section 3.4)."""
     beta: float
@@ -60,7 +60,7 @@ class Rows(Columns[NDArray[Any]]):
     streams: NDArray[np.uint64]
     """uint64[n]: the stream of experience of each row; 0 if not given."""
     episodes: NDArray[np.uint64]
-    """uint64[n]: the episode of each within its stream."""
+    """uint64[n]: the episode of each row within its stream."""
 
 
 @dataclass(frozen=True)

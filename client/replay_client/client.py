@@ -251,7 +251,7 @@ class ReplayClient:
             timeout_s: time limit in seconds; None: the client's default; `math.inf`: forever.
 
         Raises:
-            CheckpointDamagedError: a file is corrupt; names the file.
+            CheckpointDamagedError: a file is corrupt; the message names it.
             CheckpointNotFoundError: it does not exist.
         """
         response = self._link.connection.call_message(

@@ -17,7 +17,7 @@ V = TypeVar("V")
 WeightNorm = Literal["batch", "table"]
 """Normalize importance-sampling weights by the largest in the batch, or that of the least probable live row."""
 DrawMode = Literal["stratified", "independent"]
-"""One draw from each of `batch_size` equal segments of the mass (Schaul et al. 2016, section 3.3), or from all."""
+"""One draw from each of `batch_size` equal segments of the mass (Schaul et al. 2016, section 3.3), or independent."""
 
 _WEIGHT_NORMS: Final[Mapping[str, replay_pb2.WeightNorm.ValueType]] = {
     "batch": replay_pb2.WEIGHT_NORM_BATCH,

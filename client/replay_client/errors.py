@@ -3,7 +3,7 @@
     try:
         sampler.update_priorities(batch, priorities)
     except TableReplacedError:
-        table = client.create_table(...)      # it was dropped and created again
+        table = client.create_table(...)      # it was dropped and recreated
 
 All are subclasses of `ReplayError`, with the status code, reason and metadata from the server (the
 `google.rpc.ErrorInfo` of the domain "replay.v1"). If Python has a matching type, they are subclasses of it, too:
@@ -41,7 +41,7 @@ class TableExistsError(ReplayError):
 
 
 class TableReplacedError(ReplayError):
-    """The table was dropped, and another one has its name. Keys of the old table are invalid."""
+    """The table was dropped, and another one now has its name. Keys of the old table are invalid."""
 
     default_code = grpc.StatusCode.FAILED_PRECONDITION
 

@@ -3,13 +3,13 @@
     import replay_client.jax
 
     batch = jax.tree.map(jnp.asarray, next(sampler))      # a Batch of JAX arrays
-    td_errors = step(params, batch)                       # a jitted function takes it, and is compiled once
+    td_errors = step(params, batch)                       # a jitted function accepts it, and is compiled once
     sampler.update_priorities(batch, abs(td_errors))
 
-The leaves are the columns and all other values per row: probabilities and weights, or priorities, and keys. So an
-operation on all leaves (a slice, a permutation, stacking batches) also applies to the keys.
-By default, JAX truncates integers to 32 bits, but keys need 64. So their leaf stores them as halves, ``uint32[n, 2]``,
-and `row_keys` is a `Wide`, which `update_priorities` and `numpy.asarray` convert back.
+The leaves are all values per row: the columns, the keys, and probabilities and weights, or priorities. So an operation
+on all leaves (a slice, a permutation, stacking batches) also applies to the keys. By default, JAX truncates integers to
+32 bits, but keys need 64. So the leaf of the keys stores their halves as ``uint32[n, 2]``, and `row_keys` is a `Wide`,
+which `update_priorities` and `numpy.asarray` convert back.
 
 Values per batch (`beta`, `size`, `inserted`, ...) are not leaves. Inside traced functions, and in their results, they
 are None.

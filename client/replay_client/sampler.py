@@ -8,12 +8,12 @@
 
 Each `next()` sends one request, including earlier updates, and returns the oldest batch in flight. With ``prefetch=p``,
 a batch was requested ``p - 1`` steps before it is returned, so it misses the last ``p - 1`` updates. In exchange, the
-learner never waits for the network. With ``prefetch=1``, every batch reflects all earlier updates. From 8 on, one
-message requests several batches and carries their updates; the bound is still ``p - 1``. Batches in flight count as
-drawn for a rate limiter, and have left a queue, whether or not they are used.
+learner never waits for the network. With ``prefetch=1``, every batch reflects all earlier updates. With ``prefetch`` of
+8 or more, one message requests several batches and carries their updates; the bound is still ``p - 1``. Batches in
+flight count as drawn for a rate limiter, and have been removed from a queue, even if they are never used.
 
-When the connection breaks, the sampler reconnects and repeats unanswered requests: updates set the same priorities
-again, and batches are drawn again.
+When the connection breaks, the sampler reconnects and repeats unanswered requests: their updates set the same
+priorities again, and their batches are drawn anew.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Sampler:
             keep_refused=False,
             open_around=open_around,
         )
-        self._batches: deque[Batch] = deque()  # arrived during another wait
+        self._batches: deque[Batch] = deque()  # received while waiting for something else
         self._keys: list[bytes] = []
         self._priorities: list[bytes] = []
         self._keys_kept = 0
@@ -149,7 +149,8 @@ class Sampler:
             TableReplacedError: the table was dropped, and another one has its name.
             TableEmptyError: the table has no rows, and `timeout_s` is 0.
             LimitedError: the rate limiter or queue does not allow a batch, and `timeout_s` is 0.
-            DeadlineExceededError: the table had no rows, or allowed no batch, for `timeout_s` seconds.
+            DeadlineExceededError: for `timeout_s` seconds, the table was empty, or its limiter or queue allowed no
+                batch.
             TableResetError: the table was reset during the wait. Calling again continues.
             ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
             ReplayError: the server refused for another reason.

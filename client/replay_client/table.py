@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 READ_BYTES: Final = 32 << 20
 """Maximum bytes of rows per reply: larger reads are split."""
 _ANSWER_MARGIN_S: Final = 2.0
-"""Added to the client's time limit so that the server times out first and says why. If there is no server, a call takes
-this much longer than its time limit."""
+"""Added to the client's time limit, so that the server times out first and reports the cause.
+Without a server, a call takes this much longer than its time limit."""
 
 
 class Table:
-    """See the module. Threads may share one."""
+    """See the module. Thread-safe."""
 
     def __init__(
         self,
@@ -223,8 +223,8 @@ class Table:
     def read(self, batch_or_keys: BatchOrKeys) -> Rows:
         """Read live rows by key.
 
-        More than 8192 rows, or 32 MiB, are split into several calls; rows may be evicted, and priorities change, in
-        between.
+        More than 8192 rows, or 32 MiB, are split into several calls. Between these, rows may be evicted and priorities
+        may change.
 
         Args:
             batch_or_keys: a batch, or keys int64[n].
@@ -425,13 +425,13 @@ class Table:
         return batch
 
     def _drawn(self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None) -> Batch | None:
-        """A batch; None if inserts overtook the copying of its rows."""
+        """Draw a batch; None if inserts overwrote rows during the copy."""
         request = replay_pb2.SampleRequest(table=self.name, table_uid=self.uid, draw=draw, same_host=same_host)
         answer = self._call("Sample", request.SerializeToString(), *self._call_limits(draw.wait_s))
         return self._reader.sampled(answer)
 
     def _call_limits(self, wait_s: float) -> tuple[float, float]:
-        """Time limit of a call that waits ``wait_s`` at the table, and the margin for its reply, in seconds."""
+        """Time limit of a call that may wait ``wait_s`` for the table, and the margin for its reply, in seconds."""
         return (wait_s, _ANSWER_MARGIN_S) if wait_s else (self._connection.timeout_s, 0.0)
 
     def _call(

@@ -14,7 +14,7 @@ which overlaps with computation on the device.
         for tensors in sampler:                                   # already on the device
             sampler.update_priorities(tensors, td_errors)         # a tensor or an array
 
-does the same in a thread, one batch ahead of the learner. A `TensorBatch` is a mapping of its columns, so
+This does the same in a thread, one batch ahead of the learner. A `TensorBatch` is a mapping of its columns, so
 ``TensorDict(tensors, batch_size=tensors.batch_size).unflatten_keys("/")`` works.
 """
 
@@ -42,7 +42,7 @@ Device = torch.device | str
 """A device, or its name."""
 
 _AHEAD: Final = 1
-"""Batches prefetched to the device. One hides the copy; each further one would make draws miss another update."""
+"""Batches prefetched to the device. One is enough to hide the copy; each further one delays updates more."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,8 +93,8 @@ class _Computed:
 class TensorSampler:
     """A `Sampler` that prefetches batches to a device. For use in one thread.
 
-    A background thread takes batches from the sampler and copies them to the device while the learner computes. Updates
-    are sent with that thread's next request, so a draw misses the last `prefetch` updates, one more than with
+    A background thread fetches batches from the sampler and copies them to the device while the learner computes.
+    Updates are sent with that thread's next request, so a draw misses the last `prefetch` updates, one more than with
     `Sampler`.
     """
 

@@ -8,8 +8,8 @@
         writer.flush(timeout_s=10)      # wait for acknowledgement; leaving the block also does this
 
 `append` copies the row and returns. A block is sent when it is full, `max_delay_s` after its first row, at the end of
-an episode, and by `flush`. With `MAX_BLOCKS_IN_FLIGHT` unacknowledged blocks, `append` waits: the server is slow or
-unreachable, or the table's rate limiter or full queue delays inserts.
+an episode, and by `flush`. While `MAX_BLOCKS_IN_FLIGHT` blocks are unacknowledged, `append` waits. This happens if the
+server is slow or unreachable, or if the table's rate limiter or full queue delays inserts.
 
 When the connection breaks, the writer reconnects and resends unacknowledged rows; sequence numbers prevent duplicates.
 A call raises only if the server is unreachable for `reconnect_timeout_s` or refuses rows. After
@@ -59,7 +59,7 @@ BLOCK_ROWS: Final = 1024
 BLOCK_BYTES: Final = 1 << 20
 """Maximum bytes per block, unless a single row is larger."""
 GIVE_UP_S: Final = 5.0
-"""How long leaving the ``with`` block after an error waits for acknowledgements."""
+"""After an error in the ``with`` block, its exit waits this long for acknowledgements."""
 _STREAM_BITS: Final = 64
 
 
@@ -86,7 +86,7 @@ class Writer:
     ) -> None:
         """Created by `Table.writer`; the first block opens the stream.
 
-        Blocks never exceed what the server accepts at once: 4 MiB or one row, the ring's slack, and what the rate
+        Blocks never exceed the server's limits on one insert: 4 MiB or one row, the ring's slack, and what the rate
         limiter allows.
         """
         if not 1 <= max_blocks_in_flight <= MAX_BLOCKS_IN_FLIGHT:
@@ -238,7 +238,7 @@ class Writer:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Flush and close. After an error in the block, including Ctrl-C, give up after `GIVE_UP_S`.
 
-        In that case the number of unacknowledged rows is logged as a warning, and the original error propagates.
+        In that case, the number of unacknowledged rows is logged as a warning, and the original error propagates.
         """
         try:
             self.close(timeout_s=None if error is None else GIVE_UP_S)
@@ -254,7 +254,7 @@ class Writer:
         if self._receiver is None:
             self._receiver = threading.Thread(target=self._receive_all, name="replay-writer", daemon=True)
             self._receiver.start()
-        self._changed.notify_all()  # the background thread must check its age
+        self._changed.notify_all()  # the background thread must check the block's age
 
     def _send_if_due(self) -> float | None:
         """Send the block if it is due; return the seconds until then, or None if it is empty."""
@@ -320,7 +320,7 @@ class Writer:
             except SequenceTooOldError:
                 self._acknowledge_unanswered()
             except TableResetError:
-                continue  # A reset during the block's wait did not insert it; send it again.
+                continue  # The table was reset while the block waited, so it was not inserted: send it again.
             except WriterUnknownError as error:
                 if not self._begin_anew():
                     return self._end(error)
@@ -342,16 +342,16 @@ class Writer:
             self._changed.notify_all()
 
     def _acknowledge_unanswered(self) -> None:
-        """Acknowledge the oldest block: it was applied long ago, and its forgotten keys are not needed."""
+        """Acknowledge the oldest block: it was applied long ago. Its keys, since forgotten, are not needed."""
         with self._changed:
             oldest, *others = self._stream.pending
             self._stream.replace_pending(others)
             self._acknowledge(oldest, oldest.sequence)
 
     def _begin_anew(self) -> bool:
-        """Continue with a new writer id. False if that could insert rows twice.
+        """Switch to a new writer id; False if that could insert rows twice.
 
-        The server forgets idle writers. If no pending block was sent before the refused stream, none was applied.
+        The server forgets idle writers. If no pending block was sent on an earlier stream, none was applied.
         """
         with self._changed:
             if any(block.attempts > 1 for block in self._stream.pending):
@@ -366,7 +366,7 @@ class Writer:
             return True
 
     def _report(self, error: ReplayError) -> None:
-        """Raise the error from the next call, and pause until the call after it."""
+        """Make the next call raise the error, and pause until the call after it."""
         with self._changed:
             self._error = error
             self._is_paused = True

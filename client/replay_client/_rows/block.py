@@ -1,4 +1,4 @@
-"""A block of rows: filled one by one, sent together.
+"""A block of rows, added one by one and sent together.
 
     block = RowBlock(schema, capacity=1024)
     block.add({"obs": obs, "action": 1}, priority=None)         # copied; the caller may reuse its arrays
@@ -25,14 +25,14 @@ from replay_client.errors import InvalidArgumentError
 
 _PRIORITY: Final = Column("float64")
 _SLOW_DTYPES: Final = ("float16",)
-"""memoryview cannot store these."""
+"""Dtypes that memoryview cannot store."""
 _BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
 _INTEGERS: Final[frozenset[type]] = frozenset(
     {int, bool, *(dtype.type for dtype in map(np.dtype, DTYPES) if dtype.kind in "iu")}
 )
 _REALS: Final[frozenset[type]] = frozenset({float, np.float16, np.float32, np.float64}) | _INTEGERS | _BOOLEANS
 _TYPES: Final[Mapping[str, frozenset[type]]] = {"b": _BOOLEANS, "i": _INTEGERS, "u": _INTEGERS, "f": _REALS}
-"""Types for the fast path, by kind of dtype: memoryview would accept anything with a ``__float__``."""
+"""Types that the fast path accepts, by kind of dtype. memoryview would accept any object with ``__float__``."""
 
 
 class RowBlock:
@@ -58,14 +58,14 @@ class RowBlock:
                 self._scalars.append((name, target.data, _TYPES[target.dtype.kind]))
 
     def accepts(self, priority: float | None) -> bool:
-        """Whether a row with this priority can go into this block, if it has room."""
+        """Whether a row with this priority matches the block: all its rows have priorities, or none. Ignores room."""
         return not self.count or self.has_priorities is (priority is not None)
 
     def add(self, values: Mapping[str, Any], priority: float | None) -> None:
         """Copy a row into the block, which must have room for it and accept its priority.
 
         Raises:
-            InvalidArgumentError: it does not match the schema. The block is unchanged.
+            InvalidArgumentError: the row does not match the schema. The block is unchanged.
         """
         row = self.count
         if priority is not None:
@@ -80,7 +80,7 @@ class RowBlock:
         return {name: column[: self.count] for name, column in self._columns.items()}
 
     def take(self, head: replay_pb2.WriteRequest) -> bytes:
-        """Serialize the rows into a message, whose other fields are those of ``head``, and empty the block."""
+        """Serialize ``head`` and the block's rows as one message, and empty the block."""
         count = self.count
         head.insertion.row_count = count
         if self.has_priorities:

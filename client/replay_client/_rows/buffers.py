@@ -2,7 +2,7 @@
 
     columns = ColumnBuffers(schema).blank(256)  # {"obs": float32[256, 4], "action": int64[256]}, in one buffer
     array = Buffers().lend(1 << 20)             # uint8[at least 1 << 20]
-    values = array[:1000].view("<f4")           # the memory comes back once neither lives
+    values = array[:1000].view("<f4")           # the memory is reused once both are freed
 
 Allocating fresh memory costs as much as copying rows into it.
 """
@@ -27,7 +27,7 @@ _LINE_BYTES: Final = 64
 
 
 class ColumnBuffers:
-    """A pool of columns of one schema. Threads may share one."""
+    """A pool of columns of one schema. Thread-safe."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -35,14 +35,14 @@ class ColumnBuffers:
         self._layout = lru_cache(maxsize=1)(partial(_layout, schema))
 
     def blank(self, row_count: int) -> dict[str, NDArray[Any]]:
-        """By column ``dtype[row_count, *shape]``, with any values, all in one buffer."""
+        """Uninitialized columns in one buffer, by name: ``dtype[row_count, *shape]``."""
         layout = self._layout(row_count)
         record: NDArray[Any] = np.ndarray((), layout, self._buffers.lend(layout.itemsize))
         return {name: record[name] for name in self._schema}
 
 
 class Buffers:
-    """A pool of buffers. Threads may share one."""
+    """A pool of buffers. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: list[_Memory] = []
@@ -65,8 +65,8 @@ class Buffers:
         return None
 
     def give_back(self, memory: _Memory) -> None:
-        """Take back a lent buffer."""
-        # Arrays may be freed anywhere, even by garbage collection in `_take_free`: do not wait for the lock.
+        """Return a lent buffer to the pool."""
+        # Do not wait for the lock: arrays may be freed anywhere, even by garbage collection in `_take_free`.
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -103,7 +103,7 @@ class _Lease:
 
 
 def _layout(schema: Schema, row_count: int) -> np.dtype[Any]:
-    """Columns as fields of one record, which NumPy turns into views quickly; each begins at a cache line of its own."""
+    """Columns as fields of one record, which NumPy quickly turns into views; each starts on a new cache line."""
     sizes = [_rounded_up(column.row_bytes * row_count, _LINE_BYTES) for column in schema.values()]
     fields: Any = {
         "names": list(schema),

@@ -3,11 +3,11 @@
     columns, row_count = checked_rows(schema, {"obs": obs, "action": [1, 0]})
     message = packed_rows(replay_pb2.InsertRequest(...), schema, columns, row_count)
 
-Accepted are arrays of a dtype of the same kind (`numpy.can_cast(..., "same_kind")`), numbers, and lists of numbers.
-Integers are checked by value: 255 fits into uint8, 256 does not. A bool column accepts 0 and 1 of any dtype. Tensors
-count as arrays, on any device, with or without gradients. Values are never broadcast, integers never wrap, and columns
-are never guessed.
-Nested observations are mappings or tuples: ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
+A value may be an array of a dtype of the same kind (`numpy.can_cast(..., "same_kind")`), a number, or a list of
+numbers. Integers are checked by value: 255 fits into uint8, 256 does not. A bool column accepts 0 and 1 of any dtype.
+Tensors are treated as arrays, on any device, with or without gradients. Values are never broadcast, integers never
+wrap, and every column must be given. Nested observations are mappings or tuples: ``{"obs": {"camera": ...}}`` is
+the column ``obs/camera``.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from replay_client._rows.columns import BatchOrKeys, Columns
 from replay_client.errors import InvalidArgumentError
 
 MOST_KEYS_AT_ONCE: Final = 1 << 13
-"""More keys are split into several calls. A server needs 5 ms for this many, and serves nobody else meanwhile."""
+"""Maximum keys per call. The server handles this many in 5 ms, during which other callers wait."""
 _PRIORITY: Final = Column("float64")
 _KEY: Final = Column("int64")
 
 
 def checked_rows(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Array], int]:
-    """Check columns of rows.
+    """Check rows given as columns.
 
     Args:
-        schema: the table's.
+        schema: of the table.
         given: by column, ``[n, *shape]``; observations may be nested.
 
     Returns:
@@ -75,7 +75,7 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
     """Convert a value to an array and check that its elements fit a column; ignores the shape.
 
     Raises:
-        InvalidArgumentError: for a dtype of another kind, an integer out of range, or other values than 0 and 1 for a
+        InvalidArgumentError: for a dtype of another kind, an integer out of range, or values other than 0 and 1 for a
             bool column.
     """
     try:
@@ -118,7 +118,7 @@ def flattened(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten nested values to columns.
 
     Raises:
-        InvalidArgumentError: for a missing or unknown column, or if it is not a mapping.
+        InvalidArgumentError: for a missing or unknown column, or if ``given`` is not a mapping.
     """
     if not hasattr(given, "items"):
         raise InvalidArgumentError.of_field("columns", "a mapping of names to arrays", type(given).__name__)
@@ -142,7 +142,7 @@ def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[
 
 
 def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.float64]:
-    """Check priorities, one per row, finite and non-negative: ``float64[row_count]``, contiguous.
+    """Convert priorities to a contiguous ``float64[row_count]``; they must be finite and non-negative.
 
     Raises:
         InvalidArgumentError: for anything else.
@@ -159,7 +159,7 @@ def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.floa
 
 
 def checked_keys(batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
-    """Check keys, or take those of a batch: ``int64[n]``, contiguous.
+    """Convert keys, or the keys of a batch, to a contiguous ``int64[n]``.
 
     Raises:
         InvalidArgumentError: for another dtype or shape.
@@ -174,7 +174,7 @@ def checked_keys(batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
 
 
 def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row_count: int) -> bytes:
-    """Serialize a message with rows, which `checked_rows` has returned; copies them once."""
+    """Serialize ``head`` and the rows returned by `checked_rows` as one message; copies the rows once."""
 
     def write(rows: Array) -> None:
         for name, view in column_views(schema, rows, row_count).items():
@@ -184,7 +184,7 @@ def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row
 
 
 def described(array: Array) -> str:
-    """Dtype and shape, such as ``float64[32,4]``; the value of a scalar."""
+    """Dtype and shape, such as ``float64[32,4]``, or the value of a scalar."""
     if not array.ndim:
         return f"{array.dtype.name} {array.item()!r}"
     return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
@@ -221,7 +221,7 @@ def _as_booleans(field: str, column: Column, array: Array) -> Array:
 def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], *, by_value: bool) -> bool:
     if np.can_cast(given, wanted, "same_kind"):
         return True
-    # Plain numbers have no chosen dtype, so integers may be stored as unsigned ones.
+    # Python integers have no dtype, so an unsigned column may store them.
     return by_value and given.kind in "iu" and wanted.kind in "iu"
 
 
@@ -232,7 +232,7 @@ def _large_integers(value: Any, floats: Array) -> Array:
         return floats
     try:
         return elements.astype(np.uint64)
-    except OverflowError:  # one is negative, or too large for any
+    except OverflowError:  # an element is negative, or too large for uint64
         return floats
 
 

@@ -21,7 +21,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Columns(Mapping[str, T_co]):
-    """Columns of some rows by name.
+    """Columns of rows, by name.
 
     A column may have any name, even that of an attribute: ``[]`` always finds it. Objects compare by identity, because
     ``==`` on arrays is elementwise.
@@ -76,7 +76,7 @@ class Columns(Mapping[str, T_co]):
 
 
 BatchOrKeys: TypeAlias = Columns[Any] | ArrayLike
-"""A batch (or rows, or tensors of one), or int64[n]: keys of rows."""
+"""A batch, rows, a batch of tensors, or the keys of rows as int64[n]."""
 
 
 def _described(column: Any) -> str:

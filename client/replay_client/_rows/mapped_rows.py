@@ -46,10 +46,10 @@ class MappedRows:
 
         Args:
             keys: int64[n], of rows that were live when the server named them.
-            columns: where to, by column ``dtype[n, *shape]``.
+            columns: output arrays, by column ``dtype[n, *shape]``.
 
         Returns:
-            Whether the copy is whole; False if inserts overwrote a row meanwhile.
+            False if inserts overwrote a row during the copy.
         """
         slots = keys % self._slots
         for name, values in columns.items():
@@ -59,7 +59,7 @@ class MappedRows:
 
 
 def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
-    """uint8[size]: a file, read-only."""
+    """Map a file as a read-only uint8[size]."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)

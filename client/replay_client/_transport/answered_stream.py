@@ -4,11 +4,10 @@
     stream.send(Request(message))                   # returns at once
     request, answer = stream.receive()              # waits; answers come in the order of the requests
 
-Unanswered requests are kept. If the stream breaks because the server went away, it is reopened with backoff, and they
-are sent again in order. So requests must be idempotent, or carry a sequence number. Refusals are raised without a
-retry.
+Unanswered requests are kept. If the server goes away, the stream is reopened with backoff, and these requests are sent
+again in order. So requests must be idempotent, or carry a sequence number. Refusals are raised without a retry.
 
-Sending happens in a gRPC thread (with a `FrameStream`, in the caller's), receiving in the caller's.
+A gRPC thread sends the requests (with a `FrameStream`, the caller's thread). The caller's thread receives.
 """
 
 from __future__ import annotations
@@ -90,12 +89,12 @@ class AnsweredStream(Generic[R]):
             self.changed.notify_all()
 
     def receive(self, deadline: float = math.inf) -> tuple[R, bytes]:
-        """Wait for the reply to the oldest request, or for one to be sent first.
+        """Wait for the reply to the oldest request; if there is none, wait for a request to be sent.
 
         Raises:
             ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
             DeadlineExceededError: the deadline passed. Calling again continues waiting.
-            ClosedError: it was closed.
+            ClosedError: the stream was closed.
             ReplayError: the oldest request was refused.
         """
         while True:
@@ -167,7 +166,7 @@ class AnsweredStream(Generic[R]):
         stream.send(request.data)
 
     def _requests(self, token: object) -> Iterator[bytes]:
-        """Yield messages for the sending thread, until the token's stream is no longer the current one."""
+        """Yield messages for the sending thread, until another stream replaces the token's stream."""
         while True:
             with self.changed:
                 while self._token is token and not self._closed and self._sent >= len(self.pending):
@@ -185,7 +184,7 @@ class AnsweredStream(Generic[R]):
         left = left_s(deadline)
         if left is None:
             return stream.receive()
-        # gRPC has no deadline per message of a stream: end the stream; pending requests are sent again later.
+        # gRPC has no deadlines for single messages of a stream, so end the stream. Pending requests are sent again.
         timer = threading.Timer(left, stream.cancel)
         timer.daemon = True
         timer.start()
@@ -205,7 +204,7 @@ class AnsweredStream(Generic[R]):
             self.changed.notify_all()
 
     def _raise_unless_passing(self, error: Exception, deadline: float) -> None:
-        """Pause if reopening the stream makes sense, otherwise raise."""
+        """Raise the error, or pause if reopening the stream may help."""
         if self._closed:
             raise ClosedError("this stream is closed") from None
         now = time.monotonic()

@@ -8,9 +8,9 @@
 Messages are bytes in both directions; `replay_proto.framing` builds and reads those with rows in place. Failures raise
 the types in `replay_client.errors`.
 
-Before the first contact, an unreachable server soon causes an error: the address is probably wrong, or the server not
-started. Later, `call(..., repeat=True)` survives a restart: it retries idempotent calls until their deadline. In
-addition, gRPC retries read-only methods itself (the policy below). An unreachable server raises
+Before the first contact, an unreachable server raises an error soon: probably the address is wrong, or the server is
+not running. Later, `call(..., repeat=True)` survives a restart: it retries idempotent calls until their deadline. In
+addition, gRPC itself retries read-only methods (see the policy below). An unreachable server raises
 `ServerUnavailableError`, a slow one `DeadlineExceededError`.
 """
 
@@ -53,7 +53,7 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 0.5
 _JITTER: Final = 0.25
 _HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
-"""Cheap, and requires no token."""
+"""A cheap method that requires no token."""
 SERVICE: Final = "replay.v1.ReplayService"
 StreamMethod = Literal["Write", "Learn"]
 Metadata = tuple[tuple[str, str], ...]
@@ -71,7 +71,7 @@ READ_ONLY: Final = (
 sequence, which a lost reply has advanced anyway."""
 
 _RETRY_POLICY: Final = {
-    # Few quick retries: gRPC hides their cause at the deadline, and `Connection` continues after them.
+    # Only a few quick retries: at the deadline, gRPC hides their cause. `Connection` retries after them.
     "maxAttempts": 3,
     "initialBackoff": "0.01s",
     "maxBackoff": "0.05s",
@@ -138,7 +138,7 @@ class MessageStream:
     def __init__(
         self, channel: grpc.Channel, address: str, method: StreamMethod, requests: Iterator[bytes], metadata: Metadata
     ) -> None:
-        """Open it. ``requests`` is consumed in a separate thread; its end closes our side of the stream."""
+        """Open the stream. A separate thread consumes ``requests``; their end closes our side of the stream."""
         multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_path(method))
         self._address = address
         self._call = multi(requests, metadata=metadata)
@@ -147,7 +147,7 @@ class MessageStream:
         """Wait for the next reply.
 
         Raises:
-            ReplayError: the stream ended; `ServerUnavailableError` if unexpectedly.
+            ReplayError: the stream ended. If it ended unexpectedly, this is a `ServerUnavailableError`.
         """
         try:
             return next(self._call)
@@ -186,7 +186,7 @@ class Connection:
             raise ForkedError("this client was created before a fork; create one in the child, or use spawn")
 
     def check_usable(self) -> None:
-        """Raise `ForkedError` as `check_not_forked`, and `ClosedError` after `close`."""
+        """Raise `ForkedError` like `check_not_forked`, and `ClosedError` after `close`."""
         self.check_not_forked()
         if self._closed:
             raise ClosedError("this client is closed")
@@ -228,7 +228,7 @@ class Connection:
 
         Raises:
             ServerUnavailableError: no server answers; the message says what to do.
-            ReplayError: as `check_usable`.
+            ReplayError: as for `check_usable`.
         """
         self.check_usable()
         if self._was_reached:
@@ -286,7 +286,7 @@ class Connection:
         raise away
 
     def _knock(self, deadline: float) -> ServerUnavailableError | None:
-        """Check that a server answers at all; None if so."""
+        """Check whether a server answers; return an error if none does."""
         left = left_s(deadline)
         timeout_s = FIRST_CONTACT_S if left is None else max(left, _KNOCK_S)
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_HEALTH_CHECK)

@@ -19,7 +19,7 @@ from replay_client._transport.local_calls import LocalCalls
 from replay_client.results.description import TableDescription
 
 _ORDERED_LOADS: Final = ("x86_64", "AMD64")
-"""Machines (by Python's names) with the memory order that checking copied rows relies on."""
+"""Architectures (named as in `platform.machine`) with the memory order that the check of copied rows needs."""
 
 
 @dataclass(frozen=True)
@@ -44,5 +44,5 @@ class DataPath:
         return cls(rows, LocalCalls(table, nonce, authorization) if table.socket else None)
 
     def open_learn_stream(self) -> FrameStream | None:
-        """Open a learner's stream without gRPC, if possible."""
+        """Open a learner's stream that bypasses gRPC, if possible."""
         return None if self.calls is None else self.calls.open_stream("Learn")

@@ -44,11 +44,11 @@ class FrameStream:
     def send(self, message: bytes) -> None:
         """Send a message. If the connection is broken, `receive` raises.
 
-        Whatever the server does not read soon is kept for the next `receive` or `send`. Otherwise both ends could
+        Data that the server does not read soon is kept for the next `receive` or `send`. Otherwise both ends could
         deadlock, because the server waits until we read its replies.
         """
         frame = frame_head(len(message)) + message
-        # Do not wait again for a server that has not read the last message.
+        # Do not wait again if the server has not read the last message.
         deadline = time.monotonic() + (0.0 if self._unsent else _SEND_PATIENCE_S)
         self._unsent = memoryview(b"".join((self._unsent, frame)) if self._unsent else frame)
         while self._send_some() and self._wait(select.POLLOUT, deadline):
@@ -81,7 +81,7 @@ class FrameStream:
             self._link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket. Call only while nobody receives."""
+        """Close the socket. Call only while no thread is in `receive`."""
         self.cancel()
         self._link.close()
 

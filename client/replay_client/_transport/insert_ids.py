@@ -1,7 +1,7 @@
 """Writer ids and sequence numbers for `Table.insert`.
 
-A server applies the inserts of one writer in sequence, so concurrent inserts need different writer ids: otherwise one
-that waits would block the others. Ids are reused, because a server remembers a limited number of writers per table.
+A server applies the inserts of one writer in sequence. So concurrent inserts need different writer ids: otherwise a
+waiting insert would block the others. Ids are reused, because a server remembers a limited number of writers per table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class InsertId:
 
 
 class InsertIds:
-    """A pool with one id per concurrent insert. Threads may share it."""
+    """A pool with one id per concurrent insert. Thread-safe."""
 
     def __init__(self) -> None:
         self._idle: list[InsertId] = []  # `append` and `pop` are atomic

@@ -4,7 +4,7 @@
     answer = calls.call("Sample", request, timeout_s=30.0)
 
 All failures except refusals and timeouts are silent: the caller falls back to gRPC, which reports the problem if it
-fails, too.
+also fails.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LocalCalls:
         try:
             return self._greeted(method, time.monotonic() + timeout_s)
         except (FileNotFoundError, ConnectionRefusedError):
-            return None  # trying this again is nearly free, and finds a restarted server immediately
+            return None  # another attempt is nearly free, and finds a restarted server immediately
         except (OSError, ReplayError):
             self._not_before_s = time.monotonic() + _RETRY_S
             return None

@@ -1,7 +1,7 @@
 """State shared by all handles of one server: the connection, and shortcuts to its tables.
 
-Links are pickled and copied as options, and the first call opens a new connection. Tokens are not pickled: if the link
-had one, the receiving process reads its own from REPLAY_TOKEN.
+A pickled or copied link contains only its options; its first call opens a new connection. Tokens are not pickled: if
+the link had one, the receiving process reads its own from REPLAY_TOKEN.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from replay_client.security import TOKEN_VARIABLE, token_from_environment, token
 
 
 class ServerLink:
-    """See the module. Threads may share one."""
+    """See the module. Thread-safe."""
 
     def __init__(self, options: LinkOptions, token: str | None = None, *, lacks_token: bool = False) -> None:
-        """Open no connection yet. ``lacks_token``: there was a token that is unknown in this process."""
+        """Open no connection yet. ``lacks_token``: the original link had a token, which this process does not have."""
         self.options = options
         self._authorization = dict(token_metadata(token)).get("authorization", "")
         self._token = token

@@ -22,7 +22,7 @@ LONGEST_WAIT_S: Final = 1e9
 
 
 def time_limit(field: str, limit_s: object, own_s: float) -> float:
-    """A caller's time limit ``limit_s`` in seconds; ``own_s`` is the client's default.
+    """Check a caller's time limit ``limit_s`` and return it in seconds; ``own_s`` is the client's default.
 
     Raises:
         InvalidArgumentError: for NaN, a negative number, or anything that is not a number.

@@ -55,7 +55,7 @@ Beta = Annotated[NonNegativeFloat, Parameter(alias="-b", help="Exponent of the i
 Png = Annotated[Path | None, Parameter(help="Also draw a picture into this file.")]
 
 DEFAULT_BETA = 0.4
-"""Where the paper's proportional variant begins to anneal it (Schaul et al. 2016, section 4)."""
+"""Initial beta of the paper's proportional variant (Schaul et al. 2016, section 4)."""
 
 
 def run() -> int:

@@ -20,14 +20,14 @@ PROPORTIONAL = "sum_tree"
 RANKED = "rank"
 """The backend that draws by powers of ranks."""
 _WIDE_RATIO = 100.0
-"""Values that span more than this are shown on a logarithmic axis."""
+"""Values with a larger ratio of largest to smallest are shown on a logarithmic axis."""
 _LEAST_SHARE = 0.01
-"""Fraction of rows, those with the smallest values, that such an axis ignores."""
+"""This fraction of the rows, those with the smallest values, does not count for that ratio."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Rows whose values lie in an interval."""
+    """Number of rows with values in an interval."""
 
     low: float
     """Lower bound of the interval."""
@@ -45,7 +45,7 @@ class PowerLaw:
     factor: float
 
     def at(self, x: Floats) -> Floats:
-        """float64[n]: its values at these points."""
+        """float64[n]: the fitted probabilities at ``x``."""
         return np.asarray(self.factor * x**self.exponent)
 
 
@@ -54,7 +54,7 @@ class Distributions:
     """All plotted distributions of a table."""
 
     inspection: Inspection
-    """The inspection that it was computed from."""
+    """The inspection that they were computed from."""
     beta: float
     """Exponent of the weights."""
     priorities: Sequence[Bar]
@@ -74,12 +74,12 @@ class Distributions:
 
     @property
     def is_drawn_by_priority(self) -> bool:
-        """Whether probabilities and weights are meaningful: only with rows, and not in a queue."""
+        """Whether probabilities and weights are meaningful; False for an empty table and for a queue."""
         return self.inspection.table.backend != FIFO and len(self.inspection.ranks) > 0
 
     @classmethod
     def of(cls, inspection: Inspection, beta: float) -> Distributions:
-        """Compute them; the weights with this ``beta``."""
+        """Compute the distributions; ``beta`` is the exponent of the weights."""
         is_queue = inspection.table.backend == FIFO
         rows, probabilities = inspection.rows, inspection.probabilities
         weights = inspection.weights(beta)
@@ -130,7 +130,7 @@ def bars(values: Floats, rows: Floats, count: int = BARS) -> list[Bar]:
 
 
 def labelled(bars: Sequence[Bar], as_text: Callable[[float], str]) -> list[tuple[str, float]]:
-    """Labels of bars and their rows; bars with the same label are merged."""
+    """Labels and row counts of bars; bars with the same label are merged."""
     merged: dict[str, float] = {}
     for bar in bars:
         low, high = as_text(bar.low), as_text(bar.high)
@@ -153,7 +153,7 @@ def decades(inspection: Inspection) -> Floats:
 
 
 def fitted(x: Floats, probabilities: Floats, weights: Floats) -> PowerLaw | None:
-    """A power law by weighted least squares of the logarithms (float64[n] each); None where x has no spread."""
+    """Fit a power law by weighted least squares of the logarithms (float64[n] each); None if all x are equal."""
     usable = (x > 0) & (probabilities > 0)
     if not usable.any() or x[usable].min() == x[usable].max():
         return None

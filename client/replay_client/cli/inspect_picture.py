@@ -62,7 +62,7 @@ def _title(found: Distributions) -> str:
 
 
 def _draw_probability(axes: Axes, found: Distributions, by: str, x: Floats, style: str, law: PowerLaw | None) -> None:
-    """Draw probabilities against ``x``, and the fit to them next to what the backend is configured for."""
+    """Draw probabilities against ``x`` with their fit, labeled with the fitted and the configured exponent."""
     inspection = found.inspection
     positive = x > 0
     if not found.is_drawn_by_priority or not positive.any():

@@ -28,7 +28,7 @@ _QUEUE = "A queue: draws return the oldest\nrows, regardless of priority;\nproba
 
 
 def inspect_view(found: Distributions, rows: Rows, width: int) -> RenderableType:
-    """Distributions of a table as panels, and its rows of the largest priority that are still live.
+    """Distributions of a table as panels, and its live rows with the largest priorities.
 
     ``width`` is that of the terminal, in characters.
     """

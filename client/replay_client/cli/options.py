@@ -16,9 +16,9 @@ from replay_client.errors import ServerUnavailableError, UnauthenticatedError
 from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
 
 TIMEOUT_S = 3.0
-"""A person is waiting."""
+"""Short, because a person is waiting."""
 SHORTEST_TIMEOUT_S = 1.0
-"""With `--watch`, a slower server counts as away."""
+"""With `--watch`, a server that takes longer counts as away."""
 DEFAULT_SERVER = "localhost:50051"
 
 Server = Annotated[str, Parameter(alias="-s", env_var="REPLAY_SERVER", help="HOST:PORT of the server.")]

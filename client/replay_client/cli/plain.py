@@ -31,7 +31,7 @@ def plain_stats(stats: Stats) -> dict[str, Any]:
 
 
 def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
-    """The results of `replay inspect`; ``rows`` have the largest priorities and are still live."""
+    """The results of `replay inspect`; ``rows`` are the live rows with the largest priorities."""
     inspection = found.inspection
     live = {int(key): place for place, key in enumerate(rows.row_keys)}
     names = ("key", "priority", "probability", "age_s", "times_sampled")

@@ -69,7 +69,7 @@ def stats_view(
     """The figures of a server: one table in detail, or all of them below each other.
 
     ``width`` is that of the terminal, in characters. ``most`` limits how many tables and methods are shown. ``trouble``
-    says why there have been no figures since, if that is so.
+    is the reason why there are no newer figures, if any.
     """
     header: list[RenderableType] = [_server_line(stats.server, server)]
     if trouble:

@@ -25,7 +25,7 @@ def row_text(rows: Rows, place: int, styles: tuple[str, str]) -> RenderableType:
 
 
 def value_text(value: NDArray[Any]) -> str:
-    """One value: ``0.5``, ``[1, 2]`` or, of many elements, ``uint8[84,84] 0..255``."""
+    """One value, such as ``0.5`` or ``[1, 2]``; a large array as ``uint8[84,84] 0..255``."""
     array = np.asarray(value)
     if array.ndim == 0:
         return _element(array[()])

@@ -27,7 +27,7 @@ class Trouble:
     message: str
     """The client's error message."""
     away_s: float | None
-    """For how long the server has not answered, in seconds; None if it has."""
+    """Seconds since the server last answered; None if it answered with an error."""
 
     def __str__(self) -> str:
         return self.message if self.away_s is None else f"server away for {duration_text(self.away_s)}: {self.message}"
@@ -37,7 +37,7 @@ Look = Callable[[], Stats]
 
 
 def watch(look: Look, address: str, table: str | None, interval_s: float, *, as_json: bool) -> None:
-    """Show figures every ``interval_s`` seconds until Ctrl-C, of one table in detail or of all; the first may raise."""
+    """Show one table in detail, or all, every ``interval_s`` seconds until Ctrl-C. The first request may raise."""
     console = Console()
     try:
         if as_json:

@@ -1,4 +1,4 @@
-"""Checkpoints that a server has written, as `ReplayClient.checkpoint` and `ReplayClient.checkpoints` return them."""
+"""Checkpoints of a server, from `ReplayClient.checkpoint` and `ReplayClient.checkpoints`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CheckpointTable:
     inserted: int
     """Rows ever inserted, at the time of the checkpoint."""
     left_out: int
-    """Oldest rows, overwritten before they were copied."""
+    """Oldest rows that are missing, because inserts overwrote them before they were copied."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Checkpoint:
     bytes: int
     """Size of all its files."""
     tables: Mapping[str, CheckpointTable]
-    """By name."""
+    """Tables in the checkpoint, by name."""
 
     @classmethod
     def from_proto(cls, message: replay_pb2.CheckpointDescription) -> Checkpoint:

@@ -54,7 +54,7 @@ class TableDescription:
 
     @property
     def rows_per_insert(self) -> int:
-        """Rows per insert, small enough to be eventually allowed and to let others in between."""
+        """Rows per insert request: few enough that the limiter can allow it, and that other callers get their turns."""
         fitting = min(self.slots - self.capacity, MOST_ROWS_AT_ONCE, max(1, INSERT_BYTES // self.row_bytes))
         if self.backend == FIFO:
             fitting = min(fitting, self.capacity)

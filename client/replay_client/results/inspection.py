@@ -60,7 +60,7 @@ class Inspection:
 
     @property
     def rows(self) -> NDArray[np.float64]:
-        """float64[m]: number of rows that each of `ranks` represents, those nearest to it."""
+        """float64[m]: number of rows that each of `ranks` represents: the rows with the nearest ranks."""
         if not len(self.ranks):
             return np.empty(0)
         between = (self.ranks[1:] + self.ranks[:-1]) / 2

@@ -14,6 +14,6 @@ D = TypeVar("D", bound="DataclassInstance")
 
 
 def mirrored(kind: type[D], message: Message, **others: object) -> D:
-    """Create a dataclass from ``others`` and, for all other fields, from the message's fields of the same names."""
+    """Create a dataclass from ``others``; all other fields come from the message's fields with the same names."""
     same = {field.name: getattr(message, field.name) for field in fields(kind) if field.name not in others}
     return kind(**same, **others)

@@ -112,7 +112,7 @@ class TableStats:
     rates: Rates
     """Rates over the last seconds."""
     waiting: int
-    """Calls waiting for anything."""
+    """Waiting calls, whatever they wait for."""
     waiting_inserts: int
     """Inserts among the waiting calls."""
     waited: int
@@ -138,7 +138,7 @@ class TableStats:
     batches: int
     """Batches drawn by samplers, since the start."""
     batches_ahead: int
-    """Sum over these batches of the sampler's other batches in flight at the time of the request."""
+    """Total of the sampler's other batches in flight when each of these batches was requested."""
 
     @property
     def staleness(self) -> float:
