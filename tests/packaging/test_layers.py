@@ -12,7 +12,8 @@ from tests.packaging.project import PACKAGES
 
 LAYERS: dict[str, list[set[str]]] = {
     "replay_server": [
-        {"__init__", "errors", "files"},
+        {"__init__", "errors"},
+        {"files"},
         {"auth", "kernels"},
         {"backends"},
         {"storage"},
