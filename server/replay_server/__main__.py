@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from replay_proto.extras import needs_extras
 from replay_proto.quiet import quiet_grpc
 
-from replay_server.process.loading import loading
+from replay_server.process.garbage import loading
 
 if TYPE_CHECKING:
     from replay_server.process.settings import ServerSettings

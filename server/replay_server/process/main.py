@@ -28,7 +28,7 @@ from replay_server.checkpoint.reading import restore
 from replay_server.checkpoint.store import Checkpoints
 from replay_server.errors import FatalError, RequestError
 from replay_server.files import trust
-from replay_server.process.loading import loading
+from replay_server.process.garbage import collect_rarely, loading
 from replay_server.process.server import ReplayServer
 from replay_server.process.settings import ServerSettings
 from replay_server.process.syncing import Syncer
@@ -103,13 +103,13 @@ async def serve(settings: ServerSettings) -> None:
         await server.start()
         log.info("version %s, tables in %s", __version__, root.path)
         print(f"replay-server listening on {settings.host}:{port}", flush=True)
-        periodic: asyncio.Task[None] | None = None
+        periodic = [asyncio.create_task(collect_rarely())]
         if checkpoints is not None and settings.checkpoint_every is not None:
-            periodic = asyncio.create_task(checkpoints.create_every(settings.checkpoint_every))
+            periodic.append(asyncio.create_task(checkpoints.create_every(settings.checkpoint_every)))
         await stop.wait()
         log.info("stopping")
-        if periodic is not None:
-            periodic.cancel()
+        for task in periodic:
+            task.cancel()
         await server.stop(settings.drain_s)
     finally:
         try:
