@@ -20,7 +20,7 @@ STEP_SIZE: Final = 0.25
 INITIAL_STD: Final = 0.1
 """Standard deviation of the initial parameters, normal with mean 0. The paper writes N(0, 0.1)."""
 LEARNED_ERROR: Final = 1e-3
-"""Mean squared error to the true values below which they count as learned."""
+"""The values count as learned when their mean squared error to the true values is below this."""
 
 
 class Representation(StrEnum):
@@ -45,7 +45,7 @@ class QLearner:
 
         Args:
             walk: the walk to learn.
-            representation: of the values.
+            representation: how the values are represented.
             rng: draws the parameters.
             step_size: of an update.
             initial_std: standard deviation of the parameters.
@@ -54,7 +54,7 @@ class QLearner:
         self._step_size = step_size
         self._gamma = walk.gamma
         self._rows = walk.states
-        # A tabular learner is a linear one whose constant feature is 0.
+        # A tabular learner is a linear learner whose constant feature is 0.
         self._constant = float(representation is Representation.LINEAR)
         self._weights: list[list[float]] = rng.normal(0.0, initial_std, (ACTIONS, walk.states)).tolist()
         self._biases: list[float] = rng.normal(0.0, initial_std, ACTIONS).tolist()
@@ -67,7 +67,7 @@ class QLearner:
     @property
     def is_learned(self) -> bool:
         """Whether the mean squared error to the true values is below `LEARNED_ERROR`."""
-        # The incremental error has rounding errors, so check the exact sum.
+        # The incrementally updated error accumulates rounding errors, so check the exact sum.
         return self._squares < self._learned_squares and self.mean_squared_error() < LEARNED_ERROR
 
     def mean_squared_error(self) -> float:
@@ -80,14 +80,14 @@ class QLearner:
         return self._weights[action][state] + self._constant * self._biases[action]
 
     def td_error(self, transition: Transition) -> float:
-        """Equation 2."""
+        """The TD error of a transition (equation 2)."""
         target = transition.reward
         if not transition.terminated:
             target += self._gamma * max(self.value(transition.next_state, action) for action in range(ACTIONS))
         return target - self.value(transition.state, transition.action)
 
     def update(self, transition: Transition) -> float:
-        """Equation 3; returns the TD error before it."""
+        """Apply equation 3 and return the TD error before the update."""
         td_error = self.td_error(transition)
         state, action = transition.state, transition.action
         step = self._step_size * td_error
@@ -98,11 +98,11 @@ class QLearner:
         return td_error
 
     def loss_growth(self, transition: Transition) -> float:
-        """Growth of the total squared error to the true values if this transition were used for an update."""
+        """By how much an update with this transition would increase the total squared error to the true values."""
         return self._growth(transition.state, transition.action, self._step_size * self.td_error(transition))
 
     def _growth(self, state: int, action: int, step: float) -> float:
-        """Growth of the sum of squares if all values of an action change by the bias, and one also by its weight."""
+        """Growth of the sum of squares if the bias changes all values of an action, and a weight one of them."""
         shift = self._constant * step
         error = self.value(state, action) - self._true[action][state] + shift
         return shift * (2.0 * self._error_sums[action] + self._rows * shift) + step * (2.0 * error + step)

@@ -1,4 +1,4 @@
-"""Methods of choosing the next transition, all based on tables of the replay service.
+"""Methods that choose the next transition, all based on tables of the replay service.
 
     with open_replay(Method.PROPORTIONAL, client, walk, table_name, rng) as replay:
         transition = replay.next(learner)
@@ -30,12 +30,12 @@ GREEDY_ALPHA: Final = 2000.0
 ORACLE_GAIN: Final = 1e-4
 """Minimum reduction of the total squared error that counts as a gain for the oracle."""
 UNIFORM_BATCH: Final = 4096
-"""Batch size of uniform draws, which do not depend on priorities and so need not be single."""
+"""Batch size of uniform draws. They do not depend on priorities, so they need not be made one by one."""
 UNIFORM_PREFETCH: Final = 2
 
 
 class Method(StrEnum):
-    """How the next transition is chosen."""
+    """Method of choosing the next transition."""
 
     UNIFORM = "uniform"
     ORACLE = "oracle"
@@ -80,7 +80,7 @@ def open_replay(
         rng: orders the memory, and seeds the table.
 
     Raises:
-        ReplayError: the server refuses or is gone.
+        ReplayError: the server refuses or is unreachable.
     """
     backend, parameters = BACKENDS[method]
     if name in {table.name for table in client.tables()}:
@@ -96,7 +96,7 @@ def open_replay(
         **parameters,
     )
     try:
-        # Without priorities, all get the largest one, so each will be seen at least once (section 3.2).
+        # Without explicit priorities, all rows get the largest one, so each is drawn at least once (section 3.2).
         columns = walk.memory(rng)
         keys = table.insert(columns)
         if method is Method.ORACLE:
@@ -150,22 +150,22 @@ class PrioritizedReplay:
         return _first_row(batch)
 
     def write_back(self, td_error: float) -> None:
-        """Set the priority of the transition: the update travels with the next draw, and is applied before it."""
+        """Set the priority of the transition. The update is sent with the next draw, and applied before it."""
         self._sampler.update_priorities(self.keys, [abs(td_error)])
 
 
 class OracleReplay:
-    """Picks the transition that lowers the global loss most, in hindsight (section 3.1), and reads it by its key.
+    """Picks the transition that lowers the global loss most, in hindsight (section 3.1), and reads it by key.
 
-    The global loss is the squared error to the true values. If values share parameters, the learner may get into a
-    state in which no update lowers it noticeably, and a greedy choice would be stuck. The oracle then takes the largest
-    TD error, until updates lower the loss again.
+    The global loss is the squared error to the true values. If values share parameters, the learner may reach a state
+    in which no update lowers the loss noticeably, and a greedy choice would be stuck. The oracle then picks the
+    transition with the largest TD error until updates lower the loss again.
     """
 
     def __init__(
         self, table: Table, walk: Cliffwalk, columns: Mapping[str, NDArray[np.generic]], keys: NDArray[np.int64]
     ) -> None:
-        """Note the key of one row of each kind.
+        """Record the key of one row of each kind.
 
         Args:
             table: the filled table.

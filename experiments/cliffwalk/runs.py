@@ -24,7 +24,7 @@ LOOK_UP_UPDATES: Final = 256
 
 @dataclass(frozen=True)
 class WalkKey:
-    """One run of the experiment."""
+    """Identifies a run of the experiment."""
 
     representation: Representation
     method: Method
@@ -70,7 +70,7 @@ def run(
         client: of the server.
         max_run_s: seconds until the run is aborted.
         should_stop: whether to stop.
-        clock: seconds that only go forward.
+        clock: returns monotonic seconds.
 
     Returns:
         The result; None if stopped early.
@@ -96,7 +96,7 @@ def run(
 
 
 def planned(settings: CliffwalkSettings) -> list[WalkKey]:
-    """All runs that the settings ask for, short ones first."""
+    """All runs that the settings request, shortest first."""
     return [
         WalkKey(representation, method, states, seed)
         for states in sorted(set(settings.states))
@@ -107,13 +107,13 @@ def planned(settings: CliffwalkSettings) -> list[WalkKey]:
 
 
 def outstanding(plan: Sequence[WalkKey], results: Sequence[RunResult], max_run_s: float) -> list[WalkKey]:
-    """Runs without a result, or aborted by an earlier, shorter limit."""
+    """Runs that have no result, or that an earlier, shorter time limit aborted."""
     latest = {result.key: result for result in results}
     return [key for key in plan if key not in latest or (not latest[key].learned and latest[key].seconds < max_run_s)]
 
 
 def conditions() -> dict[str, Any]:
-    """Conditions that affect results, besides their key."""
+    """Conditions that affect results, besides the key of a run."""
     return {
         "step_size": STEP_SIZE,
         "initial_std": INITIAL_STD,

@@ -17,7 +17,7 @@ WHAT = group("what is run")
 WHERE = group("where")
 MAX_STATES = 20
 MANY_STATES = 14
-"""From so many states on, runs are long, and fewer seeds are run."""
+"""With at least this many states, runs are long, so fewer seeds are run."""
 Length = Annotated[int, Field(ge=MIN_STATES, le=MAX_STATES)]
 
 

@@ -28,15 +28,15 @@ COLORS: Final[Mapping[Method, str]] = {
     Method.PROPORTIONAL: "#1f77b4",
     Method.RANK: "#d62728",
 }
-"""As in figures 1 and 2 of the paper, where greedy replay has no color of its own."""
+"""Colors as in figures 1 and 2 of the paper, which assign none to greedy replay."""
 BAND_ALPHA: Final = 0.15
 _WHOLE_FROM: Final = 10.0
-"""Ratios from here on are shown without a decimal, so that a table is no wider than 80 characters."""
+"""Ratios of at least this are shown without decimals, so that tables fit into 80 characters."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Runs of one method at one size."""
+    """Summary of the runs of one method at one size."""
 
     transitions: int
     seeds: int
@@ -44,7 +44,7 @@ class Point:
     median: float
     highest: int
     at_least: bool
-    """Whether the median is a lower bound, because runs at or below it were aborted."""
+    """Whether the median is only a lower bound, because runs at or below it were aborted."""
 
 
 Curves = Mapping[Representation, Mapping[Method, Mapping[int, Point]]]

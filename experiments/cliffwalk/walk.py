@@ -53,12 +53,12 @@ class Cliffwalk:
 
     @property
     def gamma(self) -> float:
-        """Discount, ``1 - 1 / n``: it keeps values on a similar scale for all n (appendix B.1)."""
+        """Discount ``1 - 1 / n``, which keeps values on a similar scale for all n (appendix B.1)."""
         return 1.0 - 1.0 / self.states
 
     @property
     def memory_size(self) -> int:
-        """Transitions of all ``2**n`` sequences of actions, each followed until its episode ends: ``2**(n+1) - 2``."""
+        """Number of transitions in the episodes of all ``2**n`` sequences of actions: ``2**(n+1) - 2``."""
         return int(2 ** (self.states + 1)) - 2
 
     def right_action(self, state: int) -> int:
@@ -80,7 +80,7 @@ class Cliffwalk:
         return float(self.gamma ** (self.states - 1 - state))
 
     def distinct_transitions(self) -> list[Transition]:
-        """One of each kind: state by state, action 0 before action 1."""
+        """One transition of each kind: state by state, action 0 before action 1."""
         return [self.step(state, action) for state in range(self.states) for action in range(ACTIONS)]
 
     def memory(self, rng: np.random.Generator) -> dict[str, NDArray[np.generic]]:

@@ -1,4 +1,4 @@
-"""Runs an experiment's command: reads settings, runs until done or stopped, reports failures."""
+"""Runs an experiment's command: reads settings, runs the experiment until done or stopped, and reports failures."""
 
 from __future__ import annotations
 

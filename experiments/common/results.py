@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class ResultsError(RuntimeError):
-    """Existing results cannot be continued."""
+    """New results cannot be added to the existing ones."""
 
 
 class ResultFile(Generic[R]):
@@ -35,8 +35,8 @@ class ResultFile(Generic[R]):
         Args:
             path: of the file.
             fields: names of the columns.
-            parse: creates a result from a line's texts by column.
-            to_row: the values of a result by column.
+            parse: creates a result from a line's fields, by column.
+            to_row: returns the values of a result, by column.
         """
         self.path = path
         self._fields = list(fields)
@@ -69,7 +69,7 @@ class ResultFile(Generic[R]):
             raise ResultsError(f"line {reader.line_num} of {self.path} cannot be read: {error}") from error
 
     def append(self, results: Iterable[R]) -> None:
-        """Add results in a single write, so that a killed command leaves all or none of them."""
+        """Append results in a single write, so that a killed command leaves all or none of them."""
         text = io.StringIO()
         writer = csv.DictWriter(text, self._fields, lineterminator="\n")
         if not self.path.exists() or not self.path.stat().st_size:

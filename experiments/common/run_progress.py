@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 log = logging.getLogger(__name__)
 
 FILE_WIDTH: Final = 140
-"""Columns of text for tables that go to a file or a pipe."""
+"""Width in characters of tables that are written to a file or a pipe."""
 
 
 class RunProgress(Protocol):
-    """Something that shows runs."""
+    """Shows runs."""
 
     def note(self, text: str) -> None:
         """Print the current step."""

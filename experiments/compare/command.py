@@ -64,7 +64,7 @@ def compare(settings: CompareSettings, stop: StopRequest, console: Console) -> N
 
 @dataclass(frozen=True)
 class _Processes:
-    """The server for training runs."""
+    """The processes of training runs, and their server."""
 
     pool: ProcessPoolExecutor
     server: ServerAccess
@@ -72,7 +72,7 @@ class _Processes:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Requirements for running."""
+    """Everything needed to train runs."""
 
     settings: CompareSettings
     stop: StopRequest
@@ -100,7 +100,7 @@ def _open(settings: CompareSettings) -> Iterator[_Processes]:
 
 
 def _drop_left_behind(settings: CompareSettings, server: ServerAccess) -> None:
-    """Tables of interrupted runs are incomplete, so those runs start over."""
+    """Drop the tables of interrupted runs: these are incomplete, so the runs start over."""
     with server.connect() as client:
         for table in client.tables():
             if table.name.startswith(f"{settings.directory.resolve().name}-"):
@@ -108,7 +108,7 @@ def _drop_left_behind(settings: CompareSettings, server: ServerAccess) -> None:
 
 
 def _run_all(comparison: _Comparison, console: Console) -> None:
-    """Runs with the paper's step sizes, then the sweep, then the best step sizes."""
+    """Train with the paper's step sizes, then the sweep, then with the best step sizes."""
     settings = comparison.settings
     stages: dict[str, Callable[[], list[TrainingKey]]] = {
         "paper": lambda: paper_runs(settings),

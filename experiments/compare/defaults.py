@@ -26,17 +26,17 @@ METHODS: Final[Mapping[ReplayMethod, Mapping[str, Any]]] = MappingProxyType(
         ReplayMethod.RANK: {"backend": "rank", "alpha": 0.7, "beta_start": 0.5},
     }
 )
-"""Settings of the trainer (Schaul et al. 2016, table 3, Double DQN); beta goes to 1 at the end of training."""
+"""Settings of the trainer (Schaul et al. 2016, table 3, Double DQN); beta reaches 1 at the end of training."""
 
 PAPER_FACTORS: Final[Mapping[ReplayMethod, float]] = MappingProxyType(
     {ReplayMethod.UNIFORM: 1.0, ReplayMethod.PROPORTIONAL: 0.25, ReplayMethod.RANK: 0.25}
 )
-"""Step size of each method over that of uniform replay (table 3)."""
+"""Step size of each method, relative to uniform replay (table 3)."""
 
 SWEEP_FACTORS: Final = (1.0, 0.5, 0.25, 0.125)
-"""Step sizes of the sweep over that of uniform replay (table 2)."""
+"""Step sizes of the sweep, relative to uniform replay (table 2)."""
 SWEEP_SEED: Final = 1000
-"""First seed of the sweep, whose seeds differ from the compared ones to avoid selection bias."""
+"""First seed of the sweep. It uses other seeds than the comparison, to avoid selection bias."""
 
 COMMON: Final[Mapping[str, Any]] = MappingProxyType(
     {

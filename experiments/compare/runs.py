@@ -21,7 +21,7 @@ class Contestant:
 
     method: ReplayMethod
     factor: float
-    """Its step size over that of uniform replay."""
+    """Its step size, relative to uniform replay."""
 
     def __str__(self) -> str:
         """A human-readable message."""

@@ -1,9 +1,9 @@
 """Statistics over a few runs, as recommended by Agarwal et al. (2021, arXiv:2108.13264; their library is `rliable`).
 
-Mean and interquartile mean have 95 % intervals from scipy's percentile bootstrap over runs. For the probability that
-one method beats another, a bootstrap finds no spread if all runs of one method are better, so two runs would look
-like a proof. Its interval is Newcombe's instead (2006, Statistics in Medicine 25, 559-573, method 5), which stays wide
-for few runs.
+The 95 % intervals of mean and interquartile mean come from scipy's percentile bootstrap over runs. For the probability
+that one method beats another, a bootstrap finds no spread if all runs of one method are better, so two runs would look
+like a proof. For this probability, we use Newcombe's interval (2006, Statistics in Medicine 25, 559-573, method 5),
+which stays wide for few runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEED: Final = 0
 TRIMMED: Final = 0.25
 """Fraction trimmed at each end for an interquartile mean."""
 _NEXT: Final = 1e-9
-"""Offset from an observed probability, which at 0 and 1 is itself a bound of the interval."""
+"""Distance from the observed probability at which the search for a bound of the interval starts."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def probability_of_improvement(runs: NDArray[np.float64], others: NDArray[np.flo
     quantile = stats.norm.ppf((1 + CONFIDENCE) / 2)
 
     def beyond(truth: float) -> float:
-        """Negative if the observed value is within the interval around this one."""
+        """Negative if ``truth`` is within the interval."""
         spread = 1 + (mean_runs - 1) * ((1 - truth) / (2 - truth) + truth / (1 + truth))
         return float((truth - value) ** 2 - quantile**2 * truth * (1 - truth) * spread / pairs)
 

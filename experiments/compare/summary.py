@@ -27,7 +27,7 @@ COLORS: Final[Mapping[ReplayMethod, str]] = {
     ReplayMethod.PROPORTIONAL: "#1f77b4",
     ReplayMethod.RANK: "#d62728",
 }
-"""As in the paper's figures."""
+"""Colors as in the paper's figures."""
 BAND_ALPHA: Final = 0.15
 FINAL_SHARE: Final = 0.1
 """Fraction of validations averaged for the final return."""
@@ -72,7 +72,7 @@ def groups_of(curves: Mapping[TrainingKey, Curve]) -> list[Group]:
 
 
 def _group(contestant: Contestant, curves: Sequence[Curve]) -> Group:
-    # Separate actors could end a run a step late; here the trainer acts, so all runs validate at the same steps.
+    # The trainer acts, so all runs validate at the same steps. Separate actors could end a run a step late.
     count = min(map(len, curves))
     steps = np.array([point.step for point in curves[0][:count]], dtype=np.int64)
     returns = np.array([[point.mean_return for point in curve[:count]] for curve in curves])
@@ -93,7 +93,7 @@ def summary_table(env: str, groups: Sequence[Group]) -> Table:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     baseline = _baseline(groups)
     for group in groups:
-        # Three lines per entry, because one would exceed 80 characters.
+        # Three lines per entry, because a single line would exceed 80 characters.
         contestant, origin = group.contestant, "paper" if group.contestant in PAPER else "best of sweep"
         table.add_row(
             f"{contestant.method}, x {contestant.factor:g}", "mean", str(mean(group.overall)), str(mean(group.final))

@@ -73,7 +73,7 @@ def run_training(values: Mapping[str, Any]) -> Validations | None:
         values: settings of the trainer, including name and directory of the run.
 
     Raises:
-        TrainingFailedError: it failed; the message says why.
+        TrainingFailedError: training failed; the message says why.
     """
     settings = TrainSettings(**values)
     run = settings.runs_dir / str(settings.name)

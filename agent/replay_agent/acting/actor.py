@@ -69,7 +69,7 @@ class Actor:
         actor_id: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        """Make the environment and begin an episode.
+        """Create the environment and start an episode.
 
         Args:
             env_id: Gymnasium id of the environment.

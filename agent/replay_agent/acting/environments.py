@@ -29,7 +29,7 @@ class EnvironmentInfo:
         observation_dtype: NumPy name of its dtype.
         bounds: bounds of its elements.
         actions: number of actions, numbered from 0.
-        first_action: the environment's number for action 0.
+        first_action: the environment's own number of action 0.
     """
 
     env_id: str
@@ -41,7 +41,7 @@ class EnvironmentInfo:
 
 
 def make_environment(env_id: str) -> Environment:
-    """Make one environment.
+    """Create an environment.
 
     Raises:
         UnsupportedEnvironmentError: it is unknown to Gymnasium, or a dependency is missing.

@@ -53,7 +53,7 @@ def evaluate(
         network: computes the action values.
         make_env: creates an environment.
         seeds: one per episode, passed to ``reset``.
-        first_action: the environment's number for action 0.
+        first_action: the environment's own number of action 0.
         device: the network's device; None: the CPU.
         should_stop: called before every step; True stops the evaluation.
 

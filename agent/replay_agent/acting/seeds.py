@@ -16,7 +16,7 @@ RANGE_BITS = 30
 
 
 class Purpose(IntEnum):
-    """Purpose of a random stream. Never renumber these: seeds would give different runs."""
+    """Purpose of a random stream. Never renumber these: the same seed would then give a different run."""
 
     NETWORK = 0
     """Initial weights."""
@@ -62,11 +62,11 @@ class RunSeeds:
         return _integer(_spawn(self.seed, Purpose.DRAWS))
 
     def actor(self, actor_id: int) -> int:
-        """Seed for one actor's `ActorSeeds` after this start, 0 to 2^63 - 1."""
+        """Seed of one actor's `ActorSeeds` for this start, 0 to 2^63 - 1."""
         return _integer(_spawn(self.seed, Purpose.ACTOR, self.start, actor_id))
 
     def validation(self, number: int, count: int) -> list[int]:
-        """Distinct seeds for the ``count`` episodes of a validation; each validation has its own."""
+        """Distinct seeds for the ``count`` episodes of a validation; each validation has different ones."""
         return _episodes(Purpose.VALIDATION, count, self.seed, number)
 
     def evaluation(self, count: int) -> list[int]:

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     if settings.exit_with_parent:
         when_parent_dies(lambda: _stop_for_good(stop))
-    # Imported here: torch takes seconds to load, and `--help` needs none of it.
+    # Imported here, because torch takes seconds to load and `--help` does not need it.
     with needs_extras("replay-actor", "agent"):
         import torch
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _stop_for_good(stop: threading.Event) -> None:
-    """The trainer died: exit at once, since calls to the learner would only time out."""
+    """The trainer died: exit immediately, because calls to the learner would only time out."""
     stop.set()
     os._exit(1)
 

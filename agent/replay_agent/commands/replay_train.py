@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     quiet_grpc()
     settings = load_train_settings(arguments)
-    # Imported here: torch takes seconds to load, and `--help` needs none of it.
+    # Imported here, because torch takes seconds to load and `--help` does not need it.
     with needs_extras("replay-train", "server,agent"):
         from rich.console import Console
 

@@ -33,7 +33,7 @@ log = logging.getLogger("replay_agent.actor")
 
 FAILURES = (LearnerRefusesError, LearnerUnavailableError, ReplayError, UnsupportedEnvironmentError)
 """What `run_actor` raises."""
-# Interval between attempts to open a table that the learner has yet to recreate.
+# Interval between attempts to open a table that the learner has not recreated yet.
 TABLE_RETRY_S = 0.2
 
 
@@ -58,7 +58,7 @@ class ActingRun:
         self._episodes: list[FinishedEpisode] = []
 
     def run(self, stop: threading.Event, reconnect_timeout_s: float) -> None:
-        """Act until the learner says that it is finished, or ``stop`` is set.
+        """Act until the learner reports that the run is over, or ``stop`` is set.
 
         Raises:
             RunChangedError: the learner was restarted; join again.
@@ -88,14 +88,14 @@ class ActingRun:
             try:
                 return self._client.table(self._assignment.table)
             except TableNotFoundError:
-                # The learner creates it; a report tells whether the run goes on.
+                # The learner creates it; the reply to a report tells whether the run continues.
                 if self._learner.report(self._assignment, ()).finished:
                     return None
                 stop.wait(TABLE_RETRY_S)
         return None
 
     def _act(self, writer: Writer, stop: threading.Event) -> bool:
-        """Act and report in turns. True when the learner says that it is finished."""
+        """Act and report in turns. True when the learner reports that the run is over."""
         while not stop.is_set():
             guidance = self._report()
             if guidance.finished:
@@ -104,7 +104,7 @@ class ActingRun:
             if not guidance.granted_steps:
                 stop.wait(guidance.pause_ms / 1_000)
             for _ in range(guidance.granted_steps):
-                if stop.is_set():  # One step may take long.
+                if stop.is_set():  # A step may take long.
                     break
                 self._step(writer, guidance.epsilon)
         return False
@@ -138,7 +138,7 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
         LearnerRefusesError: the learner refuses the token.
         LearnerUnavailableError: the learner is unreachable.
         ReplayError: the replay server is unreachable, or refuses.
-        UnsupportedEnvironmentError: the environment cannot be made here.
+        UnsupportedEnvironmentError: the environment cannot be created on this machine.
     """
     token, learner_tls = token_from_environment(), Tls.from_environment(LEARNER_TLS_PREFIX)
     learner_token = token_from_environment(LEARNER_TOKEN_VARIABLE) or token

@@ -1,4 +1,4 @@
-"""The task of an actor, as a message of the contract, and its network."""
+"""Converts an actor's task, including its network, to and from a message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replay_agent.dqn.networks import Bounds, NetworkSpec
 
 
 def make_task(env_id: str, table: str, n_step: int, gamma: float, network: NetworkSpec) -> JoinResponse:
-    """What all assignments of a run have in common; `LearnerService.join` adds the rest."""
+    """The part that all assignments of a run share; `LearnerService.join` adds the rest."""
     return JoinResponse(env_id=env_id, table=table, n_step=n_step, gamma=gamma, network=QNetworkSpec(**asdict(network)))
 
 

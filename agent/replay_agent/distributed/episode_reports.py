@@ -1,4 +1,4 @@
-"""Reports of actors: validated, then queued, within bounds, for the trainer."""
+"""Validates actors' reports and puts them into a bounded queue for the trainer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MAX_EPISODES: Final = 1_000
 MAX_REPORT_BYTES: Final = 1 << 16
 """Limit for a serialized report. A full report takes a third of it; parsing this much takes 4 ms."""
 MAX_LENGTH: Final = 2**53
-"""Environment steps of an episode: the largest integer that float64, and thus JSON, represents exactly."""
+"""Maximum environment steps of an episode: the largest integer that float64, and thus JSON, represents exactly."""
 MAX_QUEUED: Final = 100_000
 """Episodes queued for the trainer, about 20 MB: a thousand actors fill the queue in a minute of validation."""
 
 
 class Reports:
-    """Episodes of actors, oldest first. Threads may share one."""
+    """Episodes of actors, oldest first. Thread-safe."""
 
     def __init__(self) -> None:
         self.arrived = threading.Event()
@@ -38,7 +38,7 @@ class Reports:
         """Queue the episodes of a report; if the queue is full, the oldest are dropped.
 
         Args:
-            request: of an actor.
+            request: an actor's report.
             actors_joined: the largest actor id.
 
         Raises:

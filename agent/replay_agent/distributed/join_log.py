@@ -25,7 +25,7 @@ class JoinLog:
         self._left_out = 0
 
     def note(self, actor_id: int, name: str) -> None:
-        """Log an actor; its name is untrusted and therefore shown with escapes."""
+        """Log an actor. Its name is untrusted and therefore escaped."""
         with self._lock:
             second = int(self._clock())
             if second != self._second:

@@ -19,7 +19,7 @@ _HEADER: Final = "authorization"
 
 
 class RefusedError(Exception):
-    """A call is refused."""
+    """The call was refused."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class LearnerAccess:
 
     @property
     def protection(self) -> Protection:
-        """Enabled protections."""
+        """The enabled protections."""
         return Protection(
             tls=self.tls_cert is not None,
             client_certificates=self.tls_client_ca is not None,
@@ -52,7 +52,7 @@ class LearnerAccess:
         )
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials of the port; None: plain text.
+        """Credentials of the port; None for plain text.
 
         Raises:
             UnusableFileError: a file cannot be used.

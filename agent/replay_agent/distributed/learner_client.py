@@ -21,16 +21,16 @@ UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_m
 # A restarted learner is back within seconds: do not wait longer between attempts.
 MAX_RECONNECT_BACKOFF_MS = 1_000
 MIN_TIMEOUT_S = 0.01
-# Prefix of the variables for TLS with the learner; see `replay_client.security`.
+# Prefix of the environment variables for TLS with the learner; see `replay_client.security`.
 LEARNER_TLS_PREFIX = "REPLAY_LEARNER_TLS"
 # Token for the learner, if it differs from the replay server's.
 LEARNER_TOKEN_VARIABLE = "REPLAY_LEARNER_TOKEN"
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-# The learner is unreachable, or stopped during a call, which gRPC reports as CANCELLED or INTERNAL.
+# The learner is unreachable, or it stopped during a call, which gRPC reports as CANCELLED or INTERNAL.
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
 # Pause between retries.
 RETRY_PAUSE_S = 0.1
-# Interval between checks whether the actor was told to stop.
+# Interval between checks for a stop request.
 STOP_LOOK_S = 0.2
 
 Request = TypeVar("Request")
@@ -89,7 +89,7 @@ class LearnerClient:
         self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
 
     def join(self, name: str) -> learner_pb2.JoinResponse:
-        """Join the run, under this name in the learner's log."""
+        """Join the run; the learner's log shows ``name``."""
         return self._call(self._stub.Join, learner_pb2.JoinRequest(name=name))
 
     def report(

@@ -1,7 +1,7 @@
-"""Serves a learner to its actors, on an event loop in its own thread, which nothing blocks for long.
+"""Serves a learner to its actors, on an event loop in a separate thread.
 
-Slow work, such as waiting for the device that holds the weights, runs in worker threads. The body of a call is read
-only after its token was checked; see `replay_proto.access.serving`.
+Slow work, such as waiting for the device of the weights, runs in worker threads. The body of a call is read only after
+its token was checked; see `replay_proto.access.serving`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replay_agent.distributed.learner_service import LearnerService
 
 SERVICE: Final = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
 MAX_REQUEST_BYTES: Final = MAX_REPORT_BYTES
-"""Limit of requests: reports are the longest ones."""
+"""Size limit of requests: reports are the largest."""
 CALLS_PER_CONNECTION: Final = 16
 """An actor makes one call at a time."""
 KEEPALIVE_S: Final = 30.0
@@ -63,12 +63,12 @@ class LearnerServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT it listens on."""
+        """HOST:PORT that it listens on."""
         return f"{self.host}:{self.port}"
 
     @property
     def local_address(self) -> str:
-        """HOST:PORT by which processes on this machine reach it."""
+        """HOST:PORT for processes on this machine."""
         return f"127.0.0.1:{self.port}" if self.host in ("0.0.0.0", "[::]", "") else self.address
 
     def close(self) -> None:

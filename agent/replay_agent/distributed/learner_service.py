@@ -18,12 +18,12 @@ from replay_agent.distributed.episode_reports import Reports
 from replay_agent.distributed.join_log import MAX_NAME_LENGTH, JoinLog
 from replay_agent.distributed.learner_access import RefusedError
 
-# Pause of actors that are ahead, before they report again.
+# Actors that are ahead pause for this long before they report again.
 PAUSE_MS = 20
 WEIGHT_BYTES_PER_S = 128 << 20
 """Rate limit for weights sent to all actors, which costs at most a third of the trainer's time."""
 BURST_S = 1.0
-"""Burst that the rate limit allows, in seconds at that rate, for actors that ask at the same time."""
+"""Burst that the rate limit allows, in seconds at that rate, for actors that request weights simultaneously."""
 
 
 class Guidance(NamedTuple):
@@ -36,11 +36,11 @@ class Guidance(NamedTuple):
 
 
 class PublishedWeights:
-    """The newest weights. Threads may share one.
+    """The newest weights. Thread-safe.
 
-    Weights are copied from the device and serialized when an actor first requests them, in the thread that answers it.
-    So publishing never waits for the device, and versions that nobody fetches cost nothing. Sending costs the trainer
-    about 2 ms per MB, so the rate is limited.
+    Weights are copied from the device and serialized when an actor first requests them, in the thread that answers the
+    request. So publishing never waits for the device, and versions that no actor requests cost nothing. Sending costs
+    the trainer about 2 ms per MB, so the rate is limited.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class PublishedWeights:
         self._newest = _Version(self.version + 1, weights)
 
     def newer_than(self, version: int) -> tuple[int, bytes]:
-        """The newest version and its data; empty if the caller already has it, or beyond the rate limit."""
+        """The newest version and its data; without data if the caller has it, or if the rate limit is reached."""
         newest = self._newest
         if version == newest.number:
             return newest.number, b""
@@ -100,7 +100,7 @@ class LearnerService:
     def __init__(
         self, task: learner_pb2.JoinResponse, seeds: RunSeeds, weights: PublishedWeights, guide: Callable[[], Guidance]
     ) -> None:
-        """Serve one run: a task of `make_task`, and what ``guide`` says, which several threads call."""
+        """Serve one run: its task from `make_task`, and instructions from ``guide``, which must be thread-safe."""
         self.reports = Reports()
         self.run_id = str(uuid.uuid4())
         self._task = task
@@ -123,7 +123,7 @@ class LearnerService:
         self._is_finished.set()
 
     def join(self, request: learner_pb2.JoinRequest) -> learner_pb2.JoinResponse:
-        """Give the actor a number and the task."""
+        """Assign a number and the task to the actor."""
         with self._lock:
             self.actors_joined += 1
             actor_id = self.actors_joined
@@ -146,7 +146,7 @@ class LearnerService:
         )
 
     def get_weights(self, request: learner_pb2.GetWeightsRequest) -> learner_pb2.GetWeightsResponse:
-        """Return the newest weights, if the caller has older ones; may wait for the device."""
+        """Return the newest weights unless the caller has them; may wait for the device."""
         self._check_run(request.run_id)
         version, data = self._weights.newer_than(request.have_version)
         return learner_pb2.GetWeightsResponse(version=version, safetensors=data)

@@ -13,7 +13,7 @@ from replay_agent.dqn.double_dqn import DoubleDQN
 from replay_agent.dqn.figures import Figures
 
 MAX_RETURN: Final = 1e30
-"""Largest magnitude of a return. TensorBoard keeps float32: a sum of 10^8 such returns is still finite there."""
+"""Largest magnitude of a return. TensorBoard stores float32, in which a sum of 10^8 such returns is still finite."""
 
 
 class DivergedError(RuntimeError):
@@ -45,7 +45,7 @@ def require_finite_figures(learner: DoubleDQN, figures: Figures | None) -> None:
     """Check figures that were fetched for display.
 
     Raises:
-        DivergedError: those of a gradient step were not finite.
+        DivergedError: the figures of a gradient step were not finite.
     """
     if figures is None or figures.finite_steps == figures.steps:
         return

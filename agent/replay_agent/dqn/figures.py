@@ -16,7 +16,7 @@ FOLDED_STEPS = 256
 
 @dataclass(frozen=True)
 class Figures:
-    """Smoothed figures of the gradient steps so far; once one is not finite, it stays so.
+    """Smoothed figures of the gradient steps so far. A non-finite figure stays non-finite.
 
     Attributes:
         loss: weighted loss.
@@ -46,7 +46,7 @@ class FiguresMeter:
 
     def add(self, loss: Tensor, grad_norm: Tensor, mean_value: Tensor) -> None:
         """Add the figures of a gradient step, each float32[]."""
-        # Folding many at once is nearly free per step.
+        # Folding many in one operation is nearly free per step.
         self._waiting += (loss, grad_norm, mean_value)
         self._steps += 1
         if len(self._waiting) >= FOLDED_STEPS * len(FIGURES):

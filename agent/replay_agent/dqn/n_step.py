@@ -38,7 +38,7 @@ class NStep:
     """
 
     def __init__(self, n_step: int, gamma: float) -> None:
-        """Span ``n_step`` steps (1 or more), discounted by ``gamma``."""
+        """Make transitions of ``n_step`` steps (1 or more), discounted by ``gamma``."""
         if n_step < 1:
             raise ValueError(f"n_step must be 1 or more, got {n_step}")
         self._n_step = n_step

@@ -16,7 +16,7 @@ IMAGE_RANK = 3
 GRAYSCALE_RANK = 2
 # Smallest image side for the three layers of Mnih et al. (2015).
 MIN_NATURE_SIDE = 36
-# From this side on, the small torso halves its output to keep the first dense layer small.
+# From this image side on, the small torso halves its output to keep the first dense layer small.
 MIN_STRIDED_SIDE = 16
 DEFAULT_VECTOR_HIDDEN_SIZES = (128, 128)
 DEFAULT_IMAGE_HIDDEN_SIZES = (512,)
@@ -134,7 +134,7 @@ class BoundedInput(nn.Module):
         is_bounded = (high > low) & (high - low < torch.finfo(torch.float32).max)
         center = torch.where(is_bounded, (low + high) / 2, 0.0)
         half_width = torch.where(is_bounded, (high - low) / 2, 1.0)
-        # Not learned, so excluded from the weights.
+        # These are not learned, so exclude them from the weights.
         self.register_buffer("center", center.to(torch.float32), persistent=False)
         self.register_buffer("half_width", half_width.to(torch.float32), persistent=False)
 
@@ -175,7 +175,7 @@ class DuelingHead(nn.Module):
 
 
 def combine_dueling(value: Tensor, advantages: Tensor) -> Tensor:
-    """Add values float32[batch, 1] to advantages float32[batch, actions], which are centered to be identifiable."""
+    """Add values float32[batch, 1] to advantages float32[batch, actions], centered so that both are identifiable."""
     return value + advantages - advantages.mean(dim=-1, keepdim=True)
 
 
@@ -198,7 +198,7 @@ def build_network(spec: NetworkSpec) -> QNetwork:
     """Build a network with weights from torch's global generator.
 
     Raises:
-        ValueError: the spec names no hidden layer, or its image is too small.
+        ValueError: the spec has no hidden layer, or its image is too small.
     """
     if not spec.hidden_sizes:
         raise ValueError("hidden_sizes needs at least one layer, for instance 128,128")

@@ -27,7 +27,7 @@ class ActorsFailError(RuntimeError):
 
 @dataclass
 class _Slot:
-    """A place in the pool and its process."""
+    """A slot of the pool and its process."""
 
     number: int
     process: subprocess.Popen[str] | None = None
@@ -54,7 +54,7 @@ class ActorPool:
             count: how many.
             server: HOST:PORT of the replay server.
             learner: HOST:PORT of the learner's service.
-            log_dir: directory for their logs.
+            log_dir: directory of their logs.
             reconnect_timeout_s: seconds that they wait for an unreachable replay server.
             environment: environment variables, including a token (default: those of this process).
         """
@@ -91,7 +91,7 @@ class ActorPool:
                 self._start(slot)
 
     def close(self) -> None:
-        """Stop all of them."""
+        """Stop all actors."""
         running = [slot.process for slot in self._slots if slot.process is not None]
         for process in running:
             if process.poll() is None:

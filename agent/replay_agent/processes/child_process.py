@@ -1,4 +1,4 @@
-"""Child processes of the trainer: they never outlive it, and Ctrl-C in the terminal reaches the trainer only."""
+"""Child processes of the trainer: they never outlive it, and Ctrl-C in the terminal reaches only the trainer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def start_module(
 ) -> subprocess.Popen[str]:
     """Run ``python -m module`` and append its standard error to a log.
 
-    Its standard input is a pipe that closes when this process dies, however it dies. It runs in its own session, so
-    Ctrl-C in the terminal does not reach it. Its standard output is a pipe, too, or goes to the log. It inherits the
-    file descriptors ``keep_open``.
+    Its standard input is a pipe that closes when this process dies, even by SIGKILL. It runs in a separate session, so
+    Ctrl-C in the terminal does not reach it. Its standard output is also a pipe, or is written to the log. It inherits
+    the file descriptors ``keep_open``.
     """
     with log_path.open("a") as log_file:
         return subprocess.Popen(
@@ -64,10 +64,10 @@ def log_tail(log_path: Path) -> str:
 
 
 def when_parent_dies(stop: Callable[[], object]) -> None:
-    """Call ``stop`` from another thread when standard input closes, which means that the parent is gone."""
+    """Call ``stop`` from another thread when standard input closes, which means that the parent died."""
 
     def watch() -> None:
-        # Unlike sys.stdin.read(), this holds no lock that the interpreter needs at shutdown.
+        # Unlike sys.stdin.read(), this does not keep a lock that the interpreter needs at shutdown.
         while os.read(sys.stdin.fileno(), 1):
             pass
         stop()

@@ -24,7 +24,7 @@ _PROGRESS = re.compile(r"(?:compiling|kernels compiled).*")
 
 
 class EmbeddedServerError(RuntimeError):
-    """The server did not start, or has died."""
+    """The server did not start, or died."""
 
 
 class EmbeddedServer:
@@ -46,11 +46,11 @@ class EmbeddedServer:
         Args:
             log_path: file for its log.
             access: the required token.
-            data_dir: directory of its tables; None: tables are in memory.
+            data_dir: directory of its tables; None: tables are kept in memory.
             keep_open: file descriptors that it inherits.
 
         Raises:
-            EmbeddedServerError: it did not become ready; the message ends with its log.
+            EmbeddedServerError: the server did not become ready; the message ends with its log.
         """
         self._log_path = log_path
         tables = [] if data_dir is None else ["--data-dir", str(data_dir)]
@@ -73,7 +73,7 @@ class EmbeddedServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     @property

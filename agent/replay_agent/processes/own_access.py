@@ -24,7 +24,7 @@ class OwnAccess:
     """A token with all rights, in files that only their owner can read.
 
     Attributes:
-        token: for clients; never in a command line or log.
+        token: for clients; never appears in a command line or log.
         token_file: contains the token, for commands such as `replay stats`.
         tokens_file: contains a hash of the token, for servers.
     """

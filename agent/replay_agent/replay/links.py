@@ -1,4 +1,4 @@
-"""The trainer's link to its replay table: insert rows, sample batches, update priorities.
+"""The trainer's link to its replay table, which inserts rows, samples batches and updates priorities.
 
 `ReplayLink` is fast: it sends rows in the background, prefetches batches to the device and never waits for priority
 updates. `LockstepLink` waits for each call, so that equal seeds give equal runs.
@@ -60,7 +60,7 @@ class ReplayLink:
             self._sampler.update_priorities(batch, priorities)
 
     def flush(self) -> None:
-        """Wait a few seconds for all appended rows to arrive; give up silently."""
+        """Wait a few seconds until all appended rows are acknowledged; give up silently."""
         if self._writer is not None:
             with suppress(ReplayError):
                 self._writer.flush(timeout_s=FLUSH_TIMEOUT_S)

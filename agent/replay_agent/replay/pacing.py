@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 
 class TableCount(NamedTuple):
-    """Row counts of a table: rows ever inserted, and rows that it has."""
+    """Row counts of a table: rows ever inserted, and live rows."""
 
     inserted: int
     size: int
 
 
 class Pacer:
-    """Counts environment steps by the rows in the table, and decides whether learner or actors may proceed.
+    """Counts environment steps by the rows in the table, and decides whether the learner and the actors may proceed.
 
     Once the table has ``learning_starts`` rows, each environment step adds a credit of ``ratio`` gradient steps,
-    regardless of how often the table is polled.
-    The learner takes a step for each whole credit. Actors pause while its unused whole credits exceed ``lead_steps``
-    environment steps. So actors cannot flood a slow learner, and a fast learner does not overfit to few rows. Actors
-    never pause while the learner cannot take a step, because then it needs their rows.
+    regardless of how often the table is polled. The learner takes a step for each whole credit. Actors pause while its
+    unused whole credits correspond to more than ``lead_steps`` environment steps. So actors cannot flood a slow
+    learner, and a fast learner does not overfit to few rows. Actors never pause while the learner cannot take a step,
+    because it then needs their rows.
 
     The table's count is authoritative: it includes rows of actors that died before they reported. The trainer's own
     steps are counted immediately, because its rows take a while to arrive. Steps granted to actors count against the
@@ -40,7 +40,7 @@ class Pacer:
         self._learning_starts = learning_starts
         self._lead_steps = lead_steps
         self._env_steps = 0
-        # Computed from integers: sums of fractions would drift.
+        # Computed from integers, because sums of fractions would drift.
         self._credited_steps = self._updates = 0
         self._credit_before = 0.0
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class Pacer:
 
     @property
     def table_count(self) -> TableCount:
-        """The table's row counts, by the steps counted so far."""
+        """The table's row counts, according to the steps counted so far."""
         steps = self._steps_since_start
         return TableCount(self._inserted_at_start + steps, self._size_at_start + steps)
 
@@ -80,13 +80,13 @@ class Pacer:
 
     def catch_up(self, counted: TableCount, inserted: int, size: int) -> None:
         """Count rows that the attached table received after ``counted``, the last `table_count` of an earlier run."""
-        # This includes steps whose rows were incomplete or not sent, and so never reached the table.
+        # This includes steps whose rows never reached the table, because they were incomplete or not sent.
         self.attach(min(counted.inserted, inserted), counted.size)
         self.observe_inserted(inserted)
         self.attach(inserted, size)
 
     def grant(self, steps: int) -> int:
-        """How many of the requested ``steps`` an actor may take: all, or none while actors are ahead."""
+        """Grant an actor all of the requested ``steps``, or none while actors are ahead; return the number granted."""
         with self._lock:
             ahead = math.floor(self.credit) / self._ratio if self.owes_update else 0.0
             if ahead + self._granted > self._lead_steps:
@@ -125,7 +125,7 @@ class Pacer:
 
     def _advance(self) -> None:
         now = self._steps_before + self._steps_since_start
-        # Of several new steps, those before the table had enough rows add no credit.
+        # Steps taken before the table had enough rows add no credit.
         last_without_credit = self._steps_before + self._learning_starts - self._size_at_start - 1
         self._credited_steps += max(0, now - max(self._env_steps, last_without_credit))
         self._env_steps = now

@@ -23,7 +23,7 @@ RETRY_S = 0.2
 
 
 class RunTable:
-    """Keeps a link to the current table of the run's name."""
+    """Keeps a link to the current table with the run's name."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class RunTable:
 
         Args:
             saved: from `to_json`.
-            is_shared: whether others may have inserted rows since, which then do not count as steps of the run.
+            is_shared: whether others may have inserted rows since. If so, new rows do not count as steps of the run.
 
         Returns:
             False if that table is gone.
@@ -103,12 +103,12 @@ class RunTable:
         return True
 
     def flush(self) -> None:
-        """Wait a few seconds for all appended rows to arrive; give up silently."""
+        """Wait a few seconds until all appended rows are acknowledged; give up silently."""
         if self._link is not None:
             self._link.flush()
 
     def lose(self, error: Exception) -> None:
-        """Record that the table is gone: the next `link` creates a new one."""
+        """Record that the table is gone, so that the next `link` creates a new one."""
         log.warning("the table is gone, creating a new one: %s", error)
         if self._link is None:
             time.sleep(RETRY_S)
@@ -135,7 +135,7 @@ class RunTable:
         """Remove the table from the server.
 
         Raises:
-            ReplayError: one of `TABLE_LOST` if it is gone already, or another failure.
+            ReplayError: one of `TABLE_LOST` if the table is already gone, or another failure.
         """
         if self._link is not None:
             table = self._link.table

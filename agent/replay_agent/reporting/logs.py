@@ -9,7 +9,7 @@ from rich.logging import RichHandler
 
 
 def set_up_logging(level: str, console: Console) -> None:
-    """Log above the console's progress bar in a terminal, and plainly elsewhere; ``level`` is such as ``info``."""
+    """Log above the console's progress bar in a terminal, or plain text elsewhere; ``level`` is e.g. ``info``."""
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False)
         logging.basicConfig(level=level.upper(), handlers=[handler], format="%(message)s")

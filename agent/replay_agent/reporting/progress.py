@@ -99,7 +99,7 @@ class ProgressLines(ProgressView):
 
 
 def make_progress(console: Console, title: str, total_steps: int, *, shown: bool) -> ProgressView:
-    """The view that suits the console."""
+    """Choose the view for the console."""
     if not shown:
         return ProgressView()
     if console.is_terminal:

@@ -44,7 +44,7 @@ class Status:
 
 
 class RateMeter:
-    """Growth rate of a count over the last seconds."""
+    """Measures how fast a count has grown in the last seconds."""
 
     def __init__(self, window_s: float = RATE_WINDOW_S, clock: Callable[[], float] = time.monotonic) -> None:
         """Average over ``window_s`` seconds."""

@@ -18,7 +18,7 @@ class MetricsLog:
         """Write into ``directory``; None: write nothing."""
         self._writer = None
         if directory is not None:
-            # Imported here: it takes a second, which runs without logs should not pay.
+            # Imported here, because it takes a second, and runs without logs do not need it.
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(directory))

@@ -1,4 +1,4 @@
-"""Checkpoints: directories with tensors in safetensors format and everything else as JSON. Nothing is pickled.
+"""Checkpoints: directories with tensors in safetensors format and all other state as JSON. Nothing is pickled.
 
 A checkpoint is written under a temporary name and then renamed, so every visible one is complete. All numbers in it are
 finite; this is checked when it is written and again when it is read.
@@ -33,7 +33,7 @@ UNUSABLE_SUFFIX = ".unusable"
 STATE_FILE = "state.json"
 TENSOR_SUFFIX = ".safetensors"
 PARTS = frozenset({"online", "target", "optimizer", "random"})
-"""Files of tensors that every checkpoint has; there may be ``best``, too."""
+"""Files of tensors in every checkpoint; ``best`` is optional."""
 
 
 class CheckpointError(RuntimeError):
@@ -41,7 +41,7 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoint(NamedTuple):
-    """What `save_checkpoint` was given besides the learner."""
+    """The arguments of `save_checkpoint`, without the learner."""
 
     state: dict[str, Any]
     best_weights: dict[str, Tensor] | None
@@ -60,8 +60,8 @@ def save_checkpoint(
     Args:
         directory: of all checkpoints of the run.
         step: environment steps so far; names the checkpoint.
-        learner: its networks, optimizer and count of updates, and torch's generators, are saved.
-        state: JSON values to save along.
+        learner: its networks, optimizer and number of updates are saved, and also torch's generators.
+        state: additional JSON values to save.
         best_weights: tensors of the best network so far.
         keep: number of checkpoints to keep, including this one.
 
@@ -102,7 +102,7 @@ def checkpoints(directory: Path) -> list[Path]:
 def load_latest(directory: Path, learner: DoubleDQN) -> Checkpoint:
     """Restore the learner and torch's generators from the newest usable checkpoint.
 
-    Newer ones that are corrupt, or contain non-finite numbers, are logged and set aside.
+    Newer checkpoints that are corrupt or contain non-finite numbers are logged and set aside.
 
     Raises:
         CheckpointError: there is none, or it does not match this learner.
@@ -131,7 +131,7 @@ class _UnusableError(Exception):
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Read a checkpoint whole, before anything of it is used: its document, and tensors by part."""
+    """Read a complete checkpoint before any of it is used: its JSON document, and its tensors by part."""
     try:
         document = json.loads((path / STATE_FILE).read_text())
         if document["format"] != FORMAT_VERSION:

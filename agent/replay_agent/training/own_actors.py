@@ -1,4 +1,4 @@
-"""How actors started by the trainer connect to server and learner, and who else may join."""
+"""Access settings: how the trainer's own actors connect to server and learner, and which other actors may join."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEARNER_CA = f"{LEARNER_TLS_PREFIX}_CA"
 
 
 def check_learner(learner: str, environment: Mapping[str, str]) -> None:
-    """Check that actors with these environment variables can connect to the learner; they would retry forever.
+    """Check that actors with these environment variables can connect to the learner. If not, they would retry forever.
 
     Raises:
         ActorsFailError: the TLS connection failed; the message says what to set.
@@ -44,7 +44,7 @@ def check_learner(learner: str, environment: Mapping[str, str]) -> None:
 
 
 def declared_access(settings: TrainSettings) -> LearnerAccess:
-    """Protection of the learner's port by the settings."""
+    """The protection of the learner's port that the settings specify."""
     return LearnerAccess(
         settings.learner_tls_cert, settings.learner_tls_key, settings.learner_tls_client_ca, settings.learner_tokens
     )
@@ -56,7 +56,7 @@ def needs_own_access(settings: TrainSettings) -> bool:
 
 
 def learner_access(settings: TrainSettings, own: OwnAccess | None) -> LearnerAccess:
-    """Who may join: as configured, or by default holders of the run's own token."""
+    """Access to the learner as configured; by default, only with the run's own token."""
     access = declared_access(settings)
     return replace(access, tokens=own.tokens_file) if own and _learner_wants_own_token(settings) else access
 
@@ -64,8 +64,8 @@ def learner_access(settings: TrainSettings, own: OwnAccess | None) -> LearnerAcc
 def actor_environment(settings: TrainSettings, own: OwnAccess | None, variables: Mapping[str, str]) -> dict[str, str]:
     """Environment variables for actors started by the trainer.
 
-    They use TLS exactly where server and learner do, and trust the learner's certificate unless the variables name a
-    CA.
+    They connect with TLS to whichever of server and learner uses it, and trust the learner's certificate unless the
+    variables name a CA.
 
     Args:
         settings: of the run.

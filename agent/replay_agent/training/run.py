@@ -44,7 +44,7 @@ from replay_agent.training.trainer import Ending, Trainer
 
 log = logging.getLogger("replay_agent")
 
-# An embedded server is never restarted: after this long without an answer it is dead.
+# An embedded server is never restarted: it is considered dead after this long without an answer.
 EMBEDDED_TIMEOUT_S = 15.0
 # Suggested reduction of the learning rate after a run diverged.
 SMALLER_STEP = 10
@@ -61,11 +61,11 @@ FAILURES = (
     UnusableFileError,
     ValueError,
 )
-"""Errors of `train` that a user can act on; the message says how."""
+"""Errors of `train` that a user can resolve; the messages say how."""
 
 
 def train(settings: TrainSettings, stop: StopRequest, console: Console) -> TrainingReport:
-    """Train, from a new or resumed run to its report; ``console`` shows progress.
+    """Start or resume a run, train, and return the report; ``console`` shows progress.
 
     Raises:
         ExposedError: actors on other machines could join without protection.
@@ -96,7 +96,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         embedded = None
         if own and not settings.server:
             log.info("starting a replay server")
-            # It keeps its tables in the run's directory for resuming.
+            # The server stores its tables in the run's directory, so that the run can be resumed.
             embedded = EmbeddedServer(run.logs / "server.log", own, data_dir=run.replay, keep_open=[lock])
             stack.callback(embedded.close)
         address = settings.server or (embedded.address if embedded else "")

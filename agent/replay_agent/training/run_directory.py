@@ -19,7 +19,7 @@ from typing import Any
 from replay_agent.settings.train_settings import SETTINGS_FILE, TrainSettings
 
 RANDOM_SUFFIX_BYTES = 2
-# The server of a killed trainer takes a moment to notice and exit.
+# After a trainer is killed, its server takes a moment to notice and exit.
 IN_USE_TIMEOUT_S = 20.0
 LOCK_LOOK_S = 0.05
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -66,7 +66,7 @@ class RunDirectory:
             A file descriptor; processes that inherit it share the lock.
 
         Raises:
-            RunDirectoryError: another process keeps the lock for longer than `IN_USE_TIMEOUT_S`.
+            RunDirectoryError: another process still had the lock after `IN_USE_TIMEOUT_S`.
         """
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -1,7 +1,7 @@
 """Selects the best network: in each validation, the best one so far and a new one play the same new episodes.
 
 Playing the same seeds cancels out lucky episodes (common random numbers: Glasserman and Yao, 1992, Management Science
-38(6), 884-908). Every validation has new seeds, because on fixed ones a network that was lucky once would stay the best
+38(6), 884-908). Every validation uses new seeds: with fixed seeds, a network that was lucky once would remain the best
 (selection bias: Cawley and Talbot, 2010, JMLR 11, 2079-2107). Training and final evaluation use other seeds.
 """
 
@@ -28,9 +28,9 @@ class Validation:
     """Result of a validation.
 
     Attributes:
-        mean: mean return of the new network.
+        mean: mean return of the validated network.
         episodes: episodes that it played.
-        is_best: whether it is the best network so far.
+        is_best: whether the network is the best so far.
         is_solved: whether it reached ``solved_return``.
     """
 
@@ -43,8 +43,8 @@ class Validation:
 class NetworkSelector:
     """Keeps the best network so far.
 
-    The best and the new network first play a few episodes. If the new one is at least as good, both play the rest, and
-    the means over all episodes decide.
+    The best and the new network first play a few episodes. If the new one does at least as well, both play the rest,
+    and the means over all episodes decide.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class NetworkSelector:
         return {"validations": self._validations, "best_sum": self._best_sum, "best_episodes": self._best_episodes}
 
     def restore(self, values: Mapping[str, Any], best_weights: dict[str, Tensor] | None) -> None:
-        """Restore what `to_json` returned, and `best_weights` at that time."""
+        """Restore the state from `to_json`, and the `best_weights` of that time."""
         self._validations = values["validations"]
         self._best_sum, self._best_episodes = values["best_sum"], values["best_episodes"]
         self.best_weights, self._best_network = best_weights, None

@@ -10,7 +10,7 @@ class Interval:
     """A timer that is due periodically."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Be due every ``seconds``."""
+        """Set the period in seconds."""
         self._seconds = seconds
         self._clock = clock
         self.restart()

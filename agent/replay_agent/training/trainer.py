@@ -47,7 +47,7 @@ SUPERVISE_INTERVAL_S = 0.25
 SHOW_INTERVAL_S = 0.2
 # Log a warning after this long without rows from actors.
 SILENCE_S = 30.0
-# Recording an episode takes up to 0.1 ms, mostly in TensorBoard: the limit keeps busy actors from delaying learning.
+# Recording an episode takes up to 0.1 ms, mostly in TensorBoard. With this limit, busy actors do not delay learning.
 EPISODES_PER_TURN = 16
 DROPPED_INTERVAL_S = 10.0
 
@@ -63,7 +63,7 @@ class Ending(StrEnum):
 def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
     """The network for the settings and environment."""
     shape, dtype = env.observation_shape, env.observation_dtype
-    # Images are scaled by dtype; bounds for every pixel would not fit into a message.
+    # Images are scaled by dtype. Bounds of every pixel would not fit into a message.
     is_scaled = settings.scale_observations and network_kind(shape, dtype) is NetworkKind.MLP
     return NetworkSpec(
         observation_shape=shape,
@@ -136,12 +136,12 @@ class Trainer:
         """Resume from the newest checkpoint of the run.
 
         Raises:
-            CheckpointError: there is no usable one.
+            CheckpointError: there is no usable checkpoint.
         """
         checkpoint = load_latest(self._run.checkpoints, self.learner)
         state = checkpoint.state
         self.pacer.restart(state["env_steps"], state["credit"])
-        # A table named by --table may have received rows from others.
+        # Others may have inserted rows into a table named by --table.
         if not self.table.find_again(state["table"], is_shared=self._settings.table is not None):
             log.warning("the run's table is gone: learning resumes at %d rows", self._settings.learning_starts)
         self.history = History(**state["history"])
@@ -179,17 +179,17 @@ class Trainer:
         return ending
 
     def save(self) -> None:
-        """Write a checkpoint; it names the replay checkpoint that belongs to it, if there is one.
+        """Write a checkpoint, which includes the name of the matching replay checkpoint, if any.
 
         Raises:
             DivergedError: a number of the learner is not finite; existing checkpoints are kept.
         """
         require_finite(self.learner)
-        self.table.flush()  # The table must have every step that the checkpoint counts.
+        self.table.flush()  # The table must contain every step that the checkpoint counts.
         keep = self._settings.keep_checkpoints
         replay_checkpoint = None
         if self._settings.replay_checkpoints and self.pacer.env_steps:
-            # One more than the trainer keeps, in case it is killed before it writes its own checkpoint.
+            # Keep one more than the trainer does, in case it is killed before it writes its own checkpoint.
             replay_checkpoint = self.table.checkpoint(keep + 1, self._settings.reconnect_timeout_s)
         state = {
             "replay_checkpoint": replay_checkpoint,
@@ -205,7 +205,7 @@ class Trainer:
         save_checkpoint(self._run.checkpoints, self.pacer.env_steps, self.learner, state, best, keep)
 
     def evaluate_best(self) -> EvaluationResult:
-        """Evaluate the best network, or the current one if none was validated, greedily on new seeds.
+        """Evaluate the best network greedily on new seeds; the current network if none was validated.
 
         Raises:
             EvaluationStoppedError: a stop was requested.
@@ -266,7 +266,7 @@ class Trainer:
         except TABLE_LOST as error:
             self.table.lose(error)
         except InvalidArgumentError:
-            # The server refuses non-finite priorities before the figures are checked.
+            # The server may refuse non-finite priorities before the figures are checked.
             require_finite(self.learner)
             raise
         self._take_reports(EPISODES_PER_TURN)
@@ -294,7 +294,7 @@ class Trainer:
         self._shown.batch = batch
 
     def _wait_for_rows(self, link: ReplayLink) -> None:
-        """Count the actors' steps by the table; sleep briefly if no gradient step is due."""
+        """Count the actors' steps by the table's rows; sleep briefly if no gradient step is due."""
         before = self.pacer.env_steps
         self.pacer.observe_inserted(link.table.describe().inserted)
         if self.pacer.env_steps > before:
@@ -309,7 +309,7 @@ class Trainer:
 
     def _take_reports(self, limit: int) -> None:
         """Record reported episodes, once the table has received their steps."""
-        # Each episode has at least one step, which limits made-up reports.
+        # Each episode has at least one step, which limits fabricated reports.
         possible = self.pacer.env_steps - len(self.history.episode_steps)
         reports = self.service.reports
         for episode in reports.take_episodes(max(0, min(limit, possible))):
