@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Parse the command line and run the server."""
     quiet_grpc()
-    # Loaded lazily for fast answers: settings take 0.3 s to import, the server 1 s.
+    # Import lazily to answer fast: importing the settings takes 0.3 s, the server 1 s.
     with needs_extras("replay-server", "server"):
         from replay_server.process.settings import read_command_line
 

@@ -1,4 +1,4 @@
-"""The tables of a server by name: creates, finds, lists, drops and reopens them."""
+"""A server's tables by name: creates, finds, lists, drops and reopens them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Catalog:
         rows = Budget("bytes of waiting inserts", "max_waiting_mb of the server", bounds.max_waiting_bytes, share)
         self.waiters = Waiters(waiting, rows, bounds.max_wait_s)
         self.long_calls = LongCalls(waiting)
-        """Turns of calls with many rows."""
+        """Schedules calls with many rows."""
         self.outgoing = QueuedBudget(
             "bytes of replies", "max_outgoing_mb of the server", bounds.max_outgoing_bytes, share, waiting
         )
@@ -100,7 +100,7 @@ class Catalog:
         return iter([self._tables[name] for name in sorted(self._tables)])
 
     async def in_turns(self) -> AsyncIterator[Table]:
-        """Iterate over tables, sorted by name, yielding to other calls in between, which may drop tables."""
+        """Iterate over tables, sorted by name, yielding to other calls in between; these may drop tables."""
         for name in sorted(self._tables):
             table = self._tables.get(name)
             if table is not None:
@@ -182,7 +182,7 @@ class Catalog:
                 try:
                     hidden = table.directory.hide()
                 except OSError:
-                    self._tables[name] = table  # keep it, so that its name stays taken
+                    self._tables[name] = table  # keep it, so that its name stays reserved
                     raise
                 await self._remove(table, hidden)
         log.info("table %s dropped", name)
@@ -230,7 +230,7 @@ class Catalog:
 
 
 def _full_bytes(config: TableConfig, *, checked: bool) -> int:
-    """Bytes that a table takes once it is full, its index included."""
+    """Bytes of a table when full, including its index."""
     return full_bytes(config, checked=checked) + memory_bytes(config)
 
 

@@ -15,11 +15,11 @@ _LONGEST_TEXT = 512
 
 
 class FatalError(Exception):
-    """The server cannot start as it was told to, or end in order; the message says why."""
+    """The server cannot start or shut down properly; the message says why."""
 
 
 class RequestError(Exception):
-    """A refused request, which has changed nothing."""
+    """A request was refused and had no effect."""
 
     def __init__(self, reason: str, message: str, **metadata: object) -> None:
         """Create a refusal.
@@ -35,7 +35,7 @@ class RequestError(Exception):
 
 
 def _shortened(text: str) -> str:
-    """Shorten the middle of a text that is too long."""
+    """Shorten a text that is too long by cutting out its middle."""
     half = _LONGEST_TEXT // 2
     return text if len(text) <= _LONGEST_TEXT else f"{text[:half]}...{text[-half:]}"
 
@@ -100,7 +100,7 @@ _LACKING: Mapping[WaitedFor, str] = {
 
 
 def table_empty(name: str, needed: int = 1) -> RequestError:
-    """There are no rows to draw; ``needed`` are required."""
+    """The table has no rows; the draw requires ``needed``."""
     message = f"table {name!r} has no rows to draw: 0 of {needed:,}; insert some, or sample with a timeout"
     return RequestError("TABLE_EMPTY", message, table=name, have=0, needed=needed)
 
@@ -142,7 +142,7 @@ def sequence_gap(expected: int, got: int) -> RequestError:
 
 
 def sequence_too_old(oldest_known: int, got: int) -> RequestError:
-    """A retry came so late that its keys are forgotten."""
+    """A retry came too late: the server no longer remembers the insert's keys."""
     message = f"sequence {got} was applied, but its keys are no longer known (oldest known: {oldest_known})"
     return RequestError("SEQUENCE_TOO_OLD", message, oldest_known=oldest_known, got=got)
 

@@ -1,10 +1,10 @@
 """Callers, identified by token, and their rights.
 
     caller = authenticator.caller_of(metadata, peer)    # once per call, stream or connection
-    caller.check(Right.WRITE, "cartpole")               # before each thing that is done
+    caller.check(Right.WRITE, "cartpole")               # before each operation
 
-Without a tokens file, everyone may do everything. With one, removed and expired tokens are refused from then on, and
-their waiting calls and open streams end.
+Without a tokens file, every caller has all rights. With one, a removed or expired token is refused from then on, and
+its waiting calls and open streams end.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _HEADER = "authorization"
 
 
 class Caller:
-    """A caller of a server without tokens, who may do everything; `TokenHolder` is one of a server with tokens.
+    """A caller with all rights, as on a server without tokens. `TokenHolder` is for servers with tokens.
 
     All methods raise RequestError (UNAUTHENTICATED) once the caller's token is no longer valid.
     """
 
     def __init__(self, identity: str = "") -> None:
-        """Create a caller; ``identity`` is what it counts as in shared budgets (`replay_server.auth.identity`)."""
+        """Create a caller; callers with the same ``identity`` share budgets (`replay_server.auth.identity`)."""
         self.identity = identity
 
     def grant(self) -> Grant | None:
-        """What its token allows; None: everything."""
+        """The rights of its token; None: all rights."""
         return None
 
     def check_valid(self) -> None:
@@ -101,7 +101,7 @@ class TokenHolder(Caller):
         super().__init__(of_token(self.grant().name))
 
     def grant(self) -> Grant:
-        """What its token allows."""
+        """The rights of its token."""
         return _valid_grant(self._tokens, self._digest)
 
     def while_valid(self, end: End) -> AbstractContextManager[None]:
@@ -125,7 +125,7 @@ class Authenticator:
         """Read the tokens.
 
         Args:
-            tokens: the tokens file, see `replay_proto.access.tokens`; None: everyone may do everything.
+            tokens: the tokens file, see `replay_proto.access.tokens`; None: every caller has all rights.
 
         Raises:
             UnusableFileError: the file is invalid.

@@ -1,7 +1,7 @@
 """Ends waiting calls and open streams whose token is removed or expires.
 
 with caller.while_valid(end):         # end(refusal) is called if its token becomes invalid
-await what_the_call_waits_for
+await event
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Revocations:
     """Periodically checks the tokens of waiting calls, once per token."""
 
     def __init__(self, check: Callable[[bytes], object]) -> None:
-        """Start without calls.
+        """Start with no waiting calls.
 
         Args:
             check: raises a RequestError if the token with this digest is invalid.

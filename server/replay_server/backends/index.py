@@ -53,8 +53,8 @@ class PriorityIndex(ABC):
     """Priorities of the live rows, and draws in proportion to their mass.
 
     An index owns the table's priority array (a mapped file): only the index writes to it. All other state is on the
-    heap and can be rebuilt from that array. Arguments are already validated: keys are live or about to be, and distinct
-    within a call; priorities are finite, non-negative and at most `priority_limit`.
+    heap and can be rebuilt from that array. Callers validate arguments: the keys of a call are distinct, and each is
+    live or about to become live; priorities are finite, non-negative and at most `priority_limit`.
     """
 
     name: ClassVar[str]

@@ -1,8 +1,8 @@
 """The backend ``rank``: rank-based prioritization (Schaul et al. 2016, arXiv:1511.05952, section 3.3).
 
 P(i) = rank_i ** -alpha / sum of j ** -alpha over all ranks j (equation 1, with a priority of 1 / rank). Rank 1 has the
-largest priority; if equal, the newest row. Ranks are exact after every write; the paper uses a heap that is sorted only
-occasionally.
+largest priority. Among rows with equal priority, newer rows rank first. Ranks are exact after every write; the paper
+uses a heap that is sorted only occasionally.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RankParameters:
 
 @kernel
 def _write_piece(keys: Integers, new_priorities: Floats, priorities: Floats, order: rank_tree.RankTree) -> int:
-    """Store up to `rank_tree.MOST_MOVED` priorities, move rows to their new ranks, return the growth in rows.
+    """Store up to `rank_tree.MOST_MOVED` priorities and move rows to their ranks; return rows added minus rows removed.
 
     The loop over pieces is in Python: a kernel around this one would double the compile time.
     """
@@ -111,12 +111,12 @@ class RankIndex(PriorityIndex):
     name = "rank"
     most_rows = MOST_RANKED
     most_bytes_per_slot = 57.4
-    """A prefix sum and its guide: 8 + 8 / 64. A leaf of 520 bytes per 12 rows: 43.3. An inner node of 776 bytes per 12
-    leaves, and so on upwards: 5.9. Only pages that were written to use memory."""
+    """The sum of three parts. Prefix sum and guide: 8 + 8 / 64. Leaves, 520 bytes per 12 rows: 43.3. Inner nodes, 776
+    bytes per 12 children on each level: 5.9. Only pages that were written to use memory."""
     Parameters = RankParameters
 
     def __init__(self, parameters: RankParameters, priorities: Floats) -> None:
-        """Make an index without rows; see `PriorityIndex`."""
+        """Create an empty index; see `PriorityIndex`."""
         super().__init__(parameters, priorities)
         self._alpha = float(parameters.alpha)
         self._size = 0
@@ -154,7 +154,7 @@ class RankIndex(PriorityIndex):
         self._size = live.size
 
     def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
-        """Return the rows whose ranks lie at these fractions of the total mass."""
+        """Draw the rows at these fractions of the total mass."""
         return Drawn(*_draw(as_kernel_input(fractions), self._sums, self._order, live.size, self._alpha))
 
     def masses(self, priorities: Floats, ranks: Integers) -> Floats:

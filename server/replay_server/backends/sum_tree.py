@@ -93,7 +93,7 @@ def _write(
     epsilon: float,
     cap: float,
 ) -> None:
-    """Store priorities and masses, then bring sums and extremes up to date."""
+    """Store priorities and masses, then update sums and extremes."""
     count = len(keys)
     slots = np.empty(count, dtype=np.int64)
     old_priorities = np.empty(count, dtype=np.float64)
@@ -173,7 +173,7 @@ class SumTree(PriorityIndex):
     Parameters = SumTreeParameters
 
     def __init__(self, parameters: SumTreeParameters, priorities: Floats) -> None:
-        """Make an index without rows; see `PriorityIndex`."""
+        """Create an empty index; see `PriorityIndex`."""
         super().__init__(parameters, priorities)
         self.priority_limit = parameters.priority_limit()
         self._tree_starts = sums.sum_starts(len(priorities))
@@ -210,7 +210,7 @@ class SumTree(PriorityIndex):
         _rebuild(*self._arguments)
 
     def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
-        """Return the rows at fractions of the total mass; uniform if that is zero."""
+        """Draw the rows at these fractions of the total mass; draw uniformly if the total is zero."""
         if self.total_mass <= 0.0:
             return draw_evenly(fractions, live)
         keys, probabilities = _draw(as_kernel_input(fractions), self._tree, self._tree_starts, live.oldest, live.slots)

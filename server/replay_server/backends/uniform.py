@@ -1,6 +1,6 @@
 """The backend ``uniform``: every live row is drawn with probability 1 / size, whatever its priority.
 
-Priorities are stored and counted anyway, so that a learner that updates them works unchanged.
+Priorities are still stored and counted, so a learner that updates them works unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _write(
     smallest: Floats,
     block_starts: Integers,
 ) -> int:
-    """Store priorities, bring the extremes up to date, and return by how much the number of rows grew."""
+    """Store priorities and update the extremes; return rows added minus rows removed."""
     count = len(keys)
     grown = 0
     slots = np.empty(count, dtype=np.int64)
@@ -62,7 +62,7 @@ class UniformIndex(PriorityIndex):
     Parameters = UniformParameters
 
     def __init__(self, parameters: UniformParameters, priorities: Floats) -> None:
-        """Make an index without rows; see `PriorityIndex`."""
+        """Create an empty index; see `PriorityIndex`."""
         super().__init__(parameters, priorities)
         self._size = 0
         self._block_starts = extremes.block_starts(len(priorities))
@@ -97,7 +97,7 @@ class UniformIndex(PriorityIndex):
         )
 
     def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
-        """Return the rows that lie at these fractions of all live rows."""
+        """Draw the rows at these fractions of the live rows."""
         return draw_evenly(fractions, live)
 
     def masses(self, priorities: Floats, ranks: Integers) -> Floats:

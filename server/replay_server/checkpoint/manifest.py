@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: a JSON file with its tables and the checksum of every file, and its own checksum."""
+"""The manifest of a checkpoint: a JSON file with its tables, the checksum of every file, and a checksum of itself."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class CheckpointManifest:
     taken_s: float
     """When, in seconds since 1970 (UTC)."""
     tables: Sequence[TableManifest]
-    """In the order of their names."""
+    """Sorted by name."""
 
     @property
     def nbytes(self) -> int:

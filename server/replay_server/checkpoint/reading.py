@@ -59,7 +59,7 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
 
     Raises:
         DamagedCheckpointError: a file is corrupt.
-        RestoreError: it is not a checkpoint, or a table already exists.
+        RestoreError: ``folder`` is not a checkpoint, or a table already exists.
         CheckpointRemovedError: it was removed meanwhile.
         NoSpaceError: there is not enough space.
     """

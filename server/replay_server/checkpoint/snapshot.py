@@ -20,9 +20,9 @@ from replay_server.storage.table_state import TableState
 from replay_server.table.table import Table
 
 TURN_BYTES = 32 << 20
-"""Bytes copied in one turn of the event loop, which takes about 10 ms; the rest follows in later turns."""
+"""Bytes copied in one turn of the event loop (about 10 ms); later turns copy the rest."""
 INLINE_BYTES = 1 << 20
-"""Tables with at most this many bytes of rows are copied completely in that turn."""
+"""If a table's rows have at most this many bytes, they are copied on the event loop, too."""
 
 
 class SnapshotRows:
@@ -38,7 +38,7 @@ class SnapshotRows:
             self._copied = self.copy(table.oldest, table.size)
 
     def copy(self, first_key: int, count: int) -> Sequence[Array]:
-        """``dtype[count, elements]`` per column, in the order of the table's files, of consecutive rows.
+        """Copy consecutive rows: ``dtype[count, elements]`` per column, in the order of the table's files.
 
         Call `oldest_whole` afterwards to find out which of them are intact.
         """
@@ -49,7 +49,7 @@ class SnapshotRows:
 
     @property
     def oldest_whole(self) -> int:
-        """Key from which no row has been overwritten so far."""
+        """The oldest key whose row has not been overwritten so far."""
         return 0 if self._copied is not None else self._table.write_horizon - self._table.config.slots
 
 
@@ -62,13 +62,13 @@ class TableSnapshot:
     state: TableState
     """Its counters at that moment."""
     first_key: int
-    """Oldest row; it moves on past rows that were overwritten before they were copied."""
+    """Key of the oldest row; advances past rows that were overwritten before they were copied."""
     priorities: NDArray[np.float64]
     """float64[rows at that moment]: oldest first."""
     writers: NDArray[np.uint8]
     """The writers' records."""
     rows: SnapshotRows
-    """Where the rows are."""
+    """The rows themselves."""
 
     @property
     def left_out(self) -> int:
@@ -77,7 +77,7 @@ class TableSnapshot:
 
     @property
     def nbytes(self) -> int:
-        """Upper bound on the bytes of its files, which lack omitted rows."""
+        """Upper bound on the bytes of its files; omitted rows make them smaller."""
         row_bytes = self.config.schema.row_bytes + LINK_BYTES + self.priorities.itemsize
         return len(self.priorities) * row_bytes + self.writers.nbytes
 
@@ -128,7 +128,7 @@ async def _take(table: Table, turn: _Turn) -> TableSnapshot:
             await turn.make_room(TURN_BYTES)
         out = snapshot.priorities[start : start + at_once]
         out[:] = ring_copy(table.directory.priorities, (oldest + start) % table.config.slots, len(out))
-        # Evicted rows, the oldest ones copied so far, have lost their priorities.
+        # Rows evicted meanwhile have lost their priorities; they are the oldest ones.
         snapshot.first_key = min(max(snapshot.first_key, table.oldest), inserted)
     return snapshot
 

@@ -82,7 +82,7 @@ class Checkpoints:
         """Check that no other user of this machine owns or can change checkpoints in a directory.
 
         Raises:
-            UntrustedError: another user does or can; see `replay_server.files.trust`.
+            UntrustedError: another user owns or can change one; see `replay_server.files.trust`.
             OSError: it cannot be created or read.
         """
         trust.make_folder(folder)
@@ -106,13 +106,13 @@ class Checkpoints:
             tables: names of the tables; empty: all.
             series: prefix of its name.
             keep: checkpoints to keep in the series, including this one; 0: the setting.
-            check: refuses the series if the caller may not administer these tables of its checkpoints. None: for the
-                server's own checkpoints, which are exempt from limits.
+            check: called with the tables in the series; raises if the caller may not administer all of them. None: for
+                the server's own checkpoints, which are exempt from limits.
 
         Raises:
             RequestError: TABLE_NOT_FOUND, PERMISSION_DENIED, TOO_LARGE, NO_SPACE or SHUTTING_DOWN.
             FieldError: for an invalid series name, or a negative ``keep``.
-            OSError: another error of the disk.
+            OSError: another disk error.
         """
         if not is_table_name(_name(series, 1)):
             raise FieldError("series", "letters, digits, '_', '-' or '.', a letter or digit first", repr(series))
@@ -128,7 +128,7 @@ class Checkpoints:
         async with self._writing:
             if self._cancelled.is_set():
                 raise errors.shutting_down()
-            # Nobody else writes to the series until the old ones are removed.
+            # The lock is held until old checkpoints are removed, so no other call writes to the series.
             if check is not None:
                 check(await asyncio.to_thread(self._tables_in, series))
             chosen = [self._catalog.find(name) for name in sorted(set(tables))] if tables else list(self._catalog)
@@ -219,7 +219,7 @@ class Checkpoints:
         return names
 
     def _of(self, series: str) -> list[tuple[Path, int]]:
-        """The checkpoints of a series and their numbers, oldest first."""
+        """Checkpoints of a series with their numbers, oldest first."""
         found = [(path, _NUMBERED.fullmatch(path.name)) for path in self.folder.iterdir()]
         numbered = [(path, int(match[2])) for path, match in found if match is not None and match[1] == series]
         return sorted(numbered, key=lambda each: each[1])

@@ -110,7 +110,7 @@ def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.E
             count = min(rows_at_once, snapshot.state.inserted - key)
             columns = snapshot.rows.copy(key, count)
             if key < snapshot.rows.oldest_whole:
-                # Let writers get ahead before they reach this chunk again.
+                # Skip ahead of the oldest whole row: writers are about to overwrite the rows after it.
                 key = min(snapshot.rows.oldest_whole + snapshot.config.slack, snapshot.state.inserted)
                 snapshot.first_key = key
                 for file in files:

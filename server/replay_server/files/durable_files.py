@@ -16,9 +16,9 @@ def sync_path(path: Path) -> None:
 
 
 def overwrite_file(path: Path, content: bytes) -> None:
-    """Overwrite the beginning of a file, creating it if missing. A file of this size needs no additional space.
+    """Overwrite the beginning of a file, or create it. If the file has this size already, no new space is needed.
 
-    A power loss may tear it.
+    A power loss may tear the file.
     """
     is_new = not path.exists()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Temporary folders that stay locked while their process lives, and are removed by others after that."""
+"""Temporary folders that a process locks while it runs; later processes remove unlocked ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 LOCK = "lock"
 """Name of the lock file in a folder."""
 _OWN_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Refuses symbolic links, and does not block on a pipe in place of the file."""
+"""Refuse symbolic links, and do not block if the file is a named pipe."""
 _SWEEP_S = 5.0
 """Time limit for the sweep, because other users may have filled a shared directory."""
 
@@ -44,7 +44,7 @@ def lock(folder: Path, flag: str) -> int:
     """Create a folder unless it exists, and lock it until the returned descriptor is closed.
 
     Raises:
-        InUseError: another process holds the lock; it names the ``flag`` to choose another folder with.
+        InUseError: another process holds the lock; the message names the ``flag`` that selects another folder.
         OSError: it cannot be created or opened.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,12 +104,12 @@ def _sweep(path: Path) -> bool:
 def _remove_unless_held(path: Path, folder: int) -> bool:
     try:
         lock = os.open(LOCK, os.O_RDWR | _OWN_FILE, dir_fd=folder)
-    except OSError:  # a process is just creating it
+    except OSError:  # a process is creating it right now
         return False
     try:
         if not try_lock(lock):
             return False
-        # Keep the lock: otherwise a process that is just creating this folder could lock it now, and lose it.
+        # Keep the lock: otherwise a process creating this folder right now could lock it and then lose it.
         shutil.rmtree(path, ignore_errors=True)
         return True
     except (OSError, RecursionError) as error:  # a file system without locks, or endlessly nested folders

@@ -30,7 +30,7 @@ def tells_full(error: BaseException) -> bool:
 
 
 class MappedFile:
-    """A memory-mapped file of fixed size, initially sparse, reserved from its beginning as it is used.
+    """A memory-mapped file of fixed size. It starts sparse, and its space is reserved from the beginning as needed.
 
     Storing to a page that the file system cannot provide would kill the process with SIGBUS, so callers must `reserve`
     first. The file is never truncated while it is mapped.
@@ -57,7 +57,7 @@ class MappedFile:
             if tells_full(error):
                 raise NoSpaceError(errno.ENOSPC, f"no room for {size} bytes", str(path)) from error
             raise
-        # A dropped table may still have readers; its files are closed after the last one.
+        # A dropped table may still have readers; the file is closed when the last one finishes.
         self._closing = weakref.finalize(self, os.close, self._file)
         self.size = size
         self.reserved = 0
@@ -86,11 +86,11 @@ class MappedFile:
             self._allocate(size)
 
     def flush(self) -> None:
-        """Write the content to the disk."""
+        """Write the content to disk."""
         self._map.flush()
 
     def sync(self) -> None:
-        """Sync changes to disk; other threads may store meanwhile.
+        """Sync changes to disk; other threads may write meanwhile.
 
         Raises:
             OSError: the sync failed. The kernel may have marked unwritten pages as clean, so call `store_anew` before
@@ -101,7 +101,7 @@ class MappedFile:
     def store_anew(self, start: int, stop: int) -> None:
         """Mark the reserved pages between these bytes as dirty, so that the next `sync` writes them.
 
-        No other thread may store there meanwhile.
+        No other thread may write there meanwhile.
         """
         pages = self.bytes[start:stop:_PAGE_BYTES]
         # NumPy skips assigning an array to itself.

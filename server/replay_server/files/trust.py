@@ -1,4 +1,4 @@
-"""Checks that other users of this machine cannot change what is in a directory.
+"""Checks that other users of this machine cannot change the contents of a directory.
 
 A user who can write to a directory can place links and files there, and one who can write to a parent directory can
 replace it. So every directory on the path, every link followed, and the entries that the server opens must belong to
@@ -89,7 +89,7 @@ def check_tree(folder: Path) -> None:
 def _walk(path: Path, *, make: bool, shared: bool) -> None:
     """Resolve a path step by step from the root of the file system, checking each step before the next.
 
-    The last directory may be sticky if it is ``shared``; its parents may always be.
+    Parents may be sticky directories; the last directory only if ``shared`` is set.
     """
     owners = {_ROOT, os.geteuid(), *_unmapped()}
     here = Path("/")

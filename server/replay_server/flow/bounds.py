@@ -17,7 +17,7 @@ from replay_proto.inserts import MOST_ROWS_AT_ONCE
 
 from replay_server import errors
 
-if TYPE_CHECKING:  # settings have these bounds, and are read before the kernels are loaded
+if TYPE_CHECKING:  # settings import this module before the kernels are loaded
     from replay_proto.access.tokens import Grant
 
     from replay_server.storage.table_config import TableConfig
@@ -85,12 +85,12 @@ class Bounds:
 
     @property
     def head_setting(self) -> str:
-        """The setting that it depends on."""
+        """The setting that determines `max_head_bytes`."""
         by_message = self.max_head_bytes == self.max_request_bytes
         return ("max_request_mb" if by_message else "max_rows_per_call") + " of the server"
 
     def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
-        """Refuse a request of ``size`` bytes without its rows, and ``plain`` bytes without its arrays, too."""
+        """Refuse a request with too many bytes without its rows (``size``), or also without its arrays (``plain``)."""
         _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
         most, setting = self.max_head_bytes, self.head_setting
         if is_insert:
@@ -98,7 +98,7 @@ class Bounds:
         _check("bytes of a message besides its rows", most, size, setting)
 
     def check_local_connections(self, connections: int) -> None:
-        """Refuse one connection too many."""
+        """Refuse too many connections."""
         setting = "max_local_connections of the server"
         _check("connections to the local socket", self.max_local_connections, connections, setting)
 
@@ -114,7 +114,7 @@ class Bounds:
         """Refuse a table beyond the limits; sizes are from `full_bytes`."""
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
         self.check_columns(len(config.schema))
-        most, setting = min(  # or it could never be inserted, or drawn
+        most, setting = min(  # a larger row could never be inserted or drawn
             (self.max_request_bytes - HEAD_BYTES, "max_request_mb of the server"),
             (self.max_rows_bytes - ABOUT_A_ROW_BYTES - ABOUT_A_BATCH_BYTES, "max_reply_mb of the server"),
         )
@@ -131,7 +131,7 @@ class Bounds:
 
 
 def check_quota(creator: Grant, size: int, others: Sequence[int]) -> None:
-    """Refuse a table beyond the quota of its creator, who has the ``others``; sizes are from `full_bytes`."""
+    """Refuse a table beyond its creator's quota; ``others`` are the creator's tables. Sizes are from `full_bytes`."""
     of = f"of the token {creator.name!r}"
     _check(f"tables {of}", creator.max_tables, len(others) + 1, f"max_tables {of}")
     _check(f"bytes of all tables when full, {of}", creator.max_bytes, size + sum(others), f"max_bytes {of}")

@@ -180,6 +180,6 @@ class QueuedBudget(Budget):
     def _fits(self, caller: str, amount: int) -> bool:
         if amount <= SMALL_BYTES:
             return super()._fits(caller, amount)
-        if not self._large[caller]:  # small items must not keep it waiting
+        if not self._large[caller]:  # small items must not delay the caller's only large one
             return True
         return self.holds(caller) + amount <= self._for_large and super()._fits(caller, amount)

@@ -31,7 +31,7 @@ def insert(table: Table, rows: NewRows, stamp: WriterStamp | None) -> Coroutine[
         RequestError: as `Table.insert`; TABLE_RESET if the table was reset meanwhile and its gate no longer allows
             the insert.
     """
-    # Read now, together with the gate's decision: the task starts in a later turn of the loop.
+    # Read `resets` now, when the gate decides: the task starts in a later turn of the loop.
     return _insert(table, rows, stamp, table.resets)
 
 

@@ -28,7 +28,7 @@ class LongCalls:
         """Create the schedule; ``waiting`` counts the waiting calls."""
         self._waiting = waiting
         self._is_free = True
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by caller, the next one first
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by caller; the next caller comes first
 
     async def turn(self, caller: str) -> bool:
         """Wait for this caller's turn. The turn lasts until the call awaits something.
@@ -54,7 +54,7 @@ class LongCalls:
         asyncio.get_running_loop().call_soon(self._worked, time.perf_counter())
 
     def _worked(self, began: float) -> None:
-        """Leave the loop to other calls for as long as the work took."""
+        """Free the loop for other calls for as long as the work took."""
         asyncio.get_running_loop().call_later(time.perf_counter() - began, self._next)
 
     def _next(self) -> None:

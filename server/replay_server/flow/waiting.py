@@ -1,4 +1,4 @@
-"""Calls waiting for a table: draws for rows or its gate, inserts for its gate.
+"""Calls waiting for a table: draws wait for rows or the gate, inserts wait for the gate.
 
 Draws and inserts wait in separate lines, first come, first served. Whichever call makes progress possible serves the
 waiters immediately: no other call can get in between, and a refused call has had no effect. `Waiters.changed` must be
@@ -146,7 +146,7 @@ class Waiters:
     def _insert(
         self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
     ) -> range | Awaitable[range]:
-        """Insert rows, start a long insert, or join the line. The caller awaits the result at once."""
+        """Insert rows, start a long insert, or join the line. The caller must await the result immediately."""
         gate = table.gate
         if gate is None or table.is_repeat(stamp):
             return self._apply(table, rows, stamp)
@@ -193,7 +193,7 @@ class Waiters:
             return table.insert(rows, stamp)
 
         begun = table.turns.begin(inserting.insert(table, rows, stamp), lambda: self.changed(table))
-        # It completes even if the caller hangs up.
+        # The insert completes even if the caller hangs up.
         return asyncio.shield(begun)
 
     def changed(self, table: Table) -> None:
@@ -277,7 +277,7 @@ class Waiters:
         return self._lines.setdefault(table.uid, _Lines())
 
     def _serve_draws(self, table: Table, line: deque[_Draw]) -> bool:
-        """Grant rows in order of arrival; return whether there were any."""
+        """Grant rows in order of arrival; return whether any were granted."""
         moved = False
         while line:
             draw = line[0]
@@ -291,7 +291,7 @@ class Waiters:
         return moved
 
     def _serve_inserts(self, table: Table, line: deque[_Insert]) -> bool:
-        """Apply allowed inserts in order of arrival; return whether there was one."""
+        """Apply allowed inserts in order of arrival; return whether any was applied."""
         moved = False
         while line and table.turns.under_way is None:
             insert = line[0]
@@ -308,7 +308,7 @@ class Waiters:
 
 
 def _grant(table: Table, draw: _Draw) -> bool:
-    """Grant available rows to a draw; return whether it has all now."""
+    """Grant available rows to a draw; return whether it now has all its rows."""
     if table.gate is None:
         return table.size > 0
     draw.granted += table.gate.grant(draw.rows - draw.granted)
@@ -335,5 +335,5 @@ def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:
 
 
 def _insert_allowed(table: Table, insert: _Insert) -> bool:
-    """Whether an insert is allowed, or was meanwhile applied on another stream of its writer."""
+    """Whether an insert is allowed, or its writer's other stream has applied it meanwhile."""
     return table.gate is None or table.gate.insert_allowed(insert.rows.count) or table.is_repeat(insert.stamp)

@@ -27,7 +27,7 @@ Integers = NDArray[np.int64]
 CACHE_LINE_BYTES = 64
 
 KERNELS: list[Any] = []
-"""Every kernel, as numba's dispatchers: what `replay_server.process.warming` compiles."""
+"""The numba dispatchers of all kernels; `replay_server.process.warming` compiles them."""
 
 types: Any = numba_types
 
@@ -61,7 +61,7 @@ def _compiled(function: Callable[..., object], *, forceinline: bool = False) -> 
 def _dispatcher(function: Callable[..., object], *, cached: bool, forceinline: bool) -> Any:
     config: Any = numba.config
     before = config.CACHE_DIR
-    # Numba asks for its folder here and now; whatever else in this process uses numba keeps its own.
+    # Numba reads this setting while it creates the dispatcher. Other users of numba in this process keep theirs.
     config.CACHE_DIR = str(kernel_cache.folder()) if cached else before
     try:
         decorate = numba.njit(nogil=True, cache=cached, error_model="numpy", forceinline=forceinline)
@@ -82,7 +82,7 @@ def _compile_what_cannot_be_loaded(kept: Any) -> None:
     def load_or_compile(signature: Any, target: Any) -> Any:
         try:
             return load(signature, target)
-        except Exception as error:  # whatever unpickling raises
+        except Exception as error:  # unpickling may raise anything
             log.warning("recompiling a corrupt kernel in %s: %r", kept.cache_path, error)
             try:
                 kept.flush()

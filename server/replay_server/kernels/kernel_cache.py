@@ -5,7 +5,7 @@ files and use their constants, so numba would keep using old callees. Hence each
 ``kernels-<digest>``. The digest covers every source file that defines a kernel or a constant for kernels (all of
 ``backends`` and ``kernels``), and everything else that numba's index does not check. Numba checks the processor.
 
-The folder is in the first writable one of these places:
+The folder is in the first of these places that is writable:
 
 1. ``NUMBA_CACHE_DIR``, if it is set,
 2. ``__pycache__`` next to this file: in a source checkout or a user's environment,
@@ -155,7 +155,7 @@ def lock(where: Path) -> Iterator[bool]:
     try:
         descriptor = held_folders.open_lock(where)
         is_ours = held_folders.try_lock(descriptor)
-    except OSError:  # no space or no locks: servers compile the same kernels, harmlessly
+    except OSError:  # no space or no locks: several servers may compile the same kernels
         is_ours = True
     try:
         yield is_ours
@@ -176,7 +176,7 @@ def _places() -> tuple[Path, ...]:
 
 
 def _is_trusted(place: Path, where: Path) -> bool:
-    """Whether other users cannot put code there. Anyone who can write next to the source code is trusted anyway."""
+    """Whether no other user can put code there. Anyone who can write next to the source code is trusted anyway."""
     if place == _BESIDE_CODE:
         return True
     try:
@@ -185,7 +185,7 @@ def _is_trusted(place: Path, where: Path) -> bool:
     except trust.UntrustedError as error:
         log.warning("not using %s for kernels: %s", place, error)
         return False
-    except OSError:  # it cannot be created or read
+    except OSError:  # cannot be created or read
         return False
     return True
 

@@ -29,7 +29,7 @@ cgutils: Any = numba_cgutils
 _TO_READ = 0
 _KEEP_IN_ALL_CACHES = 3
 _DATA = 1
-"""Arguments of LLVM's ``llvm.prefetch``: what for, how long, and into which kind of cache."""
+"""Arguments of LLVM's ``llvm.prefetch``: read or write, temporal locality, and type of cache."""
 
 
 def _on_entry(emit: Callable[[Any, Any], object]) -> Callable[[NDArray[Any], int], None]:
@@ -60,14 +60,14 @@ def _prefetch(builder: Any, address: Any) -> None:
 
 
 def _touch(builder: Any, address: Any) -> None:
-    builder.load_atomic(address, "monotonic", 1)  # on x86-64 a load like any other, which LLVM must not leave out
+    builder.load_atomic(address, "monotonic", 1)  # an ordinary load on x86-64, but LLVM must not remove it
 
 
 prefetch = _on_entry(_prefetch)
-"""Ask for the cache line of one entry of an array; to be called by kernels. ``prefetch(array, at)``:
+"""``prefetch(array, at)`` requests the cache line of one entry of an array. Only kernels can call it.
 
-* ``array``: of any dtype and number of dimensions, each row following the one before it in memory.
-* ``at``: which entry, counted through all dimensions. Places outside of the array do no harm.
+* ``array``: C-contiguous, with any dtype and number of dimensions.
+* ``at``: index into the flattened array. An index out of bounds is harmless.
 """
 touch = _on_entry(_touch)
-"""Load one entry of an array, and do nothing with it. ``touch(array, at)``, as `prefetch`, of places in the array."""
+"""``touch(array, at)`` loads one entry of an array and discards it. Unlike for `prefetch`, ``at`` must be in bounds."""

@@ -63,10 +63,10 @@ def run(settings: ServerSettings) -> None:
 
 
 async def serve(settings: ServerSettings) -> None:
-    """Serve until told to stop.
+    """Serve until ``stop`` is set.
 
     Raises:
-        FatalError: if the server cannot start as it was told to, or the disk did not take the tables at the end.
+        FatalError: if the server cannot start, or cannot sync its tables at the end.
         UnusableFileError: if the tokens or certificates cannot be used.
     """
     stop = asyncio.Event()
@@ -88,7 +88,7 @@ async def serve(settings: ServerSettings) -> None:
             checkpoints = _in_directory(settings, "checkpoint_dir", Checkpoints.check, use)
         socket = root.tables / SOCKET_NAME if settings.same_host else None
         server = ReplayServer(catalog, settings, socket=socket, authenticator=authenticator, checkpoints=checkpoints)
-        # Before anything is made: a port that is taken is found out while all is as it was.
+        # Bind first: if the port is in use, nothing has been created or changed yet.
         port = server.lanes.bind(settings.host, settings.port, credentials)
         if not await _warm_up(stop):
             return
@@ -130,7 +130,7 @@ async def _warm_up(stop: asyncio.Event) -> bool:
     """Compile or load kernels before opening tables, and exclude them from garbage collection.
 
     Returns:
-        False if the server was told to stop meanwhile.
+        False if ``stop`` was set meanwhile.
     """
     cancelled = threading.Event()
     with loading():
@@ -157,7 +157,7 @@ def _in_directory(settings: ServerSettings, setting: str, check: Callable[[Path]
     """Check a directory before it is used.
 
     Raises:
-        FatalError: if it cannot be used, or another user can change what is in it and ``trust_dirs`` is not set.
+        FatalError: if it cannot be used, or another user can change its contents and ``trust_dirs`` is not set.
     """
     path: Path = getattr(settings, setting)
     try:
@@ -178,7 +178,7 @@ def _in_directory(settings: ServerSettings, setting: str, check: Callable[[Path]
 def _credentials(settings: ServerSettings) -> Credentials | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    # A resumed session shows no certificate, like an existing connection.
+    # Resumed TLS sessions and existing connections present no certificate, so both are limited by this setting.
     renewal_s = min(RENEWAL_S, settings.max_connection_s)
     return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, renewal_s).credentials
 
@@ -196,13 +196,13 @@ def _stop_with_parent(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
 
     def watch() -> None:
-        # Not through sys.stdin: its lock, held by a thread that never ends, would break the interpreter's own end.
+        # Not sys.stdin: this thread may never end and would hold its lock, which would break interpreter shutdown.
         while os.read(sys.stdin.fileno(), 1):
             pass
-        with suppress(RuntimeError):  # the server has ended already, for another reason
+        with suppress(RuntimeError):  # the server has already ended for another reason
             loop.call_soon_threadsafe(stop.set)
 
-    # A daemon thread: nothing waits for it when the server stops for another reason.
+    # A daemon thread does not delay the exit if the server stops for another reason.
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
@@ -213,15 +213,16 @@ def _allow_many_files() -> None:
 
 
 def _tune_allocator() -> None:
-    """Keep large blocks, and use one heap for all threads. To be called before there are further threads.
+    """Make malloc keep large freed blocks, and use one heap for all threads. Call this before starting threads.
 
-    Blocks up to 32 MiB, and 64 MiB in all, are kept for the next messages instead of being given back to the kernel:
-    each page that comes from the kernel costs a page fault. For a message of 4 MiB, which gRPC copies twice, that is
-    6 of the 7 ms during which the event loop serves nobody else.
+    Freed blocks of up to 32 MiB, at most 64 MiB in total, are reused instead of being returned to the kernel, because
+    each new page costs a page fault. A message of 4 MiB, which gRPC copies twice, would block the event loop for 7 ms,
+    6 of them in page faults.
 
-    With a heap per thread, each thread of gRPC would keep the peak of some burst of calls: tens of MB in all.
+    With a heap per thread, each of gRPC's threads would keep the memory of its largest burst of calls, tens of MB in
+    total.
 
-    Does nothing where the C library is not glibc.
+    Does nothing if the C library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -23,8 +23,8 @@ from replay_server.rpc.over_grpc.methods import grpc_handler
 _CUT_OFF = 2
 """gRPC rejects messages that exceed the limit by this factor."""
 _OTHER_CALLS = 32
-"""Room for calls other than streams. A client that keeps opening and canceling calls delays others by as many
-calls as a connection may have."""
+"""Calls allowed per connection besides streams. The limit matters because a client that keeps opening and canceling
+calls delays others by as many calls as its connection may have."""
 
 
 class ReplayServer:
@@ -39,14 +39,14 @@ class ReplayServer:
         authenticator: Authenticator,
         checkpoints: Checkpoints | None,
     ) -> None:
-        """Prepare; nothing listens yet.
+        """Create the server without listening yet.
 
         Args:
             catalog: the tables.
-            settings: of the server.
-            socket: where to listen for clients on this host; None: nowhere, and they may not copy rows out of the
+            settings: the server's settings.
+            socket: path of the socket for clients on this host; None: no socket, and clients may not copy rows from the
                 tables' files either.
-            authenticator: finds out who calls.
+            authenticator: identifies callers.
             checkpoints: the server's checkpoints; None: disabled.
         """
         self._catalog = catalog
@@ -55,7 +55,7 @@ class ReplayServer:
             bounds.max_connections,
             partial(
                 server_options,
-                # What is a little too long the service refuses itself, naming the setting; the rest gRPC cuts off.
+                # The service refuses messages slightly over the limit, naming the setting; gRPC rejects longer ones.
                 receive_bytes=_CUT_OFF * bounds.max_request_bytes,
                 send_bytes=bounds.max_reply_bytes,
                 calls_per_connection=bounds.max_streams_per_connection + _OTHER_CALLS,
@@ -64,7 +64,7 @@ class ReplayServer:
                 connections=bounds.max_connections,
             ),
         )
-        """Where gRPC listens, once they are bound."""
+        """The gRPC servers; they must be bound before `start`."""
         endpoints, streams = all_endpoints(catalog, socket=socket, checkpoints=checkpoints), OpenStreams(bounds)
         for_grpc = {name: grpc_handler(endpoint, authenticator, streams) for name, endpoint in endpoints.items()}
         self.lanes.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])
@@ -78,7 +78,7 @@ class ReplayServer:
             reflection.add_reflection(self.lanes, services, authenticator)
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Start serving."""
         if self._socket is not None:
             await self._local_socket.start(self._socket)
         await self.lanes.start()

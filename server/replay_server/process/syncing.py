@@ -23,14 +23,14 @@ _LONGEST_LOOK_S = 0.02
 _AT_ONCE = 16
 """Tables synced at the same time; their threads mostly wait for the disk, which handles concurrent syncs well."""
 _MOST_UNSYNCED = 4
-"""A table is synced early when 1/4 of its ring is new, because a power loss may lose as much at both ends."""
+"""A table is synced early when 1/4 of its ring is new. A power loss may lose the new rows and the rows they evicted."""
 
 
 class Syncer:
     """Syncs the tables of a catalog that have checksums."""
 
     def __init__(self, catalog: Catalog, every_s: float) -> None:
-        """Begin to sync each table every so many seconds; `close` ends it."""
+        """Start syncing each table every ``every_s`` seconds, until `close`."""
         self._catalog = catalog
         self._every_s = every_s
         self._synced: dict[bytes, _Synced] = {}
@@ -56,7 +56,7 @@ class Syncer:
         await asyncio.gather(*self._syncing.values())
 
     def _look(self) -> None:
-        # In a separate call, whose variables do not keep a dropped table and its space alive.
+        # A separate method: in the loop, its local variables would keep a dropped table and its space alive.
         for table in self._catalog:
             if table.directory.is_checked and table.uid not in self._syncing and self._is_due(table):
                 task = asyncio.create_task(self._sync_held(table.name, table.uid), name=f"sync-{table.name}")
@@ -75,7 +75,7 @@ class Syncer:
         return time.monotonic() - last.at_s >= self._every_s or crowded
 
     async def _sync_held(self, name: str, uid: bytes) -> None:
-        """Sync a table, unless it is dropped before its files are free."""
+        """Wait until no thread uses the table's files, then sync it unless it was dropped."""
         table = self._catalog.get(name)
         if table is None or table.uid != uid:
             return
@@ -84,12 +84,12 @@ class Syncer:
                 await self._try_to_sync(table)
 
     async def _try_to_sync(self, table: Table) -> None:
-        """Sync a table, and record when, and whether it succeeded."""
+        """Sync a table, and record the time and whether it succeeded."""
         state: tuple[object, ...] = _state(table)
         now, inserted = time.monotonic(), table.inserted
         try:
             await self._sync(table)
-        except Exception as error:  # of whatever kind: the next sync, and those of other tables, have to go on
+        except Exception as error:  # any kind: later syncs and other tables must continue
             table.figures.counts.failed_syncs += 1
             log.error(
                 "table %s was not synced, a power loss would lose the last %d rows; retrying in %g s: %s",
@@ -117,5 +117,5 @@ class _Synced(NamedTuple):
 
 
 def _state(table: Table) -> tuple[object, ...]:
-    """A value that changes whenever something is stored."""
+    """Return a value that changes whenever the table stores something."""
     return (table.directory.header.state, table.figures.updates)

@@ -32,7 +32,7 @@ _SAY_S = 3.0
 
 
 class WarmUpCancelledError(Exception):
-    """The server was told to stop while its kernels were being compiled."""
+    """The server was stopped while its kernels were being compiled."""
 
 
 def warm_up(cancelled: threading.Event | None = None) -> None:
@@ -42,12 +42,12 @@ def warm_up(cancelled: threading.Event | None = None) -> None:
         cancelled: ends the compilation once it is set.
 
     Raises:
-        WarmUpCancelledError: if it was cancelled.
+        WarmUpCancelledError: if ``cancelled`` was set.
     """
     folder = kernel_cache.folder()
     if not kernel_cache.is_complete(folder):
         _compile_beside(cancelled or threading.Event())
-    # Compile whatever the other processes did not.
+    # Load the kernels, and compile any that the other processes did not.
     warm_up_backend(_RANK)
     _warm_up_the_rest()
     if not kernel_cache.is_complete(folder):

@@ -28,7 +28,7 @@ class Stream:
         return str(self._said.get("table", ""))
 
     def constant(self, field: str, value: T) -> T:
-        """The value of a field that later requests of a stream may leave out.
+        """Return the value of a field that later requests on a stream may omit.
 
         Args:
             field: its name.
@@ -41,7 +41,7 @@ class Stream:
         if value and value != said:
             raise FieldError(field, f"the same as earlier on this stream ({said!r}), or nothing", repr(value))
         self._said[field] = said
-        return said  # type: ignore[return-value]  # a field keeps its type
+        return said  # type: ignore[return-value]  # the type of a field never changes
 
     def when_closed(self, do: Callable[[], None]) -> None:
         """Register a callback for the end of the stream."""
@@ -57,7 +57,7 @@ class Call:
     """The context of a request."""
 
     def __init__(self, caller: Caller, stream: Stream | None = None) -> None:
-        """Begin; without a ``stream``, it is a unary call."""
+        """Create the context; without a ``stream``, it is a unary call."""
         self.caller = caller
         self._stream = stream
         self._when_sent: list[Callable[[], None]] = []
@@ -76,14 +76,14 @@ class Call:
 
     @property
     def holds_something(self) -> bool:
-        """Whether callbacks are registered for when the reply has been sent."""
+        """Whether any callbacks are registered with `when_sent`."""
         return bool(self._when_sent)
 
     def when_sent(self, do: Callable[[], None]) -> None:
-        """Register a callback for when the reply has been sent, or failed."""
+        """Register a callback that runs when the reply has been sent or has failed."""
         self._when_sent.append(do)
 
     def sent(self) -> None:
-        """Run the callbacks: the reply has been sent, or failed."""
+        """Run the callbacks, because the reply has been sent or has failed."""
         while self._when_sent:
             self._when_sent.pop()()

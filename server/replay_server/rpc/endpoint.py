@@ -62,7 +62,7 @@ class Endpoint(Generic[M]):
             call: its context.
 
         Returns:
-            The serialized reply. The transport calls `call.sent` when it has been sent, or failed.
+            The serialized reply. The transport calls `call.sent` when it has been sent or has failed.
 
         Raises:
             Exception: of any type; see `as_refusal`.

@@ -3,8 +3,8 @@
     named = only(replay_pb2.LearnRequest, "table", "update").FromString(request)
     named.table, named.HasField("update")
 
-Protobuf itself reads these fields, with the same rules as for the whole request later: the last of duplicate fields
-counts, and messages are merged. So a caller cannot show one name to the check and another to the handler.
+Protobuf itself reads these fields, by the same rules as when it parses the whole request later: the last of duplicate
+fields wins, and messages are merged. So a caller cannot show one name to the check and another to the handler.
 """
 
 from __future__ import annotations
@@ -49,6 +49,6 @@ def _describe(made: DescriptorProto, described: Any, paths: Iterable[str], scope
             _describe(made.nested_type.add(), field.message_type, [rest], scope)
             copy.type_name = f"{scope}.{field.message_type.name}"
         elif field.message_type is not None:
-            # Bytes look the same on the wire. A field that is marked as optional is in a group of its own.
+            # Bytes have the same wire format as messages. Each optional field needs its own oneof.
             copy.type, copy.proto3_optional, copy.oneof_index = copy.TYPE_BYTES, True, len(made.oneof_decl)
             made.oneof_decl.add(name=f"_{name}")

@@ -19,7 +19,7 @@ from replay_server.rpc.rights import Demand
 M = TypeVar("M", bound=Message)
 
 MOST_FIELDS: Final = 32
-"""Maximum fields of a message with rows, and of each long message in it, three times what our messages need."""
+"""Maximum fields of a message with rows, and of each long message in it: three times as many as ours have."""
 _ARRAYS: Final = {
     "replay.v1.Insertion.priorities",
     "replay.v1.PriorityUpdate.keys",
@@ -68,7 +68,7 @@ def _plain_bytes(described: Any, message: memoryview) -> int:
     """Bytes of a message without rows, excluding its arrays.
 
     Raises:
-        DecodeError: it is malformed, or has more than `MOST_FIELDS` fields, itself or in a nested message with arrays.
+        DecodeError: the message is malformed, or it or a nested message with arrays has more than `MOST_FIELDS` fields.
     """
     if not _has_arrays(described):
         return len(message)

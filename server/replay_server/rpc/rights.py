@@ -16,7 +16,7 @@ from replay_server.checkpoint.store import DEFAULT_SERIES, PERIODIC_SERIES
 from replay_server.rpc.names import only
 
 _TABLE_NAME = only(replay_pb2.DescribeTableRequest, "table")
-"""All requests about one table have its name in the same field."""
+"""All requests about one table have its name in a field with the same number."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class Demand:
     """The right that a call requires, checked before the message is parsed."""
 
     names: type[Message] | None
-    """A message type with just the names needed for the check; None: no names needed."""
+    """A message type with only the names needed for the check; None: no names are needed."""
     check: Callable[[Caller, Any, str], None]
-    """Refuses callers without the right, given the message and the table named earlier on the stream.
+    """Refuses callers without the right. Takes the caller, the message, and the table named earlier on the stream.
 
     It does not check whether the table exists, so that callers without rights cannot find out.
     """
 
 
 def on_table(one_of: Right) -> Demand:
-    """One of these rights, on the table of the message."""
+    """Requires one of these rights on the message's table."""
     return Demand(_TABLE_NAME, lambda caller, named, stream_table: caller.check(one_of, named.table or stream_table))
 
 
@@ -41,13 +41,13 @@ TO_CREATE = Demand(
     only(replay_pb2.CreateTableRequest, "config.name"),
     lambda caller, named, _: caller.check(Right.ADMIN, named.config.name),
 )
-"""The right to administer the table that is to be."""
+"""The right to administer the table to be created."""
 TO_LIST = Demand(None, lambda caller, _named, _: caller.check(Right.READ))
-"""The right to read any table; the others are left out of the answer."""
+"""The right to read at least one table; the reply omits tables that the caller may not read."""
 TO_SEE_FIGURES = Demand(_TABLE_NAME, lambda caller, named, _: caller.check(Right.READ, named.table or None))
-"""The right to read the table, or where none is named any; the others are left out of the answer."""
+"""The right to read the named table, or at least one if none is named; the reply omits tables that it may not read."""
 TO_ADMINISTER_ALL = Demand(None, lambda caller, _named, _: caller.check_on_all(Right.ADMIN))
-"""The right to administer all tables, whether or not there are any."""
+"""The right to administer all tables, even if there are none."""
 
 
 def _check_learn(caller: Caller, named: Any, stream_table: str) -> None:
@@ -58,11 +58,11 @@ def _check_learn(caller: Caller, named: Any, stream_table: str) -> None:
 
 
 TO_LEARN = Demand(only(replay_pb2.LearnRequest, "table", "update"), _check_learn)
-"""The right to read the table, and with an update to write to it."""
+"""The right to read the table; if the request has an update, also the right to write to it."""
 
 
 def to_copy(most: int) -> Demand:
-    """Requires the right to administer each named table (at most this many), or else all tables; and the series."""
+    """Requires the right to administer the series and each named table (at most ``most``), or all if none is named."""
 
     def check(caller: Caller, request: replay_pb2.CheckpointRequest, _: str) -> None:
         if len(request.tables) > most:

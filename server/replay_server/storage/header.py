@@ -13,9 +13,9 @@ from replay_server.files.mapped_file import MappedFile
 from replay_server.storage.table_state import RESETTING, STATE_FIELDS, STATE_WORDS, StateField, TableState
 
 FIRST_STATE_WORD = WRITE_HORIZON + 1
-"""Word of the header: the first of the `TableState`, the others follow."""
+"""Word of the header: the first field of the `TableState`; the others follow."""
 LOST = FIRST_STATE_WORD + STATE_WORDS
-"""Word of the header: rows ever lost, stored during a recovery so that an interrupted one does not count them twice."""
+"""Word of the header: rows ever lost. A recovery stores it first, so repeating it does not count them twice."""
 SYNC_FAILED = LOST + 1
 """Word of the header: 1 if a sync failed since the last sync point."""
 assert SYNC_FAILED < HEADER_WORDS
@@ -96,7 +96,7 @@ class Header:
         self._words[SYNC_FAILED] = value
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the header."""
         del self._words
         self.file.close()
 

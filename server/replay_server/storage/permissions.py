@@ -1,7 +1,7 @@
 """Controls who may read the files of tables: only the server's user, or also a group.
 
-Files are created group-readable, and the process's umask removes that if no group is given. With a group, the
-set-group-ID bit of the tables' folder passes it on to new entries.
+Files are created readable by the group, but the process's umask removes this right if no group is given. With a group,
+the set-group-ID bit of the tables' folder makes new entries belong to it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def share_with_group(root: Root, group: str) -> None:
     """Let members of a group read existing and future tables.
 
     Raises:
-        FatalError: if there is no such group, or the server's user is no member of it.
+        FatalError: if there is no such group, or the server's user is not a member of it.
     """
     try:
         number = grp.getgrnam(group).gr_gid
@@ -59,7 +59,7 @@ def share_with_group(root: Root, group: str) -> None:
 def _give(path: Path, group: int | None, mode: int) -> None:
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        # The mode last: a change of the group takes the set-group-ID bit away.
+        # Set the mode last: changing the group clears the set-group-ID bit.
         if group is not None:
             os.fchown(file, -1, group)
         if stat.S_IMODE(os.fstat(file).st_mode) != mode:

@@ -34,8 +34,8 @@ class Root:
         """Open the user's directory, or create it. Its tables outlive the server.
 
         Raises:
-            InUseError: if another server holds it.
-            OSError: if it cannot be made.
+            InUseError: if another server has locked it.
+            OSError: if it cannot be created.
         """
         return cls(path, held_folders.lock(path, "--data-dir"), temporary=False)
 
@@ -44,7 +44,7 @@ class Root:
         """Check that no other user of this machine owns or can modify a durable root.
 
         Raises:
-            UntrustedError: another user does or can; see `replay_server.files.trust`.
+            UntrustedError: another user owns or can modify it; see `replay_server.files.trust`.
             OSError: it cannot be created or read.
         """
         trust.make_folder(path)
@@ -58,7 +58,7 @@ class Root:
         """Create a private directory below ``parent``, removed on close.
 
         Raises:
-            OSError: if it cannot be made.
+            OSError: if it cannot be created.
         """
         held_folders.sweep(parent, TEMPORARY)
         return cls(*held_folders.make(parent, TEMPORARY), temporary=True)

@@ -16,7 +16,7 @@ from replay_server.files.mapped_file import MappedFile
 from replay_server.storage.power_loss.row_checksums import CHECKSUM_BYTES, RowChecksums
 
 LINK_COLUMN = "_link"
-"""Reserved column with the origin of each row: uint64[2], its stream and its episode."""
+"""Reserved column with each row's stream and episode, uint64[2]."""
 _LINK = Column("uint64", (2,))
 LINK_BYTES = _LINK.row_bytes
 
@@ -30,7 +30,7 @@ class _Ring:
 
 
 class RowStore:
-    """Row values by slot. Liveness and priorities are tracked elsewhere."""
+    """Row values by slot. Other modules track which rows are live, and their priorities."""
 
     def __init__(self, folder: Path, schema: Schema, slots: int, *, create: bool, checked: bool = False) -> None:
         """Map the columns of the table in ``folder``, and the rows' checksums if it is ``checked``."""
@@ -101,7 +101,7 @@ class RowStore:
         return files if self.checksums is None else [*files, self.checksums.file]
 
     def close(self) -> None:
-        """Unmap everything."""
+        """Unmap all files."""
         for ring in self._rings.values():
             ring.file.close()
         if self.checksums is not None:

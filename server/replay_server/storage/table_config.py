@@ -22,7 +22,7 @@ DEFAULT_BACKEND = "sum_tree"
 QUEUE = "fifo"
 """The protocol's backend name for a queue, which draws oldest rows first."""
 MAX_TIMES_SAMPLED = 10_000
-"""Multiplied by a 48-bit key, it stays far below 64 bits."""
+"""Small enough that its product with a 48-bit key fits easily into 64 bits."""
 _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _MIN_SLACK = 64
 _SLACK_FRACTION = 64
@@ -58,13 +58,13 @@ class TableConfig:
     """The immutable config of a table."""
 
     name: str
-    """Unique in the server, and safe as the name of a directory."""
+    """Unique within the server, and safe as a directory name."""
     schema: Schema
     """Its columns."""
     capacity: int
     """Number of rows kept."""
     backend: str = DEFAULT_BACKEND
-    """How priorities become draws: a name in `replay_server.backends.BACKENDS`, or `QUEUE`."""
+    """How rows are drawn: a name in `replay_server.backends.BACKENDS`, or `QUEUE`."""
     parameters: Mapping[str, float] = field(default_factory=dict)
     """The backend's parameters; missing ones get their defaults."""
     seed: int | None = None
@@ -78,7 +78,7 @@ class TableConfig:
         """Check every field and fill in the backend's defaults.
 
         Raises:
-            FieldError: names the field that cannot be used.
+            FieldError: names the invalid field.
         """
         if not is_table_name(self.name):
             raise FieldError(
@@ -116,7 +116,7 @@ class TableConfig:
 
     @property
     def slots(self) -> int:
-        """Length of the ring: row k lies in slot ``k % slots``."""
+        """Length of the ring: row k is in slot ``k % slots``."""
         return self.capacity + self.slack
 
     @property
@@ -179,7 +179,7 @@ class TableConfig:
         """Read and check a config that a client sent.
 
         Raises:
-            FieldError: names the field that cannot be used.
+            FieldError: names the invalid field.
         """
         return cls(
             name=config.name,
@@ -212,8 +212,8 @@ class TableConfig:
         """Read and check a config from a manifest.
 
         Raises:
-            FieldError: names the field that cannot be used.
-            KeyError, TypeError: if one is missing or unknown.
+            FieldError: names the invalid field.
+            KeyError, TypeError: a field is missing or unknown.
         """
         plain = dict(config)
         schema = Schema({name: Column(**column) for name, column in plain.pop("columns").items()})

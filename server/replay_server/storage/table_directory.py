@@ -11,7 +11,7 @@
         checksums.bin               uint64[slots, 2], per row; only in format version 4
         synced.bin                  the last state that is fully on disk; only in format version 4
 
-Creation names the directory in its last step; removal renames it in its first.
+The last step of creation gives the directory its name; the first step of removal renames it.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _REMOVED = ".dropped-"
 
 
 class DamagedTableError(FatalError):
-    """A table's directory is not what this version can read; the message names the file and the fault."""
+    """This version cannot read a table's directory; the message names the file and the fault."""
 
 
 def full_bytes(config: TableConfig, *, checked: bool = False) -> int:
-    """Bytes that a full table's files take, give or take a few kilobytes; ``checked``: with checksums."""
+    """Bytes of a full table's files, to within a few kilobytes; ``checked``: with checksums."""
     per_row = config.schema.row_bytes + LINK_BYTES + PRIORITY_BYTES + (CHECKSUM_BYTES if checked else 0)
     return config.slots * per_row + WRITER_RECORDS_BYTES + (SYNC_POINT_BYTES if checked else 0)
 
@@ -75,7 +75,7 @@ class TableDirectory:
         self.header = Header(folder, times=config.times, create=create)
         self.rows = RowStore(folder, config.schema, config.slots, create=create, checked=checked)
         self._priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=create)
-        # The index writes to any slot at any time, so all space is reserved up front.
+        # The index may write to any slot at any time, so reserve all space now.
         self._priorities_file.reserve(self._priorities_file.size)
         self.priorities: NDArray[np.float64] = self._priorities_file.view(  # type: ignore[assignment]
             np.dtype("<f8"), (config.slots,)
@@ -109,7 +109,7 @@ class TableDirectory:
 
         Raises:
             NoSpaceError: there is not enough space; nothing is left behind.
-            OSError: if it cannot be made.
+            OSError: if it cannot be created.
         """
         uid = uid or secrets.token_bytes(UID_BYTES)
         unfinished = parent / f"{_UNFINISHED}{uid.hex()}"
@@ -176,7 +176,7 @@ class TableDirectory:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that the table's files take so far."""
+        """Bytes reserved so far for the table's files."""
         synced = SYNC_POINT_BYTES if self.is_checked else 0
         return self.rows.reserved_bytes + self._priorities_file.reserved + self.writers.file.reserved + synced
 
@@ -224,10 +224,10 @@ class TableDirectory:
     def sync(self, point: SyncPoint) -> None:
         """Sync all files, then store the sync point; in any thread, while the table stays in use.
 
-        Without new inserts, files that only inserts change are skipped: a learner only changes priorities.
+        If nothing was inserted since the last sync, files that only inserts change are skipped.
 
         Raises:
-            OSError: the sync failed; the last sync point stays, and `store_anew` is needed before the next one.
+            OSError: the sync failed. The last sync point stays valid; call `store_anew` before the next sync.
         """
         assert self._sync_points is not None
         assert not self.has_to_be_stored_anew
@@ -275,7 +275,7 @@ class TableDirectory:
         replace_file(self.folder / _MANIFEST, _manifest(self.uid, self.config, checked=True))
 
     def flush(self) -> None:
-        """Write stored data to disk. Surviving a power loss also takes a `sync`."""
+        """Write stored data to disk. To survive a power loss, a table also needs a `sync`."""
         for file in self._files:
             file.flush()
 
@@ -294,7 +294,7 @@ class TableDirectory:
         self.sync(self.sync_point())
 
     def close(self) -> None:
-        """Unmap everything; the directory stays."""
+        """Unmap all files; the directory stays."""
         self.priorities = np.empty(0)
         self._priorities_file.close()
         self.rows.close()
@@ -318,14 +318,14 @@ class TableDirectory:
         return self.header.state.live(self.config.most_live, self.config.times)
 
     def _seal_live(self) -> None:
-        """Seal rows that were written without checksums. Their inserts are past retrying, so they have no origin."""
+        """Seal rows written without checksums. They need no origin, because their inserts can no longer be retried."""
         assert self.rows.checksums is not None
         live = self._live
         for first in range(live.start, live.stop, _SEALED_AT_ONCE):
             self.rows.checksums.seal(first, min(_SEALED_AT_ONCE, live.stop - first), origin=0)
 
     def _erase_uncommitted(self) -> None:
-        """Invalidate rows of an uncommitted insert of a killed server, so that they stay gone after a power loss."""
+        """Invalidate uncommitted rows of a killed server, so that no recovery from a power loss brings them back."""
         assert self.rows.checksums is not None
         free = self.config.slots - len(self._live)
         self.rows.checksums.erase(self.header.inserted, min(free, self.config.slack))

@@ -1,6 +1,6 @@
 """The counters of a table, stored together in header, sync points and checkpoints.
 
-The header stores each counter in one aligned word, so each change is atomic. A reset changes several counters, but is
+The header stores each counter in one aligned word, so each store is atomic. A reset changes several counters, but is
 also committed by a single word; see `RESETTING`.
 """
 
@@ -23,9 +23,9 @@ class TableState(NamedTuple):
     inserted: int = 0
     """Rows ever inserted and committed: the next row's key."""
     floor: int = 0
-    """Rows below this key are gone, because of a reset or a loss of older rows."""
+    """Rows below this key are gone, because the table was reset or a power loss destroyed older rows."""
     counted_from: int = 0
-    """Key of the first row after the last reset, from which a rate limiter counts. Lost rows stay counted, so this
+    """Key of the first row after the last reset. A rate limiter counts rows from here, including lost ones, so this
     may be below ``floor``."""
     delivered: int = 0
     """Number of a queue's next delivery, unless ``floor`` is beyond it; see `replay_server.table.oldest_first`."""
@@ -33,7 +33,7 @@ class TableState(NamedTuple):
     """Rows drawn from a table with a rate limiter since it was created or reset."""
 
     def released(self, times: int) -> int:
-        """Rows below this key are gone, whatever the capacity. ``times`` is `TableConfig.times`."""
+        """The key below which rows were reset, lost or delivered. ``times`` is `TableConfig.times`."""
         return max(self.floor, self.delivered // times) if times else self.floor
 
     def oldest(self, most_live: int, times: int) -> int:
@@ -53,14 +53,14 @@ class TableState(NamedTuple):
         return self._replace(floor=max(self.floor, key))
 
     def is_not_before(self, other: TableState) -> bool:
-        """Whether this state can follow another one. A reset restarts the count of draws."""
+        """Whether this state can be later than another one. A reset sets the count of draws back to 0."""
         return self.inserted >= other.inserted and self.floor >= other.floor and self.delivered >= other.delivered
 
     def check(self, times: int) -> None:
         """Check that the state is consistent.
 
         Raises:
-            ValueError: it is not.
+            ValueError: it is inconsistent.
         """
         if (
             not 0 <= self.counted_from <= self.floor <= self.inserted <= MAX_KEY

@@ -51,10 +51,10 @@ class WriterRecords:
         self._recover(inserted)
 
     def find(self, writer_id: bytes, sequence: int) -> tuple[int, int] | None:
-        """Find out whether an insert is new or a repeat.
+        """Check whether an insert is new or a repeat.
 
         Returns:
-            None for the writer's next insert, which is to be applied; first key and count of a repeat.
+            None if it is the writer's next insert; otherwise the first key and count of the repeated insert.
 
         Raises:
             RequestError: for a gap, a repeat that is too old, or a forgotten writer.
@@ -106,12 +106,12 @@ class WriterRecords:
         self._recover(inserted)
 
     def close(self) -> None:
-        """Unmap them."""
+        """Unmap the file."""
         del self._ids, self._records
         self.file.close()
 
     def _take_place(self) -> int:
-        """Find a place for a new writer: an unused one, or that of the least recent writer."""
+        """Return the index of a free entry for a new writer; if all are in use, evict the least recent writer."""
         if self._free:
             return self._free.pop()
         _, forgotten = self._writers.popitem(last=False)
@@ -147,5 +147,5 @@ class WriterRecords:
 
 
 def ids_in(content: NDArray[np.uint8]) -> list[bytes]:
-    """The ids in all places of a records file, used or unused. content: uint8[`WRITER_RECORDS_BYTES`]."""
+    """The ids in all entries of a records file, used or unused. content: uint8[`WRITER_RECORDS_BYTES`]."""
     return [writer_id.tobytes() for writer_id in content.view(_WRITER)["id"]]

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 
 class DrawMode(Enum):
-    """How the points of a draw are chosen."""
+    """How a draw chooses its points of the mass."""
 
     STRATIFIED = "stratified"
-    """One in each of ``batch_size`` equal segments of the mass, then shuffled (Schaul et al. 2016, section 3.3)."""
+    """One point in each of ``batch_size`` equal segments of the mass, shuffled (Schaul et al. 2016, section 3.3)."""
     INDEPENDENT = "independent"
-    """Each over the whole mass."""
+    """Each point is chosen independently over the whole mass."""
 
 
 class WeightNorm(Enum):
-    """What importance-sampling weights are divided by."""
+    """The divisor of importance-sampling weights."""
 
     BATCH = "batch"
     """The largest weight in the batch."""
@@ -32,17 +32,17 @@ class Draw(NamedTuple):
     """Parameters of a draw."""
 
     batch_size: int
-    """Rows, at least 1."""
+    """Number of rows, at least 1."""
     beta: float
     """Exponent of the weights, at least 0."""
     weight_norm: WeightNorm = WeightNorm.BATCH
-    """What the weights are divided by."""
+    """The divisor of the weights."""
     mode: DrawMode = DrawMode.STRATIFIED
-    """How the points are chosen."""
+    """How points of the mass are chosen."""
 
 
 class DrawnBatch(NamedTuple):
-    """Rows drawn, and the state of the table at that moment."""
+    """Rows drawn, and the state of the table at the time of the draw."""
 
     keys: NDArray[np.int64]
     """int64[batch]."""
@@ -53,17 +53,17 @@ class DrawnBatch(NamedTuple):
     beta: float
     """The exponent of the weights."""
     size: int
-    """Live rows."""
+    """Number of live rows."""
     total_mass: float
     """Mass of all live rows."""
     smallest_probability: float
     """Probability of the least probable live row of non-zero mass."""
     inserted: int
-    """Rows ever inserted."""
+    """Number of rows ever inserted."""
 
 
 def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:
-    """float64[batch_size] in [0, 1): points of the total mass, as fractions of it."""
+    """float64[batch_size] in [0, 1): points of the total mass, as fractions."""
     fractions = random.random(batch_size)
     if mode is DrawMode.STRATIFIED:
         fractions += random.permutation(batch_size)

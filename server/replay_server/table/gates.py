@@ -1,6 +1,6 @@
 """Gates of a table, which grant rows to draws and allow inserts.
 
-    gate.grant(256)                             # samples granted now, to be drawn or given back
+    gate.grant(256)                             # returns the rows granted now: draw them or give them back
     gate.insert_allowed(17)
 
 Gates count and decide; `replay_server.flow.waiting` lets calls wait for them. The count of drawn rows is part of the
@@ -55,11 +55,11 @@ class Gate(ABC):
 
     @abstractmethod
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """What a draw still lacks."""
+        """Return what a draw lacks."""
 
     @abstractmethod
     def check_insert(self, rows: int) -> None:
-        """Refuse an insert that is not allowed now and may never be.
+        """Refuse an insert that may never be allowed.
 
         Raises:
             RequestError: TOO_LARGE.
@@ -71,7 +71,7 @@ class Gate(ABC):
 
     @abstractmethod
     def insert_lacks(self, rows: int) -> Lack:
-        """What waiting inserts of this many rows in total lack."""
+        """Return what waiting inserts with this many rows in total lack."""
 
     def reset(self) -> None:
         """Drop all grants, because the table is about to be reset."""

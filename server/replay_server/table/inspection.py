@@ -3,8 +3,8 @@
     seen = look(table.live, table.directory.priorities, random)     # in a worker thread
     ranked = rank(seen.still_live(table.oldest))                    # in a worker thread again
 
-Writes continue meanwhile. A slot is reused only after its row is evicted, so copied values of rows that are still live
-afterwards are valid.
+Writes continue meanwhile. A slot is reused only after its row is evicted, so a copied value is valid if its row is
+still live afterwards.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from replay_server.backends import LiveRows
 MOST_ROWS = 1 << 20
 """Maximum priorities that are copied and sorted; larger tables are sampled."""
 LARGEST_ROWS = 10
-"""Number of reported rows with the largest priorities."""
+"""Number of rows with the largest priorities to report."""
 _CANDIDATES = 64
-"""Candidates for the largest rows per piece, more than needed because some may be evicted meanwhile."""
+"""Candidates for the largest rows per piece: more than `LARGEST_ROWS`, because some may be evicted meanwhile."""
 _PIECE_ROWS = 1 << 18
 """Rows copied per step."""
 _EVEN_RANKS = 512
 _GROWING_RANKS = 256
-"""Number of ranks shown: evenly spaced ones, and logarithmically spaced ones."""
+"""Numbers of reported ranks, evenly spaced and logarithmically spaced."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Seen:
     """Copied priorities of a table."""
 
     live: LiveRows
-    """The live rows at the beginning."""
+    """The live rows when copying began."""
     rows: Rows
-    """All of them, or a sample."""
+    """All live rows, or a sample."""
     candidates: Rows
-    """Those that may be among the largest."""
+    """Rows that may be among the largest."""
 
     def still_live(self, oldest: int) -> Seen:
         """Drop rows before the key ``oldest``, which have been evicted."""
@@ -70,13 +70,13 @@ class Ranked:
     """Rows in order of rank."""
 
     looked_at: int
-    """Number of rows it is based on."""
+    """Number of rows that the ranks are based on."""
     ranks: NDArray[np.int64]
-    """int64[m], ascending: exact if all rows were inspected, and for the ranks in `largest`."""
+    """int64[m], ascending. The ranks in `largest` are exact; the others only if all rows were copied."""
     priorities: NDArray[np.float64]
     """float64[m]."""
     largest: Rows
-    """The rows of the first ranks."""
+    """The rows with the first ranks."""
 
 
 def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Generator) -> Seen:
@@ -93,12 +93,12 @@ def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Gene
 
 
 def rank(seen: Seen) -> Ranked:
-    """Sort, and pick the ranks to show."""
+    """Sort the rows and select the ranks to report."""
     looked_at, size = len(seen.rows.keys), seen.live.size
     largest = seen.candidates.only(np.lexsort((-seen.candidates.keys, -seen.candidates.priorities))[:LARGEST_ROWS])
     descending = np.sort(seen.rows.priorities)[::-1]
     places = _shown(looked_at)
-    # The i-th of n rows chosen out of N is about at rank (i + 1/2) N / n, counted from 0; with n = N, at i.
+    # The i-th of n rows sampled from N has a rank of about (i + 1/2) N / n, counted from 0; if n = N, this is i.
     ranks = 1 + ((places + 0.5) * (size / max(1, looked_at))).astype(np.int64)
     beyond = ranks > len(largest.keys)
     return Ranked(
@@ -110,7 +110,7 @@ def rank(seen: Seen) -> Ranked:
 
 
 def _largest_of(rows: Rows) -> Rows:
-    """The largest `_CANDIDATES`, preferring the newest among equals. rows: oldest first."""
+    """The `_CANDIDATES` rows with the largest priorities; the newest if equal. rows: oldest first."""
     if len(rows.keys) <= _CANDIDATES:
         return rows
     least = np.partition(rows.priorities, -_CANDIDATES)[-_CANDIDATES]
@@ -120,7 +120,7 @@ def _largest_of(rows: Rows) -> Rows:
 
 
 def _shown(count: int) -> NDArray[np.int64]:
-    """The positions to show, out of ``count``."""
+    """The positions to report, out of ``count``."""
     if count == 0:
         return np.empty(0, np.int64)
     even = np.linspace(0, count - 1, min(count, _EVEN_RANKS))

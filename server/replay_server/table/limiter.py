@@ -1,4 +1,4 @@
-"""The rate limiter: how many samples, and which inserts, the counters of a table allow.
+"""The rate limiter: decides how many samples and which inserts the counters of a table allow.
 
 The arithmetic is that of Reverb's ``RateLimiter::CanSample`` and ``CanInsert``, for any number of rows at once.
 """
@@ -35,7 +35,7 @@ def difference(limit: RateLimit, counters: Counters) -> float:
 
 
 def samples_allowed(limit: RateLimit, counters: Counters, wanted: int) -> int:
-    """How many of ``wanted`` samples are allowed, one after the other."""
+    """Return how many of ``wanted`` samples are allowed, one after the other."""
     if counters.size < limit.min_size:
         return 0
     if limit.samples_per_insert is None:
@@ -81,7 +81,7 @@ class LimiterGate(Gate):
 
     @property
     def counters(self) -> Counters:
-        """Current counters, with granted samples counted as drawn."""
+        """Current counters; granted samples count as drawn."""
         state = self._header.state
         return Counters(
             size=state.inserted - state.oldest(self._capacity, times=0),
@@ -97,7 +97,7 @@ class LimiterGate(Gate):
     def check_draw(self, rows: int) -> None:
         """Refuse draws that would have to wait for more inserts than the table has rows.
 
-        They would succeed eventually, because samples are granted one by one, but block the draws behind them.
+        They would eventually succeed, because samples are granted one by one, but would block the draws behind them.
         """
         limit = self.limit
         if limit.samples_per_insert is None:
@@ -121,10 +121,10 @@ class LimiterGate(Gate):
         self._header.store("sampled", self._header.state.sampled + rows)
 
     def count_failed(self, rows: int) -> None:
-        """Leave the samples counted."""
+        """Do nothing: the samples stay counted."""
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Lacking ``rows`` below min_size, otherwise ``samples``."""
+        """The draw lacks ``rows`` if the table is below ``min_size``, otherwise ``samples``."""
         size = self.counters.size
         if size < self.limit.min_size:
             return Lack("rows", size, self.limit.min_size)
@@ -141,6 +141,6 @@ class LimiterGate(Gate):
         return insert_allowed(self.limit, self.counters, rows)
 
     def insert_lacks(self, rows: int) -> Lack:
-        """Lacking ``inserts``: samples drawn so far, and samples needed."""
+        """The inserts lack samples: how many were drawn so far, and how many are needed."""
         counters = self.counters
         return Lack("inserts", counters.sampled, samples_needed(self.limit, counters, rows))

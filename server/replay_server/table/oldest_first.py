@@ -17,14 +17,14 @@ from replay_server.table.gates import Gate
 
 
 class OldestFirst(Gate):
-    """The order of a queue, which is also its gate: no insert over rows not yet gone.
+    """Draws from a queue, and its gate: inserts never overwrite live rows.
 
     Each time a row is handed out counts as a delivery. Deliveries are numbered; those of row k start at ``k * times``.
-    The number of the next delivery determines the oldest live row. It is stored in one word before a reply is sent, so
-    no row is ever delivered too often.
+    The number of the next delivery determines the oldest live row. It is stored before a reply is sent, so no row is
+    delivered too often.
 
-    Granted rows make room immediately, although they are still stored. Otherwise, a draw waiting for more rows and an
-    insert waiting for room would deadlock. The ring's slack provides the space.
+    Granted rows make room for inserts immediately, although they are still stored. Otherwise, a draw waiting for more
+    rows and an insert waiting for room would deadlock. The ring's slack provides the space.
     """
 
     copyable = False
@@ -38,17 +38,17 @@ class OldestFirst(Gate):
 
     @property
     def gate(self) -> Gate:
-        """The policy itself."""
+        """This object, which is its own gate."""
         return self
 
     def check_draw(self, rows: int) -> None:
-        """Refuse more rows than a full queue is sure to deliver (its oldest row may have one delivery left)."""
+        """Refuse more rows than a full queue can always deliver: its oldest row may have only one delivery left."""
         most = (self._config.capacity - 1) * self._times + 1
         if rows > most:
             raise errors.too_large("rows of one draw", most, rows, "capacity of the queue")
 
     def grant(self, rows: int) -> int:
-        """Grant as many deliveries as there are; they are reserved until they are given back."""
+        """Grant available deliveries, and reserve them for the draw."""
         granted = min(rows, self._header.inserted * self._times - self._next - self._granted)
         self._granted += granted
         return granted
@@ -65,26 +65,26 @@ class OldestFirst(Gate):
         return np.zeros(count * draw.batch_size)
 
     def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
-        """The next rows to deliver, oldest first."""
+        """Return the next rows to deliver, oldest first."""
         return Drawn(np.arange(self._next, self._next + len(points)) // self._times, np.ones(len(points)))
 
     def smallest_probability(self, live: LiveRows) -> float:
-        """1: draws are deterministic."""
+        """Return 1, because draws are deterministic."""
         return 1.0
 
     def probabilities(
         self, priorities: NDArray[np.float64], ranks: NDArray[np.int64], live: LiveRows
     ) -> NDArray[np.float64]:
-        """1 for every row, as in a batch."""
+        """Return 1 for every row, as in a batch."""
         return np.ones(len(priorities))
 
     def hand_out(self, rows: int) -> None:
-        """Deliver the next rows, which were granted; rows without remaining deliveries are no longer live."""
+        """Count a delivery of each granted row; rows without remaining deliveries are no longer live."""
         self._granted -= rows
         self._header.store("delivered", self._next + rows)
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Lacking ``rows``, counted per delivery."""
+        """The draw lacks ``rows``; each delivery counts as one."""
         return Lack("rows", granted, rows)
 
     def check_insert(self, rows: int) -> None:
@@ -94,11 +94,11 @@ class OldestFirst(Gate):
             raise errors.too_large("rows of one insert", largest, rows, "capacity of the queue")
 
     def insert_allowed(self, rows: int) -> bool:
-        """Whether there is room among the rows not granted, and in the ring."""
+        """Whether the rows fit, both within the capacity and into the ring."""
         return rows <= self._room
 
     def insert_lacks(self, rows: int) -> Lack:
-        """Lacking ``room``."""
+        """The insert lacks ``room``."""
         return Lack("room", self._room, rows)
 
     @property

@@ -1,4 +1,4 @@
-"""Draws in proportion to mass, with replacement: rows stay until newer ones replace them."""
+"""Draws in proportion to mass, with replacement: rows stay in the table until newer ones replace them."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from replay_server.table.limiter import LimiterGate
 
 
 class PriorityDraws:
-    """Draws by an index of priorities, held up by a rate limiter if the table has one.
+    """Draws rows with an index of priorities; a rate limiter, if any, may delay the draws.
 
-    `replay_server.table.oldest_first.OldestFirst` has the same members: a table has one of the two.
+    `replay_server.table.oldest_first.OldestFirst` has the same members. Each table uses one of the two.
     """
 
     copyable = True
-    """Whether clients on this host may copy rows that were drawn: they stay where they are."""
+    """Whether clients on this host may copy drawn rows, which stay in the ring."""
 
     def __init__(self, config: TableConfig, header: Header, index: PriorityIndex) -> None:
         """Draw by ``index``; the limiter continues from the state in ``header``."""
         self.gate = None if config.rate_limit is None else LimiterGate(config.rate_limit, config.capacity, header)
-        """What decides when rows may go out and come in; None: nothing does."""
+        """Decides when rows may be drawn and inserted; None: always."""
         self.turn = nullcontext()
-        """Held by a draw from choosing rows until they are handed out."""
+        """A draw holds it from choosing rows until they are handed out."""
         self._index = index
         self._random = np.random.default_rng(config.seed)
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
-        """float64[count * batch_size] in [0, 1): of the mass, by the draw's mode. Moves the seed's sequence."""
+        """float64[count * batch_size] in [0, 1): points of the mass, as fractions. Advances the random generator."""
         fractions = [choose_fractions(self._random, draw.batch_size, draw.mode) for _ in range(count)]
         return np.concatenate(fractions) if count > 1 else fractions[0]
 
     def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
-        """The rows that lie at these fractions of the mass. Nothing has changed until they are handed out."""
+        """Return the rows at these fractions of the mass. Changes nothing; see `hand_out`."""
         return self._index.draw(points, live)
 
     def smallest_probability(self, live: LiveRows) -> float:
-        """That of the least probable row of non-zero mass; ``live`` has at least one row."""
+        """Probability of the least probable row with non-zero mass; ``live`` has at least one row."""
         return self._index.smallest_probability(live)
 
     def probabilities(
         self, priorities: NDArray[np.float64], ranks: NDArray[np.int64], live: LiveRows
     ) -> NDArray[np.float64]:
-        """float64[n]: with which rows of these priorities and ranks are drawn now, whether there are such or not.
+        """float64[n]: current probabilities of drawing rows with these priorities and ranks; such rows need not exist.
 
-        Mass over total mass; the same for all rows while that is zero. Rank 1 is the largest priority; of equal ones
-        the newest comes first.
+        Mass over total mass, or 1 / size if the total mass is zero. Rank 1 has the largest priority; among rows with
+        equal priority, newer rows rank first.
         """
         if self._index.total_mass <= 0.0:
             return np.full(len(priorities), 1 / max(1, live.size))
         return self._index.masses(priorities, ranks) / self._index.total_mass
 
     def hand_out(self, rows: int) -> None:
-        """Do nothing: rows stay."""
+        """Do nothing: drawn rows stay in the table."""

@@ -34,7 +34,7 @@ from replay_server.table.turns import Turns
 from replay_server.table.updates import live_only, resolve_update
 
 FIRST_PRIORITY = 1.0
-"""Priority of new rows while there is no live row of a priority above 0 (Schaul et al. 2016, algorithm 1, line 2)."""
+"""Priority of new rows if no live row has a priority above 0 (Schaul et al. 2016, algorithm 1, line 2)."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class NewRows:
     columns: Mapping[str, Array]
     """By name, ``dtype[n, *shape]``: every column of the schema."""
     count: int
-    """n."""
+    """n, the number of rows."""
     priorities: NDArray[np.float64] | None = None
-    """float64[n]; None: each takes the largest live priority."""
+    """float64[n]; None: each row gets the largest live priority."""
     stream: int = 0
-    """Stream of experience they belong to."""
+    """Stream of experience that the rows belong to."""
     episode: int = 0
     """Episode within the stream."""
 
 
 def memory_bytes(config: TableConfig) -> int:
-    """Upper bound on a table's memory besides its files: its index and the draws per row."""
+    """Upper bound on a table's memory besides its files: its index, and the count of draws per row."""
     return index_bytes(config.index_backend, config.slots) + COUNT_BYTES * config.slots
 
 
@@ -79,7 +79,7 @@ class Table:
         self._header = directory.header
         self._checksums = directory.rows.checksums
         self.turns = Turns()
-        """Whose turn it is to insert."""
+        """Runs inserts one at a time."""
         self._kept, self._times, self._slots = self.config.most_live, self.config.times, self.config.slots
         self._index = make_index(self.config.index_backend, self.config.index_parameters, directory.priorities)
         _check_priorities(directory, self.live, self._index.priority_limit)
@@ -89,15 +89,15 @@ class Table:
             if self.config.is_queue
             else PriorityDraws(self.config, self._header, self._index)
         )
-        """Which rows draws take: by priority, or the oldest."""
+        """Chooses the rows of draws: by priority, or oldest first."""
         self.gate: Gate | None = self.draws.gate
         """The gate of draws and inserts, if any."""
         self.figures = TableFigures(
             slots=self.config.slots, capacity=self.config.capacity, inserted=self.inserted, size=self.size
         )
-        """What has happened to it since the server began."""
+        """Statistics since the server started."""
         self.resets = 0
-        """How often it was reset, since the server began."""
+        """Number of resets since the server started."""
 
     @property
     def name(self) -> str:
@@ -172,7 +172,7 @@ class Table:
 
         Args:
             rows: the rows, at most `TableConfig.rows_at_once`.
-            stamp: the writer and sequence number; None: a retry would insert the rows again.
+            stamp: the writer and sequence number. None: retries are not detected, and insert the rows again.
 
         Returns:
             Their keys; for a retry, the original keys.
@@ -263,12 +263,12 @@ class Table:
     def draw_at(self, draw: Draw, points: NDArray[np.float64]) -> list[DrawnBatch]:
         """Draw batches at these points of the current mass; the `gate` must have granted their rows.
 
-        A batch that is overtaken by inserts is drawn again at the same points. So it advances the random generator only
-        once. New points would bias the draws against old rows, which are overtaken most often.
+        If inserts overwrite rows of a batch before they are copied, the batch is drawn again at the same points. This
+        keeps seeded draws reproducible. New points would also bias draws against old rows, which are overwritten first.
 
         Args:
-            draw: what the caller asks for.
-            points: of one batch after the other, as `choose_points` of its `draws` gives them.
+            draw: parameters of each batch.
+            points: the points of all batches, from `choose_points` of `draws`.
 
         Raises:
             RequestError: TABLE_EMPTY.
@@ -328,7 +328,7 @@ class Table:
         return np.take(self.directory.priorities, keys % self.config.slots)
 
     def probabilities(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-        """float64[n]: with which rows are drawn now; see `PriorityDraws.probabilities`."""
+        """float64[n]: current probabilities of being drawn; see `PriorityDraws.probabilities`."""
         return self.draws.probabilities(priorities, ranks, self.live)
 
     def overtaken(self, keys: NDArray[np.int64]) -> bool:
@@ -355,7 +355,7 @@ class Table:
         self.directory.close()
 
     def _forget(self, first: int, end: int) -> None:
-        """Forget rows ``first`` to ``end``, which are no longer live."""
+        """Remove rows from ``first`` up to ``end``, which are no longer live, from the index and statistics."""
         if first == end:
             return
         keys = np.arange(first, end)

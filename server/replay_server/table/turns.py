@@ -23,7 +23,7 @@ class Turns:
     """The line of inserts into one table."""
 
     def __init__(self) -> None:
-        """Start without inserts."""
+        """Start with no inserts in line."""
         self._under_way: asyncio.Task[range] | None = None
         self._line: deque[asyncio.Future[None]] = deque()
 
@@ -45,7 +45,7 @@ class Turns:
     def begin(self, insert: Coroutine[Any, Any, range], ended: Callable[[], None]) -> asyncio.Task[range]:
         """Start a long insert. It completes even if its caller stops waiting.
 
-        ``ended`` is called when it has finished or failed, before the next turn.
+        ``ended`` is called when the insert has finished or failed, before the next turn.
         """
         assert self._under_way is None
 

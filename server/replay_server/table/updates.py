@@ -11,9 +11,9 @@ from replay_server.kernels.compile import Floats, Integers, as_kernel_input, ker
 
 _EMPTY = -1
 _LOAD = 2
-"""The hash table has at least this many places per key."""
+"""Minimum number of hash table entries per key."""
 _SECRET = secrets.randbits(63)
-"""Drawn anew by each process: a caller who does not know it cannot choose keys that share a place."""
+"""Random per process: a caller who does not know it cannot choose keys that collide."""
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 """Multipliers of SplitMix64's finalizer (Steele et al. 2014), after which every bit depends on every other."""
 
@@ -26,7 +26,7 @@ class ResolvedUpdate(NamedTuple):
     priorities: Floats
     """float64[n]: the last priority given for each."""
     stale: int
-    """How many of the keys given are not live, each time they are named."""
+    """Number of given keys that are not live, counting duplicates."""
 
 
 def resolve_update(
@@ -34,14 +34,14 @@ def resolve_update(
 ) -> ResolvedUpdate:
     """Drop stale keys, and keep the last priority of duplicate keys.
 
-    Takes linear time even for adversarial keys: their places in a hash table depend on ``secret``, of 63 bits.
+    Takes linear time even for adversarial keys: their hashes depend on ``secret``, which has 63 bits.
     """
     return ResolvedUpdate(*_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted, secret))
 
 
 @kernel
 def first_unusable(priorities: Floats, limit: float) -> int:
-    """Where the first number lies that is no priority (negative, above the limit, or NaN); -1 if all are."""
+    """Index of the first invalid priority (negative, above ``limit``, or NaN); -1 if all are valid."""
     for i in range(len(priorities)):
         if not 0.0 <= priorities[i] <= limit:
             return i
@@ -49,7 +49,7 @@ def first_unusable(priorities: Floats, limit: float) -> int:
 
 
 def live_only(keys: Integers, oldest: int, inserted: int) -> Integers:
-    """The keys from ``oldest`` up to ``inserted``, in the order given, duplicates kept. keys: int64[n]."""
+    """The keys from ``oldest`` up to ``inserted``, in the given order, with duplicates. keys: int64[n]."""
     return keys[(keys >= oldest) & (keys < inserted)]
 
 

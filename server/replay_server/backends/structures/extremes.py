@@ -1,9 +1,9 @@
 """Exact minimum and maximum of millions of changing values, without scanning all of them.
 
 Values are in an array with one entry per slot. A tree with fan-out 64 above it stores the extreme of each block of 64
-values, of each block of 64 such extremes, and so on up to a single one. A changed value affects its block only if it
-exceeds the block's extreme, which it then replaces, or if it was the extreme; then the block is scanned. Most changes
-touch one number per tree.
+values, of each block of 64 such extremes, and so on up to a single one. A changed value affects its block in two cases:
+if the new value is more extreme, it replaces the block's extreme; if the old value was the extreme, the block is
+scanned again. Most changes read only one number per tree.
 
 A tree stores the minimum of ``sign * value``, so one algorithm handles both extremes. Values below ``floor`` are
 ignored: slots without a live row contain `DEAD_PRIORITY`, or no mass. All kernels here use these arguments:
@@ -83,7 +83,7 @@ def _smallest_of(values: Floats, start: int, stop: int, sign: float, floor: floa
 
 @kernel
 def _raise(upper: Floats, starts: Integers, block: int, old: float, new: float) -> None:
-    """Update the levels above the lowest after the extreme of one of its blocks went from ``old`` to ``new``."""
+    """Update the levels above a lowest-level block whose extreme changed from ``old`` to ``new``."""
     for level in range(1, len(starts) - 1):
         first = starts[level - 1] + block // BLOCK * BLOCK
         block = block // BLOCK

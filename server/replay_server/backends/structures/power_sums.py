@@ -43,7 +43,7 @@ class PowerSums(NamedTuple):
     """
 
     prefix: Floats
-    """float64[count + 1]: at n the sum of j ** -alpha for j from 1 to n."""
+    """float64[count + 1]: entry n is the sum of j ** -alpha for j from 1 to n."""
     guide: Floats
     """float64[cells + 1]: the rank (from 0) at which each cell begins, and at which the last one ends."""
     cells_per_mass: float
@@ -90,7 +90,7 @@ def _make_guide(prefix: Floats, guide: Floats, cells_per_mass: float) -> None:
 
 @part_of_kernel
 def _last_within(prefix: Floats, size: int, point: float, guess: int) -> int:
-    """Return the index of the last sum up to ``size`` that does not exceed a point; the sum at ``size`` does.
+    """Return the index of the last sum that does not exceed a point; the sum at ``size`` must exceed it.
 
     Gallops from a guess, then bisects, because the guess may be far off where masses are tiny.
     """
@@ -113,13 +113,13 @@ def _last_within(prefix: Floats, size: int, point: float, guess: int) -> int:
 
 @kernel
 def find_ranks(sums: PowerSums, size: int, fractions: Floats, ranks: Integers) -> None:
-    """Find the ranks (from 0) at fractions of the mass of the first ``size`` ranks, at least 1.
+    """Find the ranks (from 0) at fractions of the mass of the first ``size`` ranks; ``size`` is at least 1.
 
-    This is the first rank whose prefix sum exceeds the point. The guide provides a first guess.
+    The rank at a point is the first one whose prefix sum exceeds the point. The guide provides a first guess.
     """
     prefix, guide = sums.prefix, sums.guide
     total = prefix[size]
-    # A fraction may round up to the total: use the last point below it, which belongs to a rank with mass.
+    # A product may round up to the total: use the largest float below it, which belongs to a rank with mass.
     points = np.minimum(fractions * total, np.nextafter(total, 0.0))
     for i in range(len(points)):
         place = points[i] * sums.cells_per_mass

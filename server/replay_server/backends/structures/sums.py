@@ -5,8 +5,8 @@ not drift: the root is exactly the pairwise sum of the masses. Eight neighboring
 binary levels between them and their sum would cost a cache miss each to store, but only a few additions to recompute.
 So the stored tree has fan-out 8 and takes 9.2 bytes per mass.
 
-Batches are processed level by level, so that the cache misses of a level overlap. Entries on levels too large for the
-near caches are prefetched as soon as they are known.
+Batches are processed level by level, so that the cache misses of a level overlap. On levels too large for the L1 and L2
+caches, entries are prefetched as soon as their indices are known.
 
 Kernels here use these arrays:
 
@@ -24,7 +24,7 @@ FAN_OUT = 8
 """Three binary levels; the number of float64 per cache line."""
 
 FAR_AWAY = 1 << 14
-"""Levels with more entries than this (1/8 MB) are prefetched."""
+"""Levels with more entries than this (128 KiB) are prefetched."""
 
 
 def sum_starts(slots: int) -> Integers:

@@ -30,7 +30,7 @@ _WEIGHT_NORMS = {
 
 _LARGEST_FINITE = float(np.finfo(np.float64).max)
 MAX_AHEAD = 1 << 20
-"""Limit on batches in flight, far above realistic values; sums of it cannot overflow."""
+"""Limit on batches in flight: far above realistic values, and small enough that their sum cannot overflow."""
 MAX_BATCHES = 256
 """Maximum batches per message, where 0 counts as 1: they are drawn together while other callers wait."""
 
@@ -88,14 +88,14 @@ def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
 
 
 def at_least(field: str, least: int, value: int, where: str = "") -> int:
-    """Check a lower limit; ``where`` is added to it in refusals."""
+    """Check a lower limit; refusals add ``where`` to it."""
     if value < least:
         raise FieldError(field, f"at least {least}{where}", str(value))
     return value
 
 
 def draw(value: replay_pb2.Draw) -> Draw:
-    """A batch to draw."""
+    """The parameters of a draw."""
     at_least("batch_size", 1, value.batch_size)
     if not (math.isfinite(value.beta) and value.beta >= 0):
         raise FieldError("beta", "a finite number of at least 0", str(value.beta))

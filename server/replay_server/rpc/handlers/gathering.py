@@ -21,7 +21,7 @@ INLINE_BYTES = 1 << 22
 """Bytes gathered on the event loop, in about 0.3 ms; larger gathers use a worker thread, whose round trip blocks the
 loop for 0.1 ms."""
 _ATTEMPTS_BESIDE = 3
-"""Attempts in a worker thread if inserts overwrite the rows; after that, rows are gathered on the loop."""
+"""Maximum attempts in a worker thread. If inserts overwrite the rows each time, they are gathered on the event loop."""
 
 Choice = tuple[Message, Sequence[NDArray[np.int64]]]
 """A reply without its rows, and the keys of its rows, batch by batch."""
@@ -37,7 +37,7 @@ async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool
 
     Args:
         call: the call to answer.
-        catalog: all tables; their calls share the budget.
+        catalog: the tables, whose calls share the budget.
         size: of the reply, in bytes.
         rows: number of rows.
 
@@ -75,8 +75,8 @@ async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int)
 
     Args:
         table: where the rows are.
-        choose: chooses keys (int64[n] per batch) and the rest of the reply. Called again if rows were overwritten
-            during the gather; the last call counts.
+        choose: chooses keys (int64[n] per batch) and the rest of the reply. If rows are overwritten during the gather,
+            it is called again, and the result of the last call is used.
         rows: maximum number of rows.
 
     Returns:

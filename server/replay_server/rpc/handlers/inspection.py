@@ -26,7 +26,7 @@ class InspectionHandler:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._random = np.random.default_rng()
-        # Inspections use at most one of the worker threads for gathers.
+        # Leave the other worker threads to gathers.
         self._one_at_a_time = asyncio.Lock()
 
     async def inspect(self, request: Framed[replay_pb2.InspectRequest], _call: Call) -> bytes:

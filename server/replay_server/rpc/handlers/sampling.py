@@ -153,7 +153,7 @@ class SamplingHandlers:
         return table
 
     async def _drawn(self, call: Call, table: Table, wanted: _Wanted, reply: Reply) -> bytes:
-        """Draw admitted batches and build the reply; refuse if the table was dropped or reset since."""
+        """Draw admitted batches and build the reply; refuse if the table was dropped or reset meanwhile."""
         resets = table.resets
         copies = self._may_copy(table, wanted.same_host) and not wanted.same_host.overtaken
         row_bytes = 0 if copies else table.config.schema.row_bytes

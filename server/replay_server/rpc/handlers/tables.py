@@ -35,7 +35,7 @@ class TableHandlers:
     """Handlers of RPCs on whole tables."""
 
     def __init__(self, catalog: Catalog, *, socket: Path | None) -> None:
-        """Serve these tables; clients on this host learn the ``socket``, if any, and the tables' paths."""
+        """Serve these tables; descriptions tell clients on this host the ``socket``, if any, and the tables' paths."""
         self._catalog = catalog
         self._socket = socket
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from replay_server.rpc.local_socket.listener import LocalSocket
 
 _HELLO_BYTES: Final = 1 << 20
-"""Longest hello."""
+"""Maximum size of a hello."""
 _HELLO_TIMEOUT_S: Final = 2.0
-"""Time limit for the hello; our client waits as long for its reply."""
+"""Time limit for the hello; our client waits equally long for the reply."""
 _QUEUED_BYTES: Final = 4 << 20
 """Stop reading when more than this is queued behind a running request."""
 _JOINED_BYTES: Final = 1 << 16
-"""Contents up to this size are joined with their head; longer ones are sent separately."""
+"""Contents up to this size are sent together with their head; longer ones are sent separately."""
 _IN_A_ROW: Final = 8
 """Queued requests of one client answered before others get a turn."""
 
@@ -45,7 +45,7 @@ class Admitted(NamedTuple):
 
 
 class LocalConnection(asyncio.Protocol):
-    """See the module. Lives on the event loop."""
+    """See the module. All methods run on the event loop."""
 
     def __init__(self, host: LocalSocket) -> None:
         self._host = host
@@ -61,7 +61,7 @@ class LocalConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the client."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods, but not its type
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the same methods, but another type
         self._loop = asyncio.get_running_loop()
         self._silence = self._loop.call_later(_HELLO_TIMEOUT_S, self.abort)
         self._open.callback(self._silence.cancel)
@@ -107,7 +107,7 @@ class LocalConnection(asyncio.Protocol):
         self._go_on()
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """Close the connection immediately."""
         self._is_closed = True
         self._transport.abort()
 
@@ -121,7 +121,7 @@ class LocalConnection(asyncio.Protocol):
         return self._call is None and self._may_write and not self._is_closed
 
     def _go_on(self) -> None:
-        """Answer received requests, as far as possible now."""
+        """Answer received requests until one has to wait."""
         for _ in range(_IN_A_ROW):
             if not self._is_free:
                 break
@@ -135,7 +135,7 @@ class LocalConnection(asyncio.Protocol):
                 break
             self._answer(message)
         else:
-            self._loop.call_soon(self._go_on)  # let others run
+            self._loop.call_soon(self._go_on)  # let other clients run
         self._read_if_there_is_room()
 
     def _next_message(self) -> bytes | None:
@@ -235,7 +235,7 @@ class LocalConnection(asyncio.Protocol):
             self._refuse(refusal)
 
     def _refuse(self, refusal: RequestError) -> None:
-        """Refuse the client and end the connection, once everything was sent."""
+        """Refuse the client, and close the connection when everything has been sent."""
         self._send(to_status(refusal).SerializeToString(), FrameKind.STATUS)
         self._is_closed = True
         self._transport.close()

@@ -1,4 +1,4 @@
-"""Starts coroutines eagerly: most requests never wait, and need no task.
+"""Starts coroutines eagerly: most requests never wait, so they need no task.
 
 Python 3.12 has this as `asyncio.eager_task_factory`; Python 3.11 does not.
 """
@@ -37,7 +37,7 @@ def start(work: Coroutine[Any, Any, T]) -> T | asyncio.Task[T]:
 def _rest(work: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
     try:
         yield awaited
-    except BaseException as error:  # what was awaited has failed, or the task is cancelled
+    except BaseException as error:  # the awaited operation failed, or the task was canceled
         try:
             awaited = work.throw(error)
         except StopIteration as finished:

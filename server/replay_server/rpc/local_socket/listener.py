@@ -53,12 +53,12 @@ class LocalSocket:
         authenticator: Authenticator,
         streams: OpenStreams,
     ) -> None:
-        """Prepare; nothing listens yet. ``endpoints`` are by name of the method."""
+        """Create the socket without listening yet. ``endpoints`` are by method name."""
         self.streams = streams
         self._catalog = catalog
         self._endpoints = endpoints
         self._authenticator = authenticator
-        self._connections: dict[LocalConnection, None] = {}  # the oldest first
+        self._connections: dict[LocalConnection, None] = {}  # oldest first
         self._is_stopping = False
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
@@ -66,7 +66,7 @@ class LocalSocket:
     async def start(self, path: Path) -> None:
         """Listen if possible; otherwise clients use gRPC for all calls."""
         try:
-            path.unlink(missing_ok=True)  # left by a killed server; we hold the directory's lock
+            path.unlink(missing_ok=True)  # left over from a killed server; this one holds the directory's lock
             listener = _bound(path)
         except OSError as error:
             log.warning("local socket disabled, cannot listen on %s: %s", path, error)
@@ -105,7 +105,7 @@ class LocalSocket:
         """Admit a client that can read the nonce of a table.
 
         Raises:
-            RequestError: it is refused.
+            RequestError: the client is refused.
         """
         try:
             said = replay_pb2.FrameHello.FromString(hello)

@@ -23,7 +23,7 @@ _Answer: Final = health_pb2.HealthCheckResponse
 _SERVING: Final[bytes] = _Answer(status=_Answer.SERVING).SerializeToString()
 _NOT_SERVING: Final[bytes] = _Answer(status=_Answer.NOT_SERVING).SerializeToString()
 MOST_WATCHING: Final = 1024
-"""Streams of Watch at once; those of one host are half of it."""
+"""Maximum concurrent streams of Watch; one host may have half of them."""
 
 
 class Health:

@@ -1,8 +1,8 @@
 """Serves one port with several lanes; each client host is assigned to a lane by its address.
 
-gRPC accepts the calls of all connections of a server in order of arrival, so a client that begins thousands of calls at
-once would delay everybody else. Therefore several gRPC servers share the port and event loop. The kernel chooses one by
-the client's address, and the loop serves them in turn.
+A gRPC server accepts calls in order of arrival, across all connections. A client that starts thousands of calls at once
+would delay all others. Therefore several gRPC servers, the lanes, share the port and the event loop. The kernel selects
+a lane by the client's address, and the loop serves the lanes in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_LANES: Final = 16
 _ATTACH_REUSEPORT_CBPF: Final = 51
 """Linux's SO_ATTACH_REUSEPORT_CBPF, which `socket` lacks."""
 _NETWORK_HEADER: Final = 0xFFF00000
-"""SKF_NET_OFF: where classic BPF finds the IP header."""
+"""SKF_NET_OFF: the offset of the IP header in classic BPF."""
 _Options = list[tuple[str, int]]
 Credentials = Callable[[], grpc.ServerCredentials]
 """Creates credentials: gRPC supports dynamic ones for one server only."""
@@ -37,31 +37,31 @@ class Lanes:
         """Create the servers; nothing listens yet.
 
         Args:
-            connections: maximum per lane. There are fewer lanes if descriptors are scarce.
-            options: creates the options of a server, given ``shares_port``.
+            connections: maximum per lane. If file descriptors are scarce, there are fewer lanes.
+            options: creates the options of a gRPC server; takes ``shares_port``.
         """
         count = max(1, min(MOST_LANES, connections_that_fit() // connections))
-        # The first one binds without sharing, to detect a port in use by another program or replay server.
+        # The first lane binds without sharing, to detect that another program or replay server uses the port.
         self._servers = [grpc.aio.server(options=options(shares_port=lane > 0)) for lane in range(count)]
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Add these to each lane."""
+        """Add handlers to each lane."""
         for server in self._servers:
             server.add_generic_rpc_handlers(handlers)
 
     def bind(self, host: str, port: int, credentials: Credentials | None) -> int:
-        """Take the port. Who connects from now on waits until `start`.
+        """Bind the port. Clients can connect, but their calls wait until `start`.
 
         Args:
             host: the address to listen on.
-            port: 0: a free one.
-            credentials: makes those of one lane, for TLS; None: connections are not encrypted.
+            port: the port; 0: any free one.
+            credentials: creates TLS credentials for one lane; None: connections are not encrypted.
 
         Returns:
             The port.
 
         Raises:
-            FatalError: if the address cannot be listened on.
+            FatalError: if the server cannot listen on the address.
         """
         host = f"[{host}]" if ":" in host else host
         first, *others = self._servers
@@ -81,11 +81,11 @@ class Lanes:
         return port
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Start serving."""
         await asyncio.gather(*(server.start() for server in self._servers))
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new calls, and give running calls this many seconds to finish."""
+        """Refuse new calls, and let running ones finish within this many seconds."""
         await asyncio.gather(*(server.stop(drain_s) for server in self._servers))
 
 
@@ -94,7 +94,7 @@ def _add_port(server: grpc.aio.Server, address: str, credentials: Credentials | 
 
 
 def choose_by_host(port: int, lanes: int) -> None:
-    """Have the kernel choose a port's listener by the client's host, instead of by host and port."""
+    """Make the kernel select a port's listener by the client's host only, instead of by host and port."""
     code = b"".join(_program(lanes))
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HP", len(code) // _INSTRUCTION.size, ctypes.addressof(buffer))

@@ -22,7 +22,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 def grpc_handler(
     endpoint: AnyEndpoint, authenticator: Authenticator, streams: OpenStreams
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Serve an endpoint to callers that the authenticator knows, over so many streams."""
+    """Serve an endpoint to authenticated callers; ``streams`` limits their open streams."""
 
     def caller_of(context: Context) -> Caller:
         return authenticator.caller_of(context.invocation_metadata() or (), context.peer())
@@ -60,7 +60,7 @@ async def _answer(endpoint: AnyEndpoint, data: bytes, call: Call, context: Conte
         def sent(_: Context) -> None:
             call.sent()
 
-        context.add_done_callback(sent)  # type: ignore[arg-type]  # the stubs have it called without the context
+        context.add_done_callback(sent)  # type: ignore[arg-type]  # the stubs lack the context argument
     return answer
 
 
@@ -80,11 +80,11 @@ async def _answer_each(endpoint: AnyEndpoint, caller: Caller, context: Context) 
 
 
 class _Reader:
-    """Reads a stream. Others may end it, but not during a reply, because then its status could not be sent."""
+    """Reads a stream. Other tasks may end it, but not during a reply: then its status could not be sent."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._task = asyncio.current_task()  # the one that serves the stream
+        self._task = asyncio.current_task()  # the task that serves the stream
         self._reading = False
         self._refusal: RequestError | None = None
 
@@ -95,7 +95,7 @@ class _Reader:
             self._task.cancel()
 
     async def read(self) -> object:
-        """Read the next message; not bytes at the end of the stream.
+        """Read the next message; the result is not bytes at the end of the stream.
 
         Raises:
             RequestError: the refusal passed to `end`.
@@ -127,7 +127,7 @@ async def abort(context: Context, refusal: RequestError) -> NoReturn:
     """End a call with the status of a refusal."""
     status = rpc_status.to_status(to_status(refusal))
     await context.abort(status.code, status.details, status.trailing_metadata)
-    raise asyncio.CancelledError  # abort() never returns; its type does not say so
+    raise asyncio.CancelledError  # abort() never returns, but its type does not say so
 
 
 def _forget_frames(error: BaseException | None) -> None:

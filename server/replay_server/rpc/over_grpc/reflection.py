@@ -1,6 +1,7 @@
 """gRPC's reflection service, restricted to valid callers and small requests.
 
-gRPC has one size limit per server, and ours is meant for rows; reflection would parse such requests on the event loop.
+gRPC has one size limit per server, and ours allows for rows. Reflection would parse such large requests on the event
+loop.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from replay_server.rpc.over_grpc.lanes import Lanes
 from replay_server.rpc.over_grpc.methods import Context, abort
 
 MOST_BYTES: Final = 1 << 16
-"""Maximum size of a request, which contains names of services."""
+"""Maximum size of a request; it contains only service names."""
 SERVICE: Final = reflection.SERVICE_NAME
 
 
 def add_reflection(server: Lanes, services: Sequence[str], authenticator: Authenticator) -> None:
-    """Offer reflection of these services; requires a token if the server does."""
+    """Add reflection of these services; it requires a token if the server does."""
     servicer: Any = reflection.aio.ReflectionServicer(services)
 
     async def serve(_requests: object, context: Context) -> None:

@@ -2,8 +2,8 @@
 
     <root>/boot.json        {"boot_id": "...", "is_clean": false}
 
-After a killed server, everything it stored is in the page cache during the same boot. After a reboot without a clean
-shutdown, the disk may contain a mixture of old and new pages.
+If only the server was killed, everything it stored is still in the page cache. If the machine went down without a clean
+shutdown of the server, the disk may contain a mixture of old and new pages.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 BOOT_FILE = "boot.json"
 _BYTES = 128
-"""Size of the mark, including padding. It is written in place, which needs no disk space; a torn mark does not count
-as clean."""
+"""Size of the mark, including padding. It is written in place, which needs no disk space. A torn mark counts as
+unclean."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -32,17 +32,17 @@ class BootMark:
         self._path = root / BOOT_FILE
         self._boot_id = _BOOT_ID.read_text("ascii").strip()
         self.is_there = self._path.exists()
-        """False in a root that was never used, or only by an earlier version."""
+        """False if the root was never used, or only by versions without marks."""
         self.was_clean = self._was_clean()
         """Whether all stores of the last server are reliable: it shut down cleanly, or ran during this boot."""
         self._has_begun = False
 
     def begin(self) -> None:
-        """Record that the tables are open, consistent and about to change."""
+        """Record that the tables are open and consistent, before they change."""
         try:
             self._write(is_clean=False)
         except OSError as error:
-            # Remove the earlier mark, which may say clean: a root without a mark counts as unclean.
+            # Remove the earlier mark, which may be clean: a root without a mark counts as unclean.
             self._path.unlink(missing_ok=True)
             if not tells_full(error):
                 raise
@@ -51,7 +51,7 @@ class BootMark:
         self._has_begun = True
 
     def end(self) -> None:
-        """Record a clean shutdown, once everything is on disk. Without `begin`, the earlier mark stays."""
+        """Record a clean shutdown; call it when everything is on disk. Without `begin`, this keeps the earlier mark."""
         if self._has_begun:
             self._write(is_clean=True)
 

@@ -1,4 +1,4 @@
-"""The loops of `row_checksums`, which documents what they compute.
+"""The kernels of `row_checksums`, which documents the algorithm.
 
 This module imports nothing else from storage, so changes there do not trigger recompilation of the kernels.
 """
@@ -78,7 +78,7 @@ def store_checksums(words: NDArray[np.uint64], first: int, sums: NDArray[np.uint
 
 @cache
 def compile_checksums() -> None:
-    """Compile every kernel for every width of words, or load them from the cache, before a table is served."""
+    """Compile or load every kernel for every word width, before tables are served."""
     words = np.zeros((2, 2), np.uint64)
     store_origins(words, 1, 2, np.uint64(HAS_WRITER))
     sums = begin(words, 1, 0, 2)

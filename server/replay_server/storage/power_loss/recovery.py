@@ -4,10 +4,10 @@ The disk may contain any mixture of old and new pages written since the last syn
 state of a single moment, at that sync point or later, except for rows overwritten after that moment:
 
 1. From the sync point on, valid rows are recovered in key order. Each row names its insert. A writer's insert is
-   recovered if all its rows are valid and it is the writer's next; its record is restored. The first row that does
-   not fit ends the recovery, because later rows would leave a gap.
-2. Lost rows may have overwritten the oldest recovered ones. The newest run of consecutive valid keys is live, and
-   everything before the newest gap is dropped. No insert before the sync point is undone.
+   recovered, together with its record, if all its rows are valid and its sequence number is the writer's next. The
+   first row that fails a check ends this step, because later rows would leave a gap.
+2. Rows that were then lost may have overwritten the oldest recovered rows. Only the newest run of consecutive valid
+   keys stays live; all rows before it are dropped. No insert before the sync point is undone.
 3. The result is stored as the new sync point, then in the header and the writers' records. The number of lost rows
    is stored in the header first.
 
@@ -106,7 +106,7 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
     end, writers = _roll_forward(checksums, point, _read(folder / WRITERS_FILE, WRITER_RECORDS_BYTES), config.slots)
     live = _newest_run(checksums, max(floor, end - config.most_live), end)
     if live.stop < end:
-        # More damage than a power loss causes. Drop the whole of a partial insert: its writer may retry it.
+        # A power loss cannot cause this much damage. Drop all rows of a partial insert: its writer may retry it.
         live = _without_half_an_insert(checksums, live, config.slack)
         with _records(writers, live.stop) as records:
             writers = records.used()
@@ -123,7 +123,7 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
 def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState, int]:
     """Read the state from the header if it is consistent and newer than the sync point; otherwise use the sync point's.
 
-    With it, the rows lost ever, by a recovery that was cut short; 0: there was none.
+    Also returns the number of rows ever lost that an interrupted recovery stored; 0 if there was none.
     """
     words = _read(folder / HEADER_FILE, HEADER_WORDS * 8).view("<i8")
     state = state_in(words)
@@ -173,7 +173,7 @@ def _roll_forward(
     Only the writers' ids come from the ``stored`` records; everything else comes from the rows.
 
     Returns:
-        The key after the last row, and the writers' records that belong to it.
+        The key after the last recovered row, and the writers' records at that point.
     """
     end = point.state.inserted
     with _records(point.writers, end) as records:
@@ -226,10 +226,11 @@ def _outside(live: range, first: int, stop: int) -> list[range]:
 
 
 def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableState:
-    """Adjust the state to this number of inserted rows.
+    """Adjust the header's state to this number of inserted rows.
 
-    If the header says the same number, nothing changes. Otherwise its counters move as little as possible, so that no
-    call waits for samples of rows that are gone, or for draws of rows that came after the header was written.
+    If the number is the same, nothing changes. Otherwise, the count of samples is moved to the nearest value within the
+    rate limiter's bounds. Without this, rows that were lost, or inserted after the header was written, could make calls
+    wait.
     """
     state = header._replace(inserted=inserted, delivered=min(header.delivered, inserted * config.times))
     if inserted == header.inserted or config.rate_limit is None:
@@ -238,7 +239,7 @@ def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableSta
 
 
 def _within(limit: RateLimit, inserted: int, sampled: int) -> int:
-    """The number nearest to ``sampled`` with which a rate limiter's difference is within its bounds."""
+    """The number of samples closest to ``sampled`` that keeps the rate limiter's difference within its bounds."""
     if limit.samples_per_insert is None:
         return sampled
     owed = inserted * limit.samples_per_insert
@@ -256,7 +257,7 @@ def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
     rows = point.state.live(config.most_live, config.times)
     slots = live_slots(LiveRows(rows.start, len(rows), config.slots))
     live = priorities[slots]
-    # Recovered rows whose evictors were lost no longer have priorities: give them the priority of new rows.
+    # If a row was evicted and the evicting insert was lost, it has no priority: give it the priority of new rows.
     known = np.isfinite(live) & (live >= 0)
     largest = float(live[known].max()) if known.any() else 0.0
     priorities[slots[~known]] = largest or _FIRST_PRIORITY

@@ -1,8 +1,8 @@
 """Checksums per row, which detect rows torn by a power loss.
 
 Each slot has two words: the row's origin (the writer, the insert, and whether the row is the insert's first or last;
-0 without a writer), and a checksum over key, origin, columns and link. A row left over from an earlier key is
-therefore invalid under a later one.
+0 without a writer), and a checksum over key, origin, columns and link. The checksum includes the key, so an old row in
+a slot is not mistaken for a newer one.
 
 The checksum adds a word w by ``h = (h ^ w) * P; h ^= h >> 32``: FNV-1a (Fowler, Noll and Vo) on words instead of
 bytes, with the shift that SplitMix64 (Steele, Lea and Flood, 2014) uses to mix high bits into low ones. Every step is a
@@ -28,7 +28,7 @@ from replay_server.storage.power_loss.checksum_kernels import FIRST, HAS_WRITER,
 
 CHECKSUMS_FILE = "checksums.bin"
 CHECKSUM_BYTES = 16
-"""Per row."""
+"""Bytes per row."""
 _SEQUENCE_BIT, _SEQUENCE_BITS = 3, 21
 _TAG_BIT = _SEQUENCE_BIT + _SEQUENCE_BITS
 _TAG_BYTES = 5
@@ -39,26 +39,26 @@ class InsertTrace:
     """The part of an insert found in consecutive rows."""
 
     start: int
-    """Index of the first of them."""
+    """Index of the first row."""
     stop: int
-    """Index after the last one."""
+    """Index after the last row."""
     has_writer: bool
     """False: the rows are from any number of inserts without a writer."""
     tag: int
     """Tag of the writer, see `writer_tag`."""
     sequence: int
-    """The lowest bits of the insert's number, see `short_sequence`."""
+    """The low bits of the insert's sequence number, see `short_sequence`."""
     has_first: bool
-    """Whether the insert's first row is among them."""
+    """Whether these rows include the insert's first row."""
     has_last: bool
-    """Whether its last row is."""
+    """Whether these rows include its last row."""
 
 
 def inserts_in(words: NDArray[np.uint64]) -> Iterator[InsertTrace]:
     """Group rows by insert. words: uint64[n] from `RowChecksums.origins`."""
     names = words & ~np.uint64(FIRST | LAST)
     starts = np.flatnonzero(np.diff(names)) + 1
-    # Sorted and unique; no rows give no pairs.
+    # Sorted and unique; without rows, there are no pairs.
     for start, stop in pairwise(sorted({0, *starts.tolist(), len(words)})):
         word = int(names[start])
         yield InsertTrace(
@@ -78,7 +78,7 @@ def writer_tag(writer_id: bytes) -> int:
 
 
 def short_sequence(sequence: int) -> int:
-    """The low bits of an insert's number, stored with each row; they cannot wrap around between two syncs."""
+    """The low bits of an insert's sequence number, stored with each row; they cannot wrap around between two syncs."""
     return sequence & ((1 << _SEQUENCE_BITS) - 1)
 
 
@@ -91,7 +91,7 @@ class RowChecksums:
     """The checksums of a table's rows, by slot."""
 
     def __init__(self, folder: Path, columns: list[Array], *, create: bool) -> None:
-        """Map the checksums of the table in ``folder``, whose columns and links are ``dtype[slots, elements]`` each."""
+        """Map the checksums of the table in ``folder``; ``columns`` and links are ``dtype[slots, elements]`` each."""
         compile_checksums()
         slots = len(columns[0])
         self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)
@@ -110,7 +110,7 @@ class RowChecksums:
         return np.equal(stored, self._checksums(first_key, count))
 
     def origins(self, first_key: int, count: int) -> NDArray[np.uint64]:
-        """uint64[count]: the words of the rows' origins, see `inserts_in`."""
+        """uint64[count]: the origin words of the rows, see `inserts_in`."""
         return np.take(self._words[:, 0], np.arange(first_key, first_key + count), mode="wrap")
 
     def erase(self, first_key: int, count: int) -> None:
@@ -121,7 +121,7 @@ class RowChecksums:
             sums[sums != 0] = 0  # untouched slots are 0 and stay sparse
 
     def close(self) -> None:
-        """Unmap them."""
+        """Unmap the file."""
         del self._words
         self._columns.clear()
         self.file.close()

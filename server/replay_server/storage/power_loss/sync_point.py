@@ -1,7 +1,7 @@
 """Sync points: a small state of a table, stored after everything it refers to is on disk.
 
-The file has two places, used in turn. If a power loss tears the one being written, its checksum detects this, and the
-other one is still valid.
+The file has room for two sync points, written alternately. If a power loss tears the one being written, its checksum
+detects this, and the other one is still valid.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SYNC_POINT_BYTES = _PLACES * _PLACE_BYTES
 
 @dataclass(frozen=True)
 class SyncPoint:
-    """A past state of a table; all of its rows are on disk, or were overwritten since."""
+    """A past state of a table. All of its rows are on disk or were overwritten since."""
 
     state: TableState
     """The table's counters."""
@@ -50,7 +50,7 @@ class SyncPoints:
         """The last complete sync point, or None."""
 
     def store(self, point: SyncPoint) -> None:
-        """Store a sync point and sync it to disk; everything it refers to must already be there.
+        """Store a sync point and sync it to disk. Everything it refers to must already be on disk.
 
         Raises:
             OSError: the disk rejects the write.
@@ -65,7 +65,7 @@ class SyncPoints:
         self.newest = point
 
     def close(self) -> None:
-        """Unmap them."""
+        """Unmap the file."""
         self.file.close()
 
     def _load(self, place: int) -> tuple[int, SyncPoint | None]:

@@ -1,4 +1,4 @@
-"""Insertion times: periodic clock readings, enough for quantiles of age."""
+"""Insertion times, from periodic clock readings; precise enough for quantiles of age."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class InsertClock:
         self._readings: deque[tuple[int, float]] = deque([(inserted, clock())], maxlen=_READINGS + 2)
 
     def tick(self, inserted: int) -> None:
-        """Note that rows up to this key were inserted."""
+        """Record that rows up to this key have been inserted."""
         if inserted - self._readings[-1][0] >= self._every:
             self._readings.append((inserted, self._clock()))
 

@@ -1,4 +1,4 @@
-"""Events per second over the last seconds."""
+"""Events per second over a window of a few seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 WINDOW_S = 10
-"""Length of the window."""
+"""Length of the window in seconds."""
 _BUCKETS = WINDOW_S + 1
 
 
@@ -20,16 +20,16 @@ class Rate:
         self._counts = [0] * _BUCKETS
         self._second = int(self._began)
         self.total = 0
-        """Events ever."""
+        """Total number of events."""
 
     def add(self, count: int) -> None:
-        """Count events that happen now."""
+        """Count events at the current time."""
         self.total += count
         self._advance()
         self._counts[self._second % _BUCKETS] += count
 
     def per_second(self) -> float:
-        """Events per second over the window, or since the beginning if that is shorter."""
+        """Events per second over the window, or since the start if that is shorter."""
         now = self._advance()
         covered = min(now - self._second + WINDOW_S, now - self._began)
         return sum(self._counts) / covered if covered > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Statistics of one table since the server started, recorded incrementally, read as a snapshot.
+"""Statistics of one table since the server started: recorded incrementally, read as snapshots.
 
 figures.updated(distinct=200, stale=3)
 figures.counts.repeated_inserts += 1
@@ -23,7 +23,7 @@ from replay_server.table.figures.times_sampled import TimesSampled
 
 @dataclass
 class Snapshot:
-    """Figures of one table at one moment. Counts are since the server began."""
+    """Statistics of one table at one moment. Counts start at 0 when the server starts."""
 
     sampled: int = 0
     """Rows drawn."""
@@ -34,34 +34,34 @@ class Snapshot:
     sampled_per_s: float = 0.0
     updated_per_s: float = 0.0
     stale: int = 0
-    """Keys of updates that were not live."""
+    """Stale keys in updates."""
     repeated_inserts: int = 0
-    """Repeated inserts that were answered and not applied again."""
+    """Repeated inserts, which were answered without applying them again."""
     copied_by_clients: int = 0
-    """Rows drawn that clients on this host copied themselves."""
+    """Drawn rows that clients on this host copied from the table's files."""
     overtaken_copies: int = 0
-    """How often inserts overtook such a copy."""
+    """Copies by clients that failed because inserts overwrote the rows."""
     batches: int = 0
     """Batches that learners drew on streams."""
     batches_ahead: int = 0
-    """Sum over these of how many batches' updates each draw did not know of."""
+    """Sum over these batches: for each, the earlier batches whose updates were missing when it was drawn."""
     failed_syncs: int = 0
-    """How often the disk refused to take the table."""
+    """Failed syncs of the table to disk."""
     waiting: int = 0
-    """Calls that wait now."""
+    """Calls waiting now."""
     waiting_inserts: int = 0
-    """Calls among them that wait to insert."""
+    """Inserts among them."""
     waited: int = 0
     """Calls that had to wait."""
     times_sampled: tuple[tuple[int, int, int], ...] = ()
-    """Live rows by how often they were drawn: at least, at most, how many rows."""
+    """Histogram of live rows by number of draws: for each bucket its minimum, its maximum and its number of rows."""
 
 
 class TableFigures:
-    """See the module. Lives on the event loop."""
+    """See the module. All methods run on the event loop."""
 
     def __init__(self, *, slots: int, capacity: int, inserted: int, size: int) -> None:
-        """Begin with a table of so many slots, which has ``size`` live rows."""
+        """Start for a table with ``size`` live rows; ``inserted`` is its next key."""
         self._inserted = Rate()
         self._sampled = Rate()
         self._updated = Rate()
@@ -69,40 +69,40 @@ class TableFigures:
         self._times_sampled = TimesSampled(slots)
         self._times_sampled.appear(size)
         self.counts = Snapshot()
-        """Whoever sees something happen counts it here; `snapshot` fills in the rest."""
+        """Counters that callers increment directly; `snapshot` adds the other statistics."""
 
     def inserted(self, rows: int, next_key: int) -> None:
-        """Rows have become live, all below this key."""
+        """Count rows that became live; ``next_key`` is the key after the last one."""
         self._inserted.add(rows)
         self._clock.tick(next_key)
         self._times_sampled.appear(rows)
 
     def evicted(self, keys: NDArray[np.int64]) -> None:
-        """Rows are live no more. keys: int64[n]."""
+        """Record that rows are no longer live. keys: int64[n]."""
         self._times_sampled.disappear(keys)
 
     def drawn(self, keys: NDArray[np.int64]) -> None:
-        """Live rows were drawn. keys: int64[n], those among the rows handed out that are live."""
+        """Count draws of live rows. keys: int64[n], the rows handed out that are still live."""
         self._times_sampled.draw(keys)
 
     def handed_out(self, rows: int) -> None:
-        """So many rows were drawn, whether or not they are still live."""
+        """Count rows that were drawn, whether or not they are still live."""
         self._sampled.add(rows)
 
     def asked_ahead(self, batches: int, ahead: int) -> None:
-        """A learner drew batches on a stream while ``ahead`` others were on their way."""
+        """Count batches that a learner drew on a stream while ``ahead`` earlier batches were in flight."""
         self.counts.batches += batches
-        # Each batch of the message comes after the ones before it.
+        # For each batch of the message, the batches before it are in flight, too.
         self.counts.batches_ahead += batches * ahead + batches * (batches - 1) // 2
 
     def updated(self, distinct: int, stale: int) -> None:
-        """An update set the priorities of so many rows; so many other keys were not live."""
+        """Count an update of ``distinct`` rows that also had ``stale`` stale keys."""
         self._updated.add(distinct)
         self.counts.stale += stale
 
     @contextmanager
     def one_waits(self) -> Iterator[None]:
-        """Count a call that waits inside."""
+        """Count a call as waiting inside the block."""
         self.counts.waiting += 1
         try:
             yield
@@ -123,7 +123,7 @@ class TableFigures:
         return self._times_sampled.of(keys)
 
     def snapshot(self) -> Snapshot:
-        """The figures as they stand."""
+        """Return the current statistics."""
         return replace(
             self.counts,
             sampled=self._sampled.total,

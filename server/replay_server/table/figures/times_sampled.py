@@ -1,4 +1,4 @@
-"""How often live rows were drawn: a count per slot, and a histogram."""
+"""Number of draws of each live row: a count per slot, and a histogram."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from replay_server.kernels.compile import Integers, as_kernel_input, kernel
 from replay_server.kernels.prefetch import touch
 
 COUNT_BYTES = 4
-"""Per slot."""
+"""Bytes per slot."""
 _BARS = 33
-"""One for 0, then one per number of bits: 1, 2 to 3, 4 to 7, ..."""
+"""Buckets of the histogram: one for 0, then one per number of bits: 1, 2 to 3, 4 to 7, ..."""
 
 
 class TimesSampled:
-    """Counts of draws of the live rows of one table, since they were inserted or the server began."""
+    """Counts how often live rows of a table were drawn since they were inserted or the server started."""
 
     def __init__(self, slots: int) -> None:
-        """Begin without rows."""
+        """Start without rows."""
         self._counts = np.zeros(slots, np.uint32)
         self._bars = np.zeros(_BARS, np.int64)
 
     def appear(self, count: int) -> None:
-        """New rows have come: their slots hold 0, as `disappear` left them."""
+        """Add new rows with a count of 0; `disappear` has already zeroed their slots."""
         self._bars[0] += count
 
     def disappear(self, keys: Integers) -> None:
-        """Rows are gone. keys: int64[n]."""
+        """Remove rows that are no longer live. keys: int64[n]."""
         _disappear(self._counts, self._bars, as_kernel_input(keys))
 
     def draw(self, keys: Integers) -> None:
-        """Rows were drawn. keys: int64[batch], live."""
+        """Count draws of rows. keys: int64[batch], live."""
         _draw(self._counts, self._bars, as_kernel_input(keys))
 
     def of(self, keys: Integers) -> Integers:
-        """int64[n]: how often each of these live rows was drawn. keys: int64[n]."""
+        """int64[n]: number of draws of each of these live rows. keys: int64[n]."""
         return self._counts[keys % len(self._counts)].astype(np.int64)
 
     def bars(self) -> Iterator[tuple[int, int, int]]:
-        """The bars that have rows: at least, at most, how many rows."""
+        """Yield the non-empty buckets: minimum, maximum and number of rows."""
         for bits in np.flatnonzero(self._bars):
             at_least = 1 << (int(bits) - 1) if bits else 0
             yield at_least, (1 << int(bits)) - 1, int(self._bars[bits])

@@ -23,7 +23,7 @@ from replay_server.kernels.compile import kernel
 
 @kernel
 def _divide(tree: RankTree, parent: int, at: int, kept: int) -> None:
-    """Redistribute the entries of a child and the next one: the first ``kept`` to the child, the rest to the next."""
+    """Redistribute the entries of two neighboring children: the left gets the first ``kept``, the right the rest."""
     left, right = int(tree.children[parent, at]), int(tree.children[parent, at + 1])
     before = int(tree.sizes[left])
     total = before + int(tree.sizes[right])
@@ -85,8 +85,8 @@ def _raise_root(tree: RankTree) -> None:
 def repair_way(tree: RankTree, priority: float, key: int, coming: int) -> int:
     """Rebalance the nodes on the path to a row, and return its leaf.
 
-    Nodes with too few entries are refilled. If the row will be inserted (``coming`` is 1, else 0), this makes room for
-    it and counts it.
+    Refill nodes with too few entries. If the row will be inserted (``coming`` is 1, else 0), make room for it and add
+    it to the counts.
     """
     if coming and tree.sizes[tree.state[ROOT]] == WIDTH:
         _raise_root(tree)

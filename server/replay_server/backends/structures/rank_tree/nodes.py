@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from replay_server.kernels.compile import Floats, Integers, aligned_empty, kernel, part_of_kernel
 
 WIDTH = 32
-"""Most entries of a node."""
+"""Maximum entries per node."""
 
 LEAST_ENTRIES = WIDTH * 3 // 8
-"""Fewest entries of a node other than the root."""
+"""Minimum entries per node, except for the root."""
 
 MERGED_ENTRIES = WIDTH * 7 // 8
 """Neighbors with at most this many entries together are merged; others are rebalanced."""
 
 MOST_ROWS = (1 << 31) - 1
-"""Most rows of a tree: counts are int32."""
+"""Maximum rows per tree: counts are int32."""
 
 UNUSED = -np.inf
 """Priority of unused entries; outranks nothing."""
@@ -134,7 +134,7 @@ def rows_under(tree: RankTree, node: int) -> int:
 
 @part_of_kernel
 def add_rows(tree: RankTree, node: int, at: int, change: int) -> None:
-    """Count rows that enter or leave a child of an inner node."""
+    """Update an inner node's counts after a child gained ``change`` rows (negative: lost)."""
     rows_up_to = tree.rows_up_to[node]
     for i in range(len(rows_up_to)):
         rows_up_to[i] += change if i >= at else 0

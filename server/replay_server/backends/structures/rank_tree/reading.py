@@ -11,7 +11,7 @@ from replay_server.kernels.prefetch import touch
 
 @kernel
 def keys_of_ranks(tree: RankTree, ranks: Integers) -> Integers:
-    """Find rows by their ranks, 0 being the largest priority, level by level over the whole batch."""
+    """Return the keys of the rows with these ranks; rank 0 has the largest priority. Descends level by level."""
     left = ranks.astype(np.int32)
     nodes = np.full(len(ranks), tree.state[ROOT])
     for _ in range(tree.state[HEIGHT]):

@@ -26,7 +26,7 @@ _AHEAD = 8
 """Prefetch distance for leaves, in rows."""
 
 _LINE = CACHE_LINE_BYTES // 8
-"""Numbers of eight bytes in a cache line."""
+"""8-byte numbers per cache line."""
 
 
 @part_of_kernel
@@ -96,7 +96,7 @@ def move(
 ) -> None:
     """Remove existing rows, then add new ones; at most `MOST_MOVED` each.
 
-    A row whose priority changes is in both.
+    A row whose priority changes is in both lists.
     """
     old_leaves = _find_leaves(tree, old_priorities, old_keys, -1)
     new_leaves = _find_leaves(tree, new_priorities, new_keys, 1)
