@@ -22,7 +22,7 @@ ONLY_IN = {
     ("replay_proto", "gymnasium"): set[str](),
     ("replay_proto", "numba"): set[str](),
     ("replay_proto", "cyclopts"): {"command_line.py"},
-    ("replay_proto", "pydantic"): {"access/tokens.py", "command_line.py"},
+    ("replay_proto", "pydantic"): {"access", "command_line.py"},
     ("replay_server", "torch"): set[str](),
     ("replay_server", "gymnasium"): set[str](),
     ("replay_client", "torch"): {"torch.py"},
