@@ -1,12 +1,12 @@
 # Two images:
 #   docker build --target server -t replay-service:server .   the service and the `replay` command, without torch
-#   docker build -t replay-service .                          the same, and the trainer and its actors
+#   docker build -t replay-service .                          the same, plus the trainer and its actors
 #
-# Where the default index has torch only with CUDA, name an index of its CPU wheels to save gigabytes:
-# `--build-arg PIP_EXTRA_INDEX_URL=...`. Pip reads it, as any variable of its own, from the environment.
+# If the default index has only CUDA builds of torch, add an index of CPU wheels to save gigabytes:
+# `--build-arg PIP_EXTRA_INDEX_URL=...`. Pip reads this variable from the environment.
 ARG PYTHON_IMAGE=python:3.11-slim
 
-# What both images share: a user, an environment, and what the service depends on.
+# Shared by both images: a user, an environment, and the dependencies of the service.
 FROM ${PYTHON_IMAGE} AS service-dependencies
 ARG PIP_EXTRA_INDEX_URL=
 ENV PATH=/opt/replay/application/bin:/opt/replay/environment/bin:$PATH \
@@ -27,9 +27,9 @@ RUN touch README.md \
     && pip install --quiet --upgrade pip \
     && pip install --quiet --only-deps '.[server,cli]'
 
-# The project, and its kernels compiled. Numba drops a compiled kernel when its source's time stamp differs by the
-# least, and layers keep whole seconds: hence the round date. On another kind of processor the service compiles anew,
-# into the cache of its user. Nobody can write to what is root's, so it works on a copy.
+# The project with its compiled kernels. Numba discards a compiled kernel if the timestamp of its source has changed.
+# Layers store only whole seconds, so all files get a round date. The image's cache belongs to root, so the service works
+# on a copy in its user's cache. On another type of CPU, it compiles the kernels again there.
 FROM service-dependencies AS application
 COPY . .
 RUN pip install --quiet --no-deps --no-compile --target /opt/replay/application . \
@@ -43,7 +43,7 @@ COPY --from=application /var/cache/numba /var/cache/numba
 COPY docker/healthcheck.py /opt/replay/
 USER replay
 WORKDIR /data
-# Reached from outside the container, it starts only with tokens, client certificates or --insecure: see docs/security.md.
+# It listens for other machines, so it requires tokens, client certificates or --insecure: see docs/security.md.
 ENV REPLAY_SERVER_HOST=0.0.0.0
 EXPOSE 50051
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["python", "/opt/replay/healthcheck.py", "localhost:50051"]
@@ -51,7 +51,7 @@ ENTRYPOINT ["replay-server"]
 
 FROM service-dependencies AS trainer-dependencies
 RUN pip install --quiet --only-deps '.[server,cli,agent]' \
-    # What serves to compile against torch, and its own tests.
+    # Remove torch's headers and its tests.
     && cd /opt/replay/environment/lib/python3*/site-packages/torch && rm -rf include test bin/test_*
 
 FROM trainer-dependencies AS trainer

@@ -1,5 +1,5 @@
-# Development in two commands: `make run` trains CartPole through the service, `make test` passes the tests.
-# `make help` lists all. ARGS goes to the program that a target starts: `make run ARGS="--seed 1"`.
+# `make run` trains CartPole through the service, `make test` runs the tests, and `make help` lists all targets.
+# ARGS is passed to the program that a target runs: `make run ARGS="--seed 1"`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,12 +8,12 @@ AUDIT_VENV := .venv-audit
 KILLS := 500
 N := 1000000
 MINUTES := 30
-# With ARGS, there may be none to run among the timed tests, or among the others, which pytest says with 5.
+# With ARGS, pytest may select no timed tests, or only timed ones. It then exits with status 5.
 MAY_END_WITH := $(if $(ARGS),5,0)
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
-# How a test run begins: kernels are compiled once, not by every worker at the same time. The test of a first start
-# compiles all of them, and leaves them to the others.
+# The first step of a test run compiles the kernels once, so that the workers do not all compile them at the same time.
+# The test of a first start compiles all kernels, and the other tests reuse them.
 FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
@@ -23,8 +23,8 @@ COVER :=
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
 
-# Tests wait more than they compute: there are more workers than the two cores that the project is developed on. Tests
-# that limit a time run after them, alone.
+# Tests mostly wait, so there are more workers than the two cores of the development machine. Timed tests run alone,
+# after the others.
 test: $(VENV)/.imported  ## All tests.
 	$(BEGIN)
 	$(BIN)/pytest -m "not timed" --numprocesses 3 --dist worksteal $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
@@ -41,7 +41,7 @@ test-deep: $(VENV)/.imported  ## All tests, with 20 times as many examples of wh
 docs: $(VENV)/.installed  ## Run every command and program of the README and docs/.
 	$(BIN)/python scripts/run_docs.py $(ARGS)
 
-# Style, types, contract, that generated code is current, and that no vulnerability is known of what is pinned.
+# Checks style, types, the contract, whether generated code is current, and pinned packages for known vulnerabilities.
 lint: $(VENV)/.installed $(PROTO_VENV)/.installed $(AUDIT_VENV)/.installed  ## Style, types, contract, dependencies.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -76,15 +76,16 @@ soak: $(VENV)/.installed  ## Keep a server under mixed load for MINUTES, write d
 bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# An environment is made in one go: a stamp is written only once everything is in it. Of a gigabyte of modules, Python
-# compiles those that are ever imported, when they are.
+# The stamp is written once the environment is complete. Python compiles modules when they are first imported, which is
+# faster than compiling a gigabyte of them now.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --upgrade pip
 	$(BIN)/pip install --quiet --no-compile $(PINNED) --editable '.[server,cli,agent]' --group dev --group integrations
 	touch $@
 
-# What the tests import is compiled once, not by every worker at the same time. What is wrong with a test, its run says.
+# Compiles the modules that the tests import once, instead of in every worker at the same time. Errors are ignored here:
+# the test run reports them.
 $(VENV)/.imported: $(VENV)/.installed
 	$(BIN)/pytest --collect-only --quiet --quiet >/dev/null || true
 	touch $@

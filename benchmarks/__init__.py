@@ -1,1 +1,1 @@
-"""Figures of the service, measured: `python -m benchmarks` prints them and writes docs/benchmarks.md."""
+"""Benchmarks of the service: `python -m benchmarks` prints the results and writes docs/benchmarks.md."""

@@ -1,4 +1,4 @@
-"""Measures every figure of docs/benchmarks.md and writes that page with its pictures: `make bench`.
+"""Runs all benchmarks of docs/benchmarks.md, and writes that page and its pictures: `make bench`.
 
 python -m benchmarks [--quick] [--peers FOLDER] [--output FILE]
 """

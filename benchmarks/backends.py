@@ -1,9 +1,9 @@
-"""How long the priority backends take to write, draw and insert, by number of rows.
+"""Times of writes, draws and inserts in the priority backends, by number of rows.
 
     python -m benchmarks.backends [--rows 100000 1048576 10000000] [--backends sum_tree rank] [--json FILE]
 
-Times are those of the Python calls, arrays in and arrays out, in one thread. Each call works on other rows than the
-ones before it, so the caches hold no more of them than they would in a server.
+The times are those of Python calls with arrays in one thread. Each call uses different rows than the previous calls, so
+that CPU caches help no more than they would in a server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CALLS = 1000
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one kind of call took."""
+    """Times of one kind of call."""
 
     call: str
     """The method."""
@@ -56,7 +56,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one backend at one size."""
+    """Measurements of one backend at one size."""
 
     backend: str
     """Name of the backend."""
@@ -67,11 +67,11 @@ class Measured:
     rebuild_s: float
     """Seconds to build the index from the priority array."""
     timings: list[Timing]
-    """One for each kind of call."""
+    """Times of each kind of call."""
 
 
 class Ring:
-    """A full ring of random priorities, under one backend."""
+    """A full ring of random priorities, indexed by one backend."""
 
     def __init__(self, backend: str, rows: int) -> None:
         """Fill the ring and build the index."""
@@ -96,7 +96,7 @@ class Ring:
         return LiveRows(oldest=self.inserted - self.rows, size=self.rows, slots=self.slots)
 
     def prepare_write(self) -> Callable[[], object]:
-        """Return a call that gives random rows random priorities."""
+        """Return a call that sets random priorities on random rows."""
         keys = next(self._slots) + self.inserted - self.rows
         priorities = next(self._priorities)
         return lambda: self.index.write(keys, priorities)
@@ -107,12 +107,12 @@ class Ring:
         return lambda: self.index.draw(fractions, live)
 
     def prepare_write_and_draw(self) -> Callable[[], object]:
-        """Return a call that does both."""
+        """Return a call that writes and then draws."""
         write, draw = self.prepare_write(), self.prepare_draw()
         return lambda: (write(), draw())
 
     def prepare_insert(self, count: int) -> Callable[[], object]:
-        """Return a call that adds new rows at the largest priority and clears as many of the oldest."""
+        """Return a call that adds new rows at the largest priority and evicts equally many of the oldest."""
         added: NDArray[np.int64] = np.arange(self.inserted, self.inserted + count)
         priorities = np.full(count, self.index.largest_priority)
         evicted = added - self.rows
@@ -126,7 +126,7 @@ class Ring:
 
 
 def timed(name: str, prepare: Callable[[], Callable[[], object]]) -> Timing:
-    """Time many calls, excluding the preparation of each."""
+    """Time many calls, without their preparation."""
     taken_us = np.empty(CALLS)
     for i in range(CALLS):
         call = prepare()
@@ -151,7 +151,7 @@ def measure(backend: str, rows: int) -> Measured:
 
 
 def show(results: Sequence[Measured]) -> None:
-    """Print a table, a line per backend and size."""
+    """Print a table with a line for each backend and size."""
     table = Table(title="Priority backends: microseconds per call, median (10th to 90th percentile)")
     table.add_column("backend")
     table.add_column("rows", justify="right")

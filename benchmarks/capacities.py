@@ -25,7 +25,7 @@ PREFETCH = 3
 
 
 def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
-    """Measure each backend at each size, all in turn: sizes are compared, so they have to see the same machine."""
+    """Measure all backends and sizes in turn, so that the load of the machine affects them alike."""
     with ExitStack() as stack:
         contestants: dict[str, Window] = {}
         for capacity in CAPACITIES:
@@ -66,7 +66,7 @@ def _name(backend: str, capacity: int) -> str:
 
 
 def _ratio(times: Sequence[float], others: Sequence[float]) -> str:
-    """Return by how much one contestant's steps are longer than another's."""
+    """Return the ratio of one contestant's step times to another's."""
     by_round = [time / other for time, other in zip(times, others, strict=True)]
     median = statistics.median(times) / statistics.median(others)
     return f"{median:.2f} ({min(by_round):.2f} to {max(by_round):.2f})"

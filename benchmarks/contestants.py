@@ -1,4 +1,4 @@
-"""Contestants that take turns: one window each, round after round, so that all see the same machine."""
+"""Measures contestants in turn, one window each per round, so that the load of the machine affects them alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDS = 5
 WARM_UP_S = 1.0
 
 Window = Callable[[float], float]
-"""Measures for so many seconds; microseconds per step."""
+"""Measures for a number of seconds, and returns microseconds per step."""
 
 _SCRIPTS = Path(__file__).parent / "peers"
 
@@ -29,7 +29,7 @@ def take_turns(
     """Measure all contestants in turn.
 
     Returns:
-        By name, microseconds per step in each round.
+        Microseconds per step in each round, by name.
     """
     for window in contestants.values():
         window(warm_up_s)
@@ -41,13 +41,13 @@ def take_turns(
 
 
 class Peer:
-    """A peer in a process and an environment of its own."""
+    """A peer in a separate process and environment."""
 
     def __init__(self, stack: ExitStack, python: Path, script: str, *arguments: str) -> None:
-        """Start it and wait until it is ready; at the end of the stack its input ends, and so does it.
+        """Start it and wait until it is ready. When the stack is closed, its input ends and it exits.
 
         Raises:
-            RuntimeError: if it does not come up.
+            RuntimeError: it does not become ready.
         """
         command = [str(python), str(_SCRIPTS / script), *arguments]
         self._process = stack.enter_context(
@@ -58,7 +58,7 @@ class Peer:
         self.facts: dict[str, float] = json.loads(self._answer())
 
     def __call__(self, window_s: float) -> float:
-        """Microseconds per step in a window of so many seconds."""
+        """Microseconds per step in a window of this many seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{window_s}\n")
         self._process.stdin.flush()
@@ -73,7 +73,7 @@ class Peer:
 
 
 def start_peers(stack: ExitStack, workload: str, folder: Path) -> dict[str, Peer]:
-    """Start the peers that are installed in ``folder``, and a bare TCP round trip."""
+    """Start the peers installed in ``folder``, and the bare TCP round trip."""
     peers = {"bare TCP round trip": Peer(stack, Path(sys.executable), "tcp_peer.py", workload)}
     if (python := folder / "cpprb" / "bin" / "python").exists():
         peers["cpprb 11, in process"] = Peer(stack, python, "cpprb_peer.py", workload)

@@ -1,4 +1,4 @@
-"""Inserting row by row through a writer: the actor's time per row, and rows that arrive per second.
+"""Inserts through a writer, row by row: the actor's time per row, and the throughput.
 
 python -m benchmarks.inserts cartpole
 """
@@ -25,7 +25,7 @@ _ROWS = 256
 
 
 def append_us(table: Table, workload: Workload) -> list[float]:
-    """Microseconds of the actor's time per row, in bursts that fit into what may be in flight."""
+    """Microseconds of the actor's time per row, in bursts small enough that `append` never waits."""
     rows = _separate_rows(workload)
     burst = max(16, min(4096, _BURST_BYTES // table.schema.row_bytes))
     times = []

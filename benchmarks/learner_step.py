@@ -1,8 +1,8 @@
-"""Time per learner step, beside that of peers: get a batch drawn by priority, write new priorities for it.
+"""Time of a learner step (draw a batch by priority, write its new priorities), compared with peers.
 
     python -m benchmarks.learner_step atari [--peers FOLDER]
 
-Server and client are separate processes, the table is full, and every row of every batch is looked at.
+Server and client are separate processes, the table is full, and every row of every batch is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def touch(batch: Batch) -> int:
 
 
 def us_per_step(step: Callable[[], None], window_s: float) -> float:
-    """Wall time over steps, in microseconds, over a window of so many seconds."""
+    """Mean wall time of a step in microseconds, over a window of this many seconds."""
     steps, began = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - began) < window_s:
         step()
@@ -46,7 +46,7 @@ def us_per_step(step: Callable[[], None], window_s: float) -> float:
 
 
 def sampler_steps(table: Table, workload: Workload, prefetch: int) -> Window:
-    """Steps through a sampler with so many batches in flight."""
+    """Steps through a sampler with ``prefetch`` batches in flight."""
     rng = np.random.default_rng(1)
 
     def window(window_s: float) -> float:
@@ -75,7 +75,7 @@ def single_call_steps(table: Table, workload: Workload) -> Window:
 
 
 def gathers(table: Table, workload: Workload) -> Window:
-    """Copying rows of random keys out of the server's files, and nothing else: the floor of a step that has rows."""
+    """Only copies rows of random keys from the server's files: a lower bound for a step with rows."""
     description = table.describe()
     rows = DataPath.on_same_host(description).rows
     if rows is None:

@@ -1,9 +1,9 @@
-"""One learner beside 64 writers: its step, what arrives from each writer, and how long a Stats call takes.
+"""One learner together with 64 writers: time of a learner step, rows per second of each writer, time of a Stats call.
 
     python -m benchmarks.many_writers
 
-Writers have a stream each, in four processes; in all they insert a little more than 20,000 rows per second, each
-writer in at most 20 messages a second.
+The writers run in four processes, with a stream each. In total, they insert a little more than 20,000 rows per second,
+each in at most 20 messages per second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STATS_EVERY_S = 0.02
 
 
 def write(address: str) -> None:
-    """Be one process of writers until standard input ends; prints how many rows each writer has had acknowledged."""
+    """Run one process of writers until standard input ends, then print each writer's number of acknowledged rows."""
     rows = CARTPOLE.rows(256, np.random.default_rng(3))
     row = {name: values[0] for name, values in rows.items()}
     stop = threading.Event()
@@ -65,7 +65,7 @@ def write(address: str) -> None:
 
 @contextmanager
 def writers(address: str) -> Iterator[list[float]]:
-    """Let the writers write; at the end, the list holds the rows per second of each."""
+    """Run the writers. When the block ends, the list contains the rows per second of each."""
     command = [sys.executable, "-m", "benchmarks.many_writers", "--write", address]
     arrived: list[float] = []
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def writers(address: str) -> Iterator[list[float]]:
 
 
 def median_step_us(client: ReplayClient, window_s: float) -> float:
-    """Median time of a learner's step in a window of so many seconds."""
+    """Median time of a learner step in a window of this many seconds."""
     rng = np.random.default_rng(1)
     times, end = [], time.perf_counter() + window_s
     with client.table(CARTPOLE.name).sampler(CARTPOLE.batch_size, beta=BETA) as sampler:
@@ -97,10 +97,10 @@ def median_step_us(client: ReplayClient, window_s: float) -> float:
 
 
 class StatsCalls:
-    """Asks for the figures of the server now and then, in a thread."""
+    """Requests the server's statistics periodically, in a thread."""
 
     def __init__(self, client: ReplayClient) -> None:
-        """Begin to ask."""
+        """Start the thread."""
         self.times_ms: list[float] = []
         self._client = client
         self._stop = threading.Event()
@@ -114,13 +114,13 @@ class StatsCalls:
             self.times_ms.append((time.perf_counter() - began) * 1e3)
 
     def stop(self) -> None:
-        """End."""
+        """Stop the thread."""
         self._stop.set()
         self._thread.join()
 
 
 def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
-    """Measure the learner alone and among the writers, in turn."""
+    """Measure the learner alone and with the writers, in turn."""
     alone, among, rates, stats_ms, messages = [], [], [], [], []
     with running_server() as (address, _), ReplayClient(address) as client, ReplayClient(address) as asking:
         full_table(client, CARTPOLE)
@@ -156,7 +156,7 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
 
 
 def main() -> None:
-    """Measure, or be one of the writers' processes."""
+    """Measure, or run one of the writers' processes."""
     if sys.argv[1:2] == ["--write"]:
         write(sys.argv[2])
     else:

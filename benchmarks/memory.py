@@ -27,7 +27,7 @@ _INSERT_ROWS = 256
 
 
 def resident_bytes(process: psutil.Process) -> int:
-    """Memory in use, the pages of mapped files included."""
+    """Memory in use, including pages of mapped files."""
     return int(process.memory_info().rss)
 
 

@@ -1,7 +1,7 @@
-"""Buffers as people write them in a notebook: plain Python, easy to check against the paper, and slow.
+"""Buffers like those in notebooks: plain Python, easy to check against the paper, and slow.
 
-They are written to be compared with, for speed and, as oracles, for what they draw. Each holds transitions as tuples
-and draws by priority with replacement (Schaul et al. 2016, arXiv:1511.05952, section 3.3).
+They serve as a baseline for speed, and as oracles for draws. Each stores transitions as tuples and draws by priority
+with replacement (Schaul et al. 2016, arXiv:1511.05952, section 3.3).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Transition = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class NotebookBatch:
-    """Transitions drawn."""
+    """Drawn transitions."""
 
     places: list[int]
-    """Position of each, in order of insertion."""
+    """Position of each transition, in order of insertion."""
     probabilities: NDArray[np.float64]
     """float64[batch]."""
     columns: list[NDArray[Any]]
@@ -31,12 +31,12 @@ class NotebookBatch:
 
 
 class NotebookBuffer(Protocol):
-    """Shared behavior."""
+    """Interface of the buffers."""
 
     name: ClassVar[str]
 
     def __init__(self, transitions: Sequence[Transition], priorities: Sequence[float], alpha: float) -> None:
-        """Hold these transitions; ``alpha`` is the exponent of the priorities."""
+        """Store these transitions; ``alpha`` is the exponent of the priorities."""
 
     def sample(self, batch_size: int, rng: np.random.Generator) -> NotebookBatch:
         """Draw by priority."""
@@ -46,7 +46,7 @@ class NotebookBuffer(Protocol):
 
 
 class RecursiveSumTree:
-    """Proportional: a binary tree of sums, walked by recursion, over an array of objects."""
+    """Proportional: a binary tree of sums, traversed recursively, over an array of objects."""
 
     name: ClassVar[str] = "recursive sum tree"
 
@@ -121,7 +121,7 @@ class DequeChoice:
 
 
 class SortedList:
-    """Rank-based: a list that bisection keeps sorted, largest priority first, of equal ones the newest."""
+    """Rank-based: a list kept sorted by bisection, largest priority first, newest first if equal."""
 
     name: ClassVar[str] = "sorted list with bisect"
 
@@ -142,7 +142,7 @@ class SortedList:
         return NotebookBatch(places, self._probabilities[ranks], _stacked([self._data[place] for place in places]))
 
     def update(self, places: Sequence[int], priorities: Sequence[float]) -> None:
-        """Set priorities: take each row out of the list, and put it back where it belongs."""
+        """Set priorities: remove each row from the list, and insert it at its new position."""
         for place, priority in zip(places, priorities, strict=True):
             del self._order[bisect.bisect_left(self._order, (-self._priorities[place], -place))]
             bisect.insort(self._order, (-priority, -place))
@@ -150,7 +150,7 @@ class SortedList:
 
 
 BUFFERS: tuple[type[NotebookBuffer], ...] = (RecursiveSumTree, DequeChoice, SortedList)
-"""All of them."""
+"""All of these buffers."""
 
 
 def _stacked(transitions: Sequence[Transition]) -> list[NDArray[Any]]:

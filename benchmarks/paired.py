@@ -1,10 +1,10 @@
-"""Learner steps of this checkout beside those of another, of an earlier version say.
+"""Compares learner steps of this checkout with those of another, such as an earlier version.
 
     git worktree add --detach ../before v0.1.0
     python -m benchmarks.paired ../before cartpole
 
 Copies of the same code, started one after another, differ by up to 15 %: the first one is the slowest. So everything is
-started again several times, in every order, and ratios are taken within each start. Both checkouts run in the
+restarted several times, in every order, and ratios are computed within each start. Both checkouts run in the
 environment of this one.
 """
 
@@ -33,17 +33,17 @@ RESTARTS = 12
 ROUNDS = 8
 WINDOW_S = 0.25
 _CAPACITIES = {"cartpole": 1 << 18, "atari": 1 << 14}
-"""Number of rows: more than any cache holds, and few enough to rewrite at each start."""
+"""Number of rows: more than fit into CPU caches, and few enough to rewrite at each start."""
 _HERE = Path(__file__).parent.parent
 _CHILD = Path(__file__).parent / "peers" / "tree_steps.py"
 _PACKAGES = ("agent", "client", "proto", "server")
 
 
 class Checkout:
-    """A server with a full table and its clients, of one checkout, for one start."""
+    """One start of a checkout: a server with a full table, and its clients."""
 
     def __init__(self, stack: ExitStack, tree: Path, workload: str) -> None:
-        """Start it; `ready` waits for it. At the end of the stack its input ends, and so does it."""
+        """Start it; `ready` waits for it. When the stack is closed, its input ends and it exits."""
         path = os.pathsep.join(map(str, (tree, *(tree / package for package in _PACKAGES))))
         self._process = stack.enter_context(
             subprocess.Popen(
@@ -57,7 +57,7 @@ class Checkout:
         )
 
     def ready(self) -> list[str]:
-        """The names of its contestants, once it can measure them."""
+        """Wait until it is ready to measure, and return the names of its contestants."""
         names: list[str] = json.loads(self._answer())
         return names
 
@@ -80,7 +80,7 @@ def one_start(trees: Sequence[Path], order: Sequence[int], workload: str) -> dic
     """Start the checkouts in an order and measure them in turn.
 
     Returns:
-        By contestant, the median of each checkout in microseconds per step, in the order of ``trees``.
+        Median of each checkout in microseconds per step, in the order of ``trees``, by contestant.
     """
     with ExitStack() as stack:
         checkouts = {index: Checkout(stack, trees[index], workload) for index in order}
@@ -94,7 +94,7 @@ def one_start(trees: Sequence[Path], order: Sequence[int], workload: str) -> dic
 
 
 def compared(medians: Sequence[Sequence[float]]) -> list[str]:
-    """Both medians over all starts, and the geometric mean of the first over the second with its standard error."""
+    """Both medians over all starts, and the geometric mean of the first over the second, with its standard error."""
     ours, theirs = zip(*medians, strict=True)
     logs = [math.log(mine / other) for mine, other in medians]
     error = statistics.stdev(logs) / math.sqrt(len(logs))
@@ -106,7 +106,7 @@ def compared(medians: Sequence[Sequence[float]]) -> list[str]:
 
 
 def measure(before: Path, workload: str, restarts: int = RESTARTS) -> Section:
-    """Measure this checkout beside another."""
+    """Measure this checkout and another."""
     trees = (_HERE, before.resolve())
     orders = list(itertools.permutations(range(len(trees))))
     random.Random(0).shuffle(orders)

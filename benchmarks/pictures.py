@@ -1,4 +1,4 @@
-"""Pictures of figures: step times side by side, and how they grow with the number of rows."""
+"""Plots of step times: side by side, and by number of rows."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from matplotlib.figure import Figure
 RESOLUTION_DPI = 120
 _OWN_COLOR, _OTHER_COLOR = "#3182bd", "#9e9e9e"
 _OWN = ("sampl", "service")
-"""How the names of the service's own contestants begin."""
+"""Prefix of the names of the service's own contestants."""
 
 Growth = Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]
 """Microseconds per step in each round, by panel, contestant and number of rows."""
 
 
 def draw_steps(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
-    """Write a PNG picture of times per step.
+    """Plot times per step as a PNG file.
 
     Args:
-        panels: by title, the microseconds per step in each round by contestant.
-        path: where to.
+        panels: microseconds per step in each round, by title and contestant.
+        path: of the file.
     """
     if not panels:
         return
@@ -40,7 +40,7 @@ def draw_steps(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path) 
 
 
 def _draw_spans(axes: Axes, title: str, times: Mapping[str, Sequence[float]]) -> None:
-    # Points: on a logarithmic axis the length of a bar means nothing.
+    # Use points, because the length of a bar has no meaning on a logarithmic axis.
     medians = [statistics.median(values) for values in times.values()]
     colors = [_OWN_COLOR if name.startswith(_OWN) else _OTHER_COLOR for name in times]
     places = list(range(len(times)))
@@ -56,7 +56,7 @@ def _draw_spans(axes: Axes, title: str, times: Mapping[str, Sequence[float]]) ->
 
 
 def draw_growth(growth: Growth, path: Path) -> None:
-    """Write a PNG picture of times per step over the number of rows, a panel beside the other."""
+    """Plot times per step over the number of rows as a PNG file, with panels side by side."""
     figure = Figure(figsize=(6.0 * len(growth), 5.4), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = figure.subplots(1, len(growth), squeeze=False, sharey=True).ravel()

@@ -1,8 +1,8 @@
-"""Time per learner step beside that of buffers as people write them in a notebook, and how it grows with the rows.
+"""Time of a learner step compared with buffers like those in notebooks, by number of rows.
 
     python -m benchmarks.reference_buffers [--rows 1000 10000] [--picture FILE]
 
-The service runs in a process of its own and is used through a sampler; the others are in the learner's process.
+The service runs in a separate process and is used through a sampler; the buffers are in the learner's process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def transitions(workload: Workload, rng: np.random.Generator) -> list[Transition
 
 
 def notebook_steps(buffer: NotebookBuffer, batch_size: int) -> Window:
-    """Steps of a buffer: draw, and set the priorities of what was drawn."""
+    """Steps of a buffer: draw rows, and set their priorities."""
     rng = np.random.default_rng(1)
 
     def step() -> None:
@@ -59,7 +59,7 @@ def notebook_steps(buffer: NotebookBuffer, batch_size: int) -> Window:
 
 
 def measure_rows(rows: int, rounds: int, window_s: float) -> Mapping[int, Mapping[str, list[float]]]:
-    """Microseconds per step in each round, by batch size and contestant, with so many rows."""
+    """Microseconds per step with this many rows in each round, by batch size and contestant."""
     rng = np.random.default_rng(0)
     base = dataclasses.replace(CARTPOLE, capacity=rows)
     times = {}
@@ -83,7 +83,7 @@ def measure_rows(rows: int, rounds: int, window_s: float) -> Mapping[int, Mappin
 
 
 def measure(all_rows: Sequence[int] = ROWS, rounds: int = ROUNDS, window_s: float = WINDOW_S) -> tuple[Section, Times]:
-    """Measure the buffers and the service; as a section, and as what its picture shows."""
+    """Measure the buffers and the service; return a section, and the times for its picture."""
     times: Times = {}
     for rows in all_rows:
         for batch_size, contestants in measure_rows(rows, rounds, window_s).items():

@@ -1,4 +1,4 @@
-"""Figures as a person reads them: tables in the terminal and in docs/benchmarks.md."""
+"""Human-readable results: tables in the terminal and in docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Section:
     notes: Sequence[str] = field(default_factory=list)
     """Notes for interpreting them."""
     times_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Microseconds per step in each round by contestant, where that is what was measured: what is drawn of it."""
+    """For the picture: microseconds per step in each round, by contestant, if that was measured."""
     picture: str = ""
-    """File name of a picture of the figures, beside the document."""
+    """File name of a picture of the figures, next to the document."""
 
     def to_markdown(self) -> str:
         """The section as Markdown."""
@@ -72,7 +72,7 @@ def machine() -> str:
 
 
 def write_document(path: Path, sections: Sequence[Section]) -> None:
-    """Write docs/benchmarks.md, and beside it a picture of the steps in it."""
+    """Write docs/benchmarks.md, and a picture of its steps next to it."""
     picture = path.with_suffix(".png")
     draw_steps({section.title: section.times_us for section in sections if section.times_us}, picture)
     intro = [

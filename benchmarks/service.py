@@ -1,4 +1,4 @@
-"""A server in a second process, for the length of a measurement."""
+"""A server in a separate process, for the duration of a measurement."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def running_server(*flags: str) -> Iterator[tuple[str, int]]:
 
 
 def full_table(client: ReplayClient, workload: Workload, backend: str = "sum_tree") -> Table:
-    """A table of the workload, filled until its ring has wrapped, with priorities that differ."""
+    """Create a table of the workload, filled until its ring has wrapped, with different priorities."""
     rng = np.random.default_rng(0)
     table = client.create_table(workload.name, columns=workload.columns, capacity=workload.capacity, backend=backend)
     step = min(_FILL_ROWS, table.slots - table.capacity)

@@ -1,7 +1,6 @@
-"""The workloads on which the service is measured.
+"""The workloads of the benchmarks.
 
-A row is one transition. One learner step is: get a batch drawn by priority, then write new priorities for exactly
-that batch.
+A row is one transition. A learner step draws a batch by priority, then writes new priorities for exactly that batch.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from replay_client import Column
 
 @dataclass(frozen=True)
 class Workload:
-    """Rows of one kind, and how many of them are drawn at a time."""
+    """Rows of one kind, and the number of rows per draw."""
 
     name: str
     """Its name in tables of figures."""
     capacity: int
-    """Rows that the table keeps; it is full when measured."""
+    """Capacity of the table, which is full when measured."""
     batch_size: int
-    """Rows of a learner step."""
+    """Rows per learner step."""
     obs: Column
     """An observation."""
 

@@ -15,12 +15,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from replay_client.security import TLS_PREFIX, Tls, open_channel
 
 TIMEOUT_S = 3.0
-# How a server answers that has no health service, as the learner: with tokens, it says so to those who have one.
+# Replies of a server without a health service, such as the learner. UNAUTHENTICATED: it requires a token.
 ANSWERS = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED)
 
 
 def serves(address: str, tls: Tls | None) -> bool:
-    """Ask the standard health service at ``address``; a server that answers and has none serves, too."""
+    """Ask the standard health service at ``address``; a server without this service counts as serving if it answers."""
     with open_channel(address, tls, ()) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs each peer that the service is measured against into an environment of its own, because Reverb pins
-# versions of NumPy and protobuf that nothing else can live with. Says so when one cannot be installed.
+# Installs each peer that the service is compared with into a separate environment, because Reverb pins versions of
+# NumPy and protobuf that are incompatible with everything else. Reports peers that cannot be installed.
 #   benchmarks/peers/install.sh [FOLDER]      default: .peers
 set -uo pipefail
 folder=${1:-.peers}

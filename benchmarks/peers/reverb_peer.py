@@ -15,7 +15,7 @@ import tensorflow as tf
 from windows import WORKLOADS, PeerWorkload, serve_windows
 
 _SETTINGS = ((-1, 2), (1, 4), (2, 4), (4, 4), (8, 1))
-"""Workers per iterator (-1: chosen by Reverb), and batches in flight per worker; the best of these is measured."""
+"""Workers per iterator (-1: chosen by Reverb), and batches in flight per worker; the fastest setting is measured."""
 _TRIAL_STEPS = 100
 _ROWS_PER_FLUSH = 50
 
@@ -36,7 +36,7 @@ def serve(workload: PeerWorkload, port: int) -> None:
 
 
 def fill(client: reverb.Client, workload: PeerWorkload) -> float:
-    """Insert row by row; microseconds per row."""
+    """Insert row by row; return microseconds per row."""
     rows = np.random.default_rng(0).integers(0, 255, (4096, workload.obs_size)).astype(workload.obs_dtype)
     began = time.perf_counter()
     with client.trajectory_writer(num_keep_alive_refs=1) as writer:

@@ -1,4 +1,4 @@
-"""A bare TCP round trip on loopback with the bytes of a learner step: what no service on a socket can beat."""
+"""A bare TCP round trip on loopback with the bytes of a learner step: a lower bound for services over TCP."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from windows import WORKLOADS, serve_windows
 
 _KEY_AND_NUMBER_BYTES = 8 + 4
-"""Per row: a key, and a priority one way or a weight the other."""
+"""Bytes per row: a key, and a priority in one direction or a weight in the other."""
 
 
 def answer(listener: socket.socket, request: int, reply: bytes) -> None:
-    """Send the reply for each request until the other side is gone."""
+    """Reply to each request until the peer disconnects."""
     link, _ = listener.accept()
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     while link.recv(request, socket.MSG_WAITALL):
@@ -21,7 +21,7 @@ def answer(listener: socket.socket, request: int, reply: bytes) -> None:
 
 
 def main() -> None:
-    """Answer in a child, ask here."""
+    """Serve in a child process, and send requests from this one."""
     workload = WORKLOADS[sys.argv[1]]
     request = bytes(workload.batch_size * _KEY_AND_NUMBER_BYTES)
     reply_bytes = workload.batch_size * (workload.row_bytes + _KEY_AND_NUMBER_BYTES)

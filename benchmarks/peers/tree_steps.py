@@ -1,6 +1,7 @@
-"""Learner steps of one checkout, for `benchmarks.paired`: imports whichever checkout comes first on the module path.
+"""Learner steps of one checkout, for `benchmarks.paired`: imports the checkout that comes first on the module path.
 
-Names its contestants as a line of JSON; then, for each line ``[name, seconds]``, measures and prints us per step.
+It prints the names of its contestants as a line of JSON. Then, for each input line ``[name, seconds]``, it measures a
+window and prints microseconds per step.
 """
 
 import dataclasses
@@ -19,9 +20,9 @@ WARM_UP_S = 0.2
 
 
 def main() -> None:
-    """Serve windows until the input ends."""
+    """Measure windows until the input ends."""
     workload = dataclasses.replace(WORKLOADS[sys.argv[1]], capacity=int(sys.argv[2]))
-    # Versions up to 0.1 had a second way around gRPC.
+    # Versions up to 0.1 had a second transport besides gRPC.
     only_grpc = {
         name: False for name in ("same_host", "frame_port") if name in inspect.signature(ReplayClient).parameters
     }

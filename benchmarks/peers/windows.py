@@ -1,7 +1,7 @@
-"""What peers share: they run in environments of their own, so this file needs nothing but Python and NumPy.
+"""Code shared by the peers. They run in separate environments, so this file needs only Python and NumPy.
 
-A peer is told the workload on its command line, gets ready, prints a line, and then measures one window for each line
-that it reads, so that contestants can take turns.
+A peer reads the workload from its command line, prepares, and prints a line. It then measures one window for each line
+of input, so that contestants can take turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _US_PER_S = 1e6
 
 @dataclass(frozen=True)
 class PeerWorkload:
-    """As `benchmarks.workloads.Workload`, in plain numbers."""
+    """Like `benchmarks.workloads.Workload`, in plain numbers."""
 
     capacity: int
     filled: int
@@ -39,7 +39,7 @@ WORKLOADS = {
 
 
 def serve_windows(step: Callable[[], object], facts: dict[str, float] | None = None) -> None:
-    """Say that all is ready, then answer each line ``SECONDS`` with the microseconds per step in such a window."""
+    """Report readiness, then answer each line ``SECONDS`` with the microseconds per step in a window of that length."""
     print(json.dumps(facts or {}), flush=True)
     for line in sys.stdin:
         steps, window_s, began = 0, float(line), time.perf_counter()
