@@ -55,24 +55,24 @@ S = TypeVar("S", bound=Settings)
 
 
 def group(name: str) -> Parameter:
-    """Marks fields that the help page shows under this heading; headings keep the order of these calls."""
+    """Mark fields that the help page shows under this heading; headings appear in the order of these calls."""
     return Parameter(group=Group.create_ordered(name))
 
 
 def read_settings(
     settings_class: type[S], program: str, variables: str, arguments: Sequence[str] | None, *later: Source
 ) -> S:
-    """Read settings from flags, then variables, then the TOML file that the setting ``config`` names.
+    """Read settings from flags, then environment variables, then the TOML file named by the setting ``config``.
 
     Args:
-        settings_class: the settings; its docstring heads the help page.
+        settings_class: the settings; its docstring is the description on the help page.
         program: name of the command.
         variables: prefix of the environment variables.
-        arguments: the command line, without the program's name; None: that of this process.
-        *later: sources that follow the file.
+        arguments: the command line without the program's name; None: that of this process.
+        *later: sources with lower precedence than the file.
 
     Raises:
-        SystemExit: with 2 if a setting is invalid, which is printed; with 0 after ``--help`` and ``--version``.
+        SystemExit: with 2 after printing that a setting is invalid; with 0 after ``--help`` and ``--version``.
     """
 
     def read(*, settings: S | None = None) -> S:
@@ -88,14 +88,14 @@ def read_settings(
 
 
 def new_app(program: str, description: str, default_command: Callable[..., Any] | None = None) -> App:
-    """An application with ``--help`` and ``--version``."""
+    """Create an application with ``--help`` and ``--version``."""
     return App(
         name=program,
         help=description,
         help_format="markdown",
         version=f"{program} {version('replay-service')}",
         default_command=default_command,
-        # The last of repeated flags wins, so that scripts can override those of other scripts.
+        # The last of repeated flags wins, so that scripts can override flags of other scripts.
         default_parameter=Parameter(allow_repeating=True, negative_iterable=""),
     )
 
@@ -104,7 +104,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> Any:
     """Run the command of a command line, and return its result; None after ``--help`` and ``--version``.
 
     Raises:
-        SystemExit: with 2 if an argument is invalid, which is printed.
+        SystemExit: with 2 after printing that an argument is invalid.
     """
     try:
         return app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
@@ -139,7 +139,7 @@ def _read_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollectio
 
 
 def _faults_of(error: CycloptsError) -> Iterator[str]:
-    """What was expected, and what came."""
+    """Yield a message per error, with the expected and the given value."""
     if not isinstance(error.__cause__, ValidationError):
         yield str(error)
         return

@@ -9,11 +9,11 @@ from typing import ClassVar
 import grpc
 
 ERROR_DOMAIN = "replay.v1"
-"""Domain of every google.rpc.ErrorInfo the service sends; reasons are those of replay.proto's ErrorReason."""
+"""Domain of every google.rpc.ErrorInfo from the service; its reasons are those of ErrorReason in replay.proto."""
 
 
 class ReplayError(Exception):
-    """A call was refused or failed. Base class of all errors, and raised itself for those without a subclass."""
+    """A call was refused or failed. Base class of all errors; raised directly for errors without a subclass."""
 
     default_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
     """The status code of errors raised locally, without a reply."""
@@ -26,12 +26,12 @@ class ReplayError(Exception):
         reason: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Say what happened.
+        """Create an error.
 
         Args:
-            message: a sentence for people.
+            message: a message for people.
             code: status code of the call; None: `default_code`.
-            reason: name of an `ErrorReason` of the contract, without its prefix; empty if there was none.
+            reason: name of an `ErrorReason` of the protocol, without its prefix; empty if there is none.
             metadata: the protocol's metadata for this reason, such as ``field`` and ``expected``.
         """
         super().__init__(message)
@@ -40,30 +40,30 @@ class ReplayError(Exception):
         self.reason = reason
         self.metadata: dict[str, str] = dict(metadata or {})
         self.attempts = 1
-        """How often the request was sent: above 1, it may have been applied before it was refused."""
+        """How often the request was sent. If more than once, it may have been applied before it was refused."""
 
     def __reduce__(self) -> tuple[Callable[..., ReplayError], tuple[object, ...]]:
-        """Errors cross process boundaries whole, from an actor to whoever started it."""
+        """Pickle all fields, so that errors can cross process boundaries."""
         return partial(type(self), self.message, code=self.code, reason=self.reason, metadata=self.metadata), ()
 
 
 class InvalidArgumentError(ReplayError, ValueError):
-    """A value cannot be used. ``metadata`` has ``field``, ``expected`` and ``got``."""
+    """A value is invalid. ``metadata`` has ``field``, ``expected`` and ``got``."""
 
     default_code = grpc.StatusCode.INVALID_ARGUMENT
 
     @classmethod
     def of_field(cls, field: str, expected: str, got: str) -> InvalidArgumentError:
-        """Name the field and both sides of the difference."""
+        """Create an error from the field, the expected value and the given one."""
         metadata = {"field": field, "expected": expected, "got": got}
         return cls(f"{field}: expected {expected}, got {got}", reason="INVALID_FIELD", metadata=metadata)
 
 
 class FieldError(InvalidArgumentError):
-    """An invalid value, in client or server: the field, what was expected, and what came."""
+    """A field has an invalid value, in client or server."""
 
     def __init__(self, field: str, expected: str, got: str) -> None:
-        """Name the field as the caller knows it, such as ``"columns.obs"``, and both sides of the difference."""
+        """Create an error; ``field`` is the name that the caller knows, such as ``"columns.obs"``."""
         error = InvalidArgumentError.of_field(field, expected, got)
         super().__init__(error.message, reason=error.reason, metadata=error.metadata)
         self.field = field

@@ -1,4 +1,4 @@
-"""The message of a command whose optional dependencies are not installed."""
+"""Tells users of a command which optional dependencies to install."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def needs_extras(command: str, extras: str) -> Iterator[None]:
     """If a library is missing, print how to install it, and exit with 1.
 
     Args:
-        command: its name.
+        command: name of the command.
         extras: the extras that it needs, in pip's syntax: ``server`` or ``server,agent``.
     """
     try:

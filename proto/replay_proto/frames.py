@@ -63,11 +63,11 @@ class FrameParser:
 
     @property
     def waiting_bytes(self) -> int:
-        """Number of received bytes that were not taken yet."""
+        """Number of received bytes that have not been taken yet."""
         return len(self._received) - self._start
 
     def next_head(self) -> tuple[FrameKind, int] | None:
-        """Kind of the next frame and length of its content, once its header has arrived.
+        """Kind of the next frame and length of its content; None until its header has arrived.
 
         Raises:
             FrameTooLongError: the frame exceeds the limit.
@@ -83,7 +83,7 @@ class FrameParser:
         return FrameKind(kind), size
 
     def take(self) -> tuple[FrameKind, bytes] | None:
-        """Take the next frame, once it is complete; raises like `next_head`."""
+        """Remove and return the next frame; None if it is incomplete. Raises like `next_head`."""
         head = self.next_head()
         if head is None:
             return None

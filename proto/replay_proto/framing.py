@@ -1,7 +1,7 @@
 """Builds and reads messages with rows in place.
 
-Every such message has a field ``bytes rows = 15``, which protobuf would copy three times. Here protobuf handles only
-the small rest (the head), and rows are written directly into the serialized message, or read as views of it:
+Every such message has a field ``bytes rows = 15``, which protobuf would copy three times. Here, protobuf handles only
+the other, small fields (the head). Rows are written directly into the serialized message, or read as views of it:
 
     def write(rows):
         np.take(column, slots, axis=0, out=...)      # into views of `rows`
@@ -37,7 +37,7 @@ _MAX_VARINT_BYTES = 10
 _MAX_FIELD_NUMBER = (1 << 29) - 1
 
 NO_ROWS = memoryview(b"")
-"""The rows of a message that has none."""
+"""The rows of a message without rows."""
 
 
 class Framed(NamedTuple, Generic[M]):
@@ -66,12 +66,12 @@ def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint
 
 
 def split_message(message_type: type[M], data: bytes | memoryview) -> Framed[M]:
-    """Read a message that carries rows, without copying them. For answers: requests are bounded, see `split_rows`.
+    """Read a message with rows, without copying them. Only for replies; requests have limits, see `split_rows`.
 
-    Fields may come in any order, and the last ``rows`` counts. Of a writable view the rows are writable, too.
+    Fields may come in any order, and the last ``rows`` wins. If ``data`` is writable, so are the rows.
 
     Raises:
-        google.protobuf.message.DecodeError: if it is not a message of this type.
+        google.protobuf.message.DecodeError: the data is not a message of this type.
     """
     if not carries_rows(message_type):
         return Framed(message_type.FromString(bytes(data)), NO_ROWS)
@@ -91,7 +91,7 @@ def split_rows(data: bytes | memoryview, most_fields: int | None = None) -> tupl
         The wire form of the message without ``rows``, and its rows; see `Framed`.
 
     Raises:
-        google.protobuf.message.DecodeError: if it is no message, or has more than ``most_fields`` fields.
+        google.protobuf.message.DecodeError: the data is not a message, or has more than ``most_fields`` fields.
     """
     view = memoryview(data)
     head, rows, kept_from = [], NO_ROWS, 0
@@ -108,10 +108,10 @@ def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, 
     """Iterate over the top-level fields of a message.
 
     Yields:
-        For each field, its tag, and the offsets of its beginning, of its content, and of its end.
+        For each field, its tag, and the offsets of its start, its content and its end.
 
     Raises:
-        google.protobuf.message.DecodeError: if it is no message, or has more than ``most`` fields.
+        google.protobuf.message.DecodeError: the data is not a message, or has more than ``most`` fields.
     """
     size, position, left = len(view), 0, -1 if most is None else most
     while position < size:
@@ -138,10 +138,10 @@ def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, 
 
 
 def column_views(schema: Schema, rows: memoryview | Array, row_count: int) -> dict[str, Array]:
-    """Columns as they lie in ``rows``, which has exactly ``row_count * schema.row_bytes`` bytes: one after the other.
+    """Split ``rows`` into columns; it must have exactly ``row_count * schema.row_bytes`` bytes.
 
     Returns:
-        By name, ``dtype[row_count, *shape]``: views, writable if ``rows`` is.
+        Views by column name, ``dtype[row_count, *shape]``, writable if ``rows`` is.
     """
     data = np.frombuffer(rows, np.uint8)
     views, position = {}, 0
@@ -167,7 +167,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    """The number at ``position``, and the position after it."""
+    """Return the number at ``position``, and the position after it."""
     if position < len(view) and (first := view[position]) < 0x80:
         return first, position + 1
     value = 0

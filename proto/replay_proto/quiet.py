@@ -8,7 +8,7 @@ import os
 def quiet_grpc() -> None:
     """Turn off gRPC's logging, unless GRPC_VERBOSITY is set. Call it before importing gRPC.
 
-    gRPC logs failed handshakes and refused calls, with which unauthenticated clients could fill a disk. Errors that
-    matter are raised as exceptions anyway.
+    gRPC logs failed handshakes and refused calls, so unauthenticated clients could fill a disk. It raises important
+    errors as exceptions anyway.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

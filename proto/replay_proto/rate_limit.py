@@ -9,12 +9,12 @@ from replay_proto.errors import FieldError
 from replay_proto.v1 import replay_pb2
 
 LARGEST_RATIO = 2.0**100
-"""Largest ratio of samples to inserts; its inverse is the smallest. Realistic ratios are far from both."""
+"""Largest ratio of samples to inserts; its inverse is the smallest ratio. Realistic ratios are far from both."""
 LARGEST_BOUND = 2.0**200
 """Largest magnitude of the difference. With these two limits, counters up to 2^48 cannot overflow the arithmetic."""
 
 LARGEST_MIN_SIZE = 1 << 48
-"""Rows: no table has more keys."""
+"""Largest ``min_size`` in rows: no table has more keys."""
 
 ErrorBuffer = float | tuple[float, float]
 """Allowed difference: a deviation from ``min_size * samples_per_insert``, or a minimum and a maximum."""
@@ -22,16 +22,16 @@ ErrorBuffer = float | tuple[float, float]
 
 @dataclass(frozen=True)
 class RateLimit:
-    """See the contract's RateLimiter."""
+    """See RateLimiter in the protocol."""
 
     min_size: int = 1
     """Draws wait until there are this many rows."""
     samples_per_insert: float | None = None
     """Average number of draws per row; None: no ratio."""
     min_diff: float = -math.inf
-    """Draws wait rather than take ``inserted * samples_per_insert - sampled`` below this."""
+    """Draws that would make ``inserted * samples_per_insert - sampled`` smaller than this wait."""
     max_diff: float = math.inf
-    """Inserts wait rather than take it above this."""
+    """Inserts that would make the same difference larger than this wait."""
 
     def __post_init__(self) -> None:
         """Validate like Reverb.
@@ -78,12 +78,12 @@ class RateLimit:
         """Create a limit from the parameters of Reverb's ``MinSize`` and ``SampleToInsertRatio``.
 
         Args:
-            min_size: a whole number; None stands for 1.
-            samples_per_insert: None: no ratio is kept.
+            min_size: a whole number; None: 1.
+            samples_per_insert: average number of draws per row; None: no ratio.
             error_buffer: required with a ratio.
 
         Returns:
-            None if nothing is given.
+            None if no argument is given.
 
         Raises:
             FieldError: names the invalid field.
@@ -106,7 +106,7 @@ class RateLimit:
 
     @property
     def largest_insert(self) -> int | None:
-        """The largest insert, in rows, that is sure to be allowed eventually if rows are drawn; None: any."""
+        """The largest insert, in rows, that is always allowed eventually if rows are drawn; None: any."""
         if self.samples_per_insert is None:
             return None
         # Draws of single samples bring the difference to less than 1 above min_diff.
@@ -125,7 +125,7 @@ class RateLimit:
 
     @classmethod
     def from_proto(cls, message: replay_pb2.RateLimiter) -> RateLimit:
-        """Read it from a message.
+        """Convert from the protobuf message.
 
         Raises:
             FieldError: names the invalid field.

@@ -1,4 +1,4 @@
-"""The columns of a table: their names, dtypes and shapes, and how many bytes they take."""
+"""The columns of a table: names, dtypes, shapes and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ DTYPES: Mapping[str, replay_pb2.DataType.ValueType] = {
 SEPARATOR = "/"
 """Joins the parts of a nested observation in the name of a column: ``obs/camera``."""
 MAX_DIMENSIONS = 31
-"""NumPy has arrays of 32, one of which counts the rows."""
+"""Maximum dimensions of a column: NumPy arrays have at most 32, and one is for the rows."""
 MAX_VALUE_BYTES = 2**31 - 1
-"""Protobuf has no larger messages, so no larger value could ever be sent."""
+"""Maximum bytes of a value: protobuf messages cannot be larger."""
 _DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
 _COLUMN_NAME = re.compile(r"[A-Za-z0-9.\-/][A-Za-z0-9_.\-/]{0,127}")
 
@@ -55,8 +55,8 @@ class Column:
         """Describe a column.
 
         Args:
-            dtype: anything NumPy takes for one of the dtypes above: ``"float32"``, ``np.float32``, ``float`` (float64).
-                Byte order does not matter: rows travel little-endian.
+            dtype: one of the dtypes above, in any form that NumPy accepts: ``"float32"``, ``np.float32``, ``float``
+                (float64). Byte order does not matter: rows are sent little-endian.
             shape: sizes of the dimensions of one row's value; ``4`` is short for ``(4,)``.
 
         Raises:
@@ -82,13 +82,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema(Mapping[str, Column]):
-    """The columns of a table by name, in the order in which they travel and are stored."""
+    """The columns of a table by name, in the order in which they are sent and stored."""
 
     columns: Mapping[str, Column] = field(hash=False)
     """At least one."""
 
     def __post_init__(self) -> None:
-        """Check the names; `Column` has checked the rest.
+        """Check the names; `Column` has already checked dtypes and shapes.
 
         Raises:
             InvalidArgumentError: for an empty schema, an invalid name, a value that is not a `Column`, or a column next
@@ -121,7 +121,7 @@ class Schema(Mapping[str, Column]):
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of one row over all columns."""
+        """Bytes of one row, all columns together."""
         return sum(column.row_bytes for column in self.columns.values())
 
     def to_proto(self) -> list[replay_pb2.Column]:
@@ -167,13 +167,13 @@ def _with_field(where: str, dtype: str, shape: Iterable[int]) -> Column:
 
 
 def _outer_names(name: str) -> Iterator[str]:
-    """``a`` and ``a/b`` of ``a/b/c``."""
+    """Yield ``a`` and ``a/b`` for ``a/b/c``."""
     return (name[: place.start()] for place in re.finditer(SEPARATOR, name))
 
 
 def _checked_dtype(given: DTypeLike) -> np.dtype[np.generic]:
     try:
-        name = "none" if given is None else np.dtype(given).name  # NumPy would take None for float64
+        name = "none" if given is None else np.dtype(given).name  # NumPy would interpret None as float64
     except (TypeError, ValueError, SyntaxError):  # NumPy raises any of these
         name = "none"
     if name not in DTYPES:
@@ -198,7 +198,7 @@ def _too_many_dimensions(where: str, got: int) -> FieldError:
 
 
 def _is_size(value: object) -> bool:
-    """Whether it is a whole number of at least 1; booleans do not count."""
+    """Whether the value is a whole number of at least 1 and not a boolean."""
     try:
         return not isinstance(value, bool | np.bool_) and operator.index(value) >= 1  # type: ignore[arg-type]
     except TypeError:

@@ -18,10 +18,10 @@ from replay_proto.access.watched import UnusableFileError, Watched, exposure_of
 log = logging.getLogger(__name__)
 
 RENEWAL_S: Final = 60.0
-"""Maximum age of resumable TLS sessions if clients need certificates. Resuming skips the certificate, even an expired
-one."""
+"""Maximum age of resumable TLS sessions if clients need certificates. A resumed session does not check the certificate,
+which may have expired."""
 _Pem = tuple[bytes, bytes, bytes | None]
-"""The key, its certificate, and the authority of clients."""
+"""The private key, its certificate, and the authority for client certificates."""
 
 
 class ServerCertificates:
@@ -80,7 +80,7 @@ class ServerCertificates:
         )
 
     def _look(self) -> None:
-        """Start a new version if the files have changed, or the session keys are due for renewal.
+        """Start a new version if the files have changed or the session keys are due for renewal.
 
         gRPC generates new session keys for each configuration, so older sessions cannot be resumed.
         """
@@ -99,7 +99,7 @@ class ServerCertificates:
 
     def _warn(self) -> None:
         """Log a warning if others can read the key."""
-        with suppress(OSError):  # it was just removed
+        with suppress(OSError):  # the file was just removed
             exposure = exposure_of(self._key)
             if exposure is not None:
                 log.warning("%s", exposure)
@@ -111,7 +111,7 @@ class ServerCertificates:
         return key, certificate, client_ca
 
     def _check(self) -> None:
-        """Let OpenSSL look at the files: gRPC would tell of a fault only when somebody connects."""
+        """Check the files with OpenSSL, because gRPC would report an error only when a client connects."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             # An empty password prevents a prompt in the terminal.

@@ -32,8 +32,7 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
     Tokens and client certificates protect. TLS alone does not: it encrypts, but admits everyone.
 
     Raises:
-        ExposedError: there is no protection, other machines could call, and ``insecure`` does not say that this is
-            wanted.
+        ExposedError: other machines could call, there is no protection, and ``insecure`` is not set.
     """
     if is_loopback(host):
         return
@@ -52,7 +51,7 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only; for a name, all its addresses."""
+    """Whether an address is reachable from this machine only; for a name, whether all of its addresses are."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

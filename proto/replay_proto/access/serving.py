@@ -9,7 +9,7 @@ client-streaming: the handler sees the metadata first, checks the token, and the
 
     grpc.stream_unary_rpc_method_handler(call)
 
-On the wire this is the same call.
+On the wire, the call is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 from replay_proto.errors import FieldError
 
 BODY_S: Final = 10.0
-"""How long the body of a call may take to arrive, in seconds: 4 MiB at 3.4 Mbit/s."""
+"""Time limit for receiving the body of a call, in seconds: enough for 4 MiB at 3.4 Mbit/s."""
 HANDSHAKE_S: Final = 10.0
 """Time limit for the TLS handshake and HTTP/2's connection preface."""
 _MS_PER_S: Final = 1000
@@ -40,17 +40,17 @@ DEFAULT_MAX_CONNECTIONS: Final = 500
 _CONNECTIONS_SHARE: Final = 0.75
 """Fraction of file descriptors for connections; the rest is for tables and for rereading tokens."""
 _SILENT_S: Final = 600
-"""Minimum time that the kernel holds a connection whose client has sent nothing."""
+"""Minimum time in seconds that the kernel keeps a connection whose client has sent nothing."""
 _LESS_JITTER: Final = 0.9
 """gRPC varies the age of connections by a tenth, so that clients do not all reconnect at the same time."""
 _MOST_PENDING: Final = (1 << 31) - 1
-"""Calls received but not started: no separate limit, because connections and their calls are limited."""
+"""Maximum calls received but not started: unlimited, because connections and their calls are limited."""
 _LONGEST_BYTES: Final = (1 << 31) - 1
 """gRPC stores message sizes in 31 bits."""
 
 
 class Reads(Protocol):
-    """The methods of a call's context that are used here."""
+    """The method of a call's context that is used here."""
 
     async def read(self) -> Any:
         """Read the next message; at the end, gRPC returns a value that is not bytes."""
@@ -93,11 +93,11 @@ def server_options(
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * _MS_PER_S)),
         # A second server on the same port would silently take half of the calls.
         ("grpc.so_reuseport", int(shares_port)),
-        # Clients may be silent for long; their keepalive pings are welcome.
+        # Clients may be silent for a long time: allow their keepalive pings.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.http2.max_ping_strikes", 0),
-        # Ping silent clients: otherwise the streams and waiting calls of vanished clients would stay.
+        # Ping silent clients: otherwise the streams and waiting calls of vanished clients would remain.
         ("grpc.keepalive_time_ms", int(keepalive_s * _MS_PER_S)),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.max_pings_without_data", 0),
@@ -112,7 +112,7 @@ def connections_that_fit() -> int:
 
 
 def defer_silent_connections(port: int) -> None:
-    """Have the kernel defer connections to a port until the client sends data, as gRPC clients do immediately.
+    """Make the kernel defer connections to a port until the client sends data, which gRPC clients do immediately.
 
     Until then, they use no memory or descriptor of this process, and do not count as `connections`. gRPC has no option
     for this. Does nothing if the kernel lacks support.
@@ -135,7 +135,7 @@ def listeners(port: int) -> Iterator[socket.socket]:
 
 
 def _open_sockets() -> list[int]:
-    """This process's socket descriptors; for other files, `socket.fromfd` would leak a duplicate."""
+    """Return this process's socket descriptors. Given other files, `socket.fromfd` would leak a duplicate."""
     found = []
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):
@@ -145,7 +145,7 @@ def _open_sockets() -> list[int]:
 
 
 def _tells_of_more_than_an_ended_call(record: logging.LogRecord) -> bool:
-    """Filter out tracebacks of calls that end early, with which unauthenticated clients could fill a disk."""
+    """Reject tracebacks of calls that ended early: unauthenticated clients could fill a disk with them."""
     return record.exc_info is None or getattr(record.exc_info[0], "__name__", "") != "ExecuteBatchError"
 
 
@@ -161,8 +161,8 @@ async def only_message(context: Reads, within_s: float = BODY_S) -> bytes:
     """Receive the message of a unary call, and nothing after it.
 
     Raises:
-        FieldError: it did not arrive within ``within_s`` seconds.
-        asyncio.CancelledError: there is none: the caller has hung up, or gRPC has refused it as too long.
+        FieldError: the message did not arrive within ``within_s`` seconds.
+        asyncio.CancelledError: no message comes, because the caller hung up or gRPC rejected it as too long.
     """
     try:
         async with asyncio.timeout(within_s):

@@ -9,9 +9,9 @@
     max_tables = 10                       # tables it may own; default: the server's limit
     max_bytes = 20_000_000_000            # size of these when full; default: the server's limit
 
-Instead of `token`, an entry may have `token_sha256`, its SHA-256 in hexadecimal; then the file itself grants no access.
-The file is reloaded when it changes. If it is missing or has no tokens, all calls are refused. Only hashes are kept in
-memory, and compared in constant time.
+Instead of `token`, an entry may have `token_sha256`, its SHA-256 in hexadecimal. Then nobody can use the file itself to
+gain access. The file is reloaded when it changes. If it is missing or has no tokens, all calls are refused. Only hashes
+are kept in memory; they are compared in constant time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _EXPECTED: Final = {
     "max_bytes": "a whole number of at least 0",
 }
 _SECRETS: Final = ("token", "token_sha256")
-"""What came for these is shown nowhere."""
+"""Fields whose values no message shows."""
 
 
 class Right(Flag):
@@ -82,7 +82,7 @@ class Grant:
     """The rights of one token."""
 
     name: str
-    """Shown instead of the token."""
+    """Name of the token, shown instead of it."""
     digest: bytes = field(repr=False)
     """SHA-256 of the token."""
     rights: Right
@@ -92,14 +92,14 @@ class Grant:
     expires: datetime | None = None
     """Time of expiry; None: never."""
     max_tables: int | None = None
-    """Maximum number of tables that it owns; None: the server's limit."""
+    """Maximum number of tables that the token owns; None: the server's limit."""
     max_bytes: int | None = None
     """Maximum bytes of these tables when full; None: the server's limit."""
     in_plain_text: bool = False
     """Whether the file contains the token itself."""
 
     def allows(self, one_of: Right, table: str | None) -> bool:
-        """Whether it grants one of these rights on a table; None: on any table that it names."""
+        """Whether it grants one of these rights on a table; None: on any table."""
         if not self.rights & one_of:
             return False
         return table is None or any(fnmatchcase(table, pattern) for pattern in self.tables)
@@ -120,7 +120,7 @@ def _printable(text: str) -> str:
 
 
 class _Entry(BaseModel):
-    """A token as the file has it."""
+    """An entry of the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -145,7 +145,7 @@ class Tokens:
         Args:
             path: the file.
             clock: seconds since 1970, for expiry.
-            ticks: seconds that never go back, for looking at the file again.
+            ticks: monotonic clock in seconds, for checking the file periodically.
         """
         self._path = path
         self._clock = clock
@@ -160,7 +160,7 @@ class Tokens:
     def digest_of(self, token: str) -> bytes | None:
         """The digest of a known token; None for an unknown one.
 
-        It compares with every digest in constant time, so timing reveals nothing.
+        Compares with every digest in constant time, so timing reveals nothing.
         """
         self._refresh()
         given = _digest(token)
@@ -190,7 +190,7 @@ class Tokens:
         """Describe how others can access the file, if they can."""
         try:
             return exposure_of(self._path)
-        except OSError:  # it was removed
+        except OSError:  # the file was removed
             return None
 
     def _warn(self, exposure: str | None) -> None:

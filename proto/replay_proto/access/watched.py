@@ -1,4 +1,4 @@
-"""Watches files and reads them again after changes; tells whether other users of the machine can read them."""
+"""Watches files, and reloads them when they change; checks whether other users of the machine can read them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _OPEN: Final = stat.S_IRWXO | stat.S_IWGRP
-"""A group that may read a file is a choice, as with the files of tables; one that may change it could let itself in."""
+"""Permissions that are reported. The group may read a file, as for the files of tables, but must not change it."""
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
-"""By file: inode, size, and when its content and its inode last changed; None if it is not there.
+"""For each file: inode, size, and modification times of content and inode; None if the file is missing.
 
-Anyone can set
-the time of the content, but not that of the inode.
+A program can set the modification time of the content, but not that of the inode.
 """
 
 
@@ -27,16 +26,16 @@ class UnusableFileError(Exception):
 
 
 class Watched(Generic[T]):
-    """A value read from files. If they change to something unusable, the last value stays in effect."""
+    """A value read from files. If they become invalid, the last value stays in effect."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T], *, if_gone: T | None = None) -> None:
-        """Read them with ``read``, which raises `UnusableFileError`.
+        """Read the files.
 
         Args:
             paths: the files.
-            read: reads them.
-            if_gone: what holds once a file is missing at two looks in a row; None: what they said last. One look is
-                not enough: a program may remove a file to write it anew.
+            read: reads the files; raises `UnusableFileError`.
+            if_gone: the value after a file was missing at two checks in a row; None: the last value. One check is not
+                enough, because a program may remove a file before writing it again.
         """
         self._paths = tuple(paths)
         self._read = read
@@ -46,7 +45,7 @@ class Watched(Generic[T]):
         """The value at the last `refresh`."""
 
     def refresh(self) -> bool:
-        """Read them if they have changed; what cannot be read is tried again at the next look.
+        """Read the files if they have changed; if they are invalid, retry at the next call.
 
         Returns:
             Whether `value` has changed.
@@ -83,10 +82,10 @@ def _stamp(path: Path) -> tuple[int, int, int, int] | None:
 
 
 def exposure_of(path: Path) -> str | None:
-    """How a file is open to others, and the command that mends it; None: it is not.
+    """Describe how other users can access a file and how to fix that; None if they cannot.
 
     Raises:
-        OSError: if it is not there.
+        OSError: the file does not exist.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & _OPEN:

@@ -57,8 +57,8 @@ class LearnerServiceServicer(object):
     """
 
     def Join(self, request, context):
-        """Gives an actor its number and everything it needs to act. Each call returns a new number: a restarted actor is a
-        new one.
+        """Gives an actor its number and everything it needs to act. Each call returns a new number: a restarted actor counts
+        as a new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,8 +66,8 @@ class LearnerServiceServicer(object):
 
     def Report(self, request, context):
         """Records an actor's progress, and tells it how to continue. If two actors race, each gets the state at its turn. A
-        report with an invalid field is refused as a whole: INVALID_ARGUMENT. An actor retries a report whose reply was
-        lost; its episodes may then appear twice in the learning curve, without further effect.
+        report with an invalid field is refused as a whole: INVALID_ARGUMENT. If the reply is lost, the actor retries; its
+        episodes may then appear twice in the learning curve, without further effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,20 +3,20 @@
 isort:skip_file
 Prioritized experience replay as a service (Schaul et al. 2016, arXiv:1511.05952).
 
-A table is a ring of rows: the last `capacity` rows inserted are live, older ones have been evicted. Every row has a
-key, assigned in order of insertion and never reused in a table, and a priority, by which rows are drawn.
+A table is a ring of rows: the newest `capacity` rows are live, older ones have been evicted. Every row has a key,
+assigned in order of insertion and never reused in a table, and a priority, by which rows are drawn.
 
-Arrays travel as `bytes`: little-endian, C order, without padding. "int64[n]" in a comment means
-8 * n bytes. Rows travel in a field called `rows`, column after column in the order of the
-table's schema, each column with all its rows: a column of dtype float32 and shape (4,) takes
-16 * n bytes. Booleans are one byte, 0 or 1. `rows` has the number 15 in every message that has
-it, so that both ends can build and read it in place.
+Arrays are sent as `bytes`: little-endian, C order, without padding. "int64[n]" in a comment means 8 * n bytes. Rows
+are sent in a field called `rows`: one column after another, in the order of the table's schema, each with the values
+of all rows. A column of dtype float32 and shape (4,) takes 16 * n bytes. Booleans are one byte, 0 or 1. The field
+`rows` has the number 15 in every message, so that both ends can build and read it in place.
 
-If the server requires tokens, calls send theirs as metadata: "authorization: Bearer TOKEN". Each RPC below states
+If the server requires tokens, each call sends one as metadata: "authorization: Bearer TOKEN". Each RPC below states
 the right that it requires on the table named in a message.
 
-Besides `rows` and arrays of keys and priorities, a request may have 1 MiB, and 32 fields if it has rows. Larger ones
-fail with RESOURCE_EXHAUSTED / TOO_LARGE or INVALID_ARGUMENT. Messages with rows must not contain groups.
+Without `rows` and arrays of keys and priorities, a request may have at most 1 MiB, and at most 32 fields if it has
+rows. Larger ones fail with RESOURCE_EXHAUSTED / TOO_LARGE or INVALID_ARGUMENT. Messages with rows must not contain
+groups.
 
 Every operation on a table is atomic. A request is validated completely before anything changes, and a refused
 request changes nothing. Errors carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of
@@ -50,9 +50,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 1
     """INVALID_ARGUMENT. Metadata: `field`, `expected`, `got`."""
     ERROR_REASON_TABLE_NOT_FOUND: _ErrorReason.ValueType  # 2
-    """NOT_FOUND: no table of this name, or it was dropped while the call waited. Metadata: `table`."""
+    """NOT_FOUND: there is no table with this name, or it was dropped while the call waited. Metadata: `table`."""
     ERROR_REASON_TABLE_EXISTS: _ErrorReason.ValueType  # 3
-    """ALREADY_EXISTS: a table of this name has another config. Metadata: `table`, `field`, `expected`, `got`."""
+    """ALREADY_EXISTS: a table with this name has another config. Metadata: `table`, `field`, `expected`, `got`."""
     ERROR_REASON_TABLE_REPLACED: _ErrorReason.ValueType  # 4
     """FAILED_PRECONDITION: the table's uid is not the one that the caller knows. Metadata: `table`."""
     ERROR_REASON_TABLE_EMPTY: _ErrorReason.ValueType  # 5
@@ -64,39 +64,39 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     the update of a LearnRequest. Metadata: `table`; `waited_for`: "rows" (to draw), "samples" or "inserts" (allowed
     by the rate limiter) or "room" (in a queue); `have` and `needed`: the state when the call gave up, as decimal
     integers:
-      "rows": live rows, and min_size; for a queue, rows reserved for this draw, and rows that it draws.
-      "samples": samples that the rate limiter has granted to this draw, and samples requested.
-      "inserts": samples drawn since the last reset, and samples after which the insert is allowed.
+      "rows": live rows, and min_size; for a queue, rows reserved for this draw, and rows requested.
+      "samples": samples granted to this draw by the rate limiter, and samples requested.
+      "inserts": samples drawn since the last reset, and samples required before the insert is allowed.
       "room": rows that still fit into the queue, and rows to insert.
     Inserts that wait in line ahead of this one are included in `needed`.
     """
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 7
     """RESOURCE_EXHAUSTED: a limit was exceeded. Metadata: `bound`, `limit`, `got`, `setting`."""
     ERROR_REASON_NO_SPACE: _ErrorReason.ValueType  # 8
-    """RESOURCE_EXHAUSTED: the disk or the memory that holds the tables, or the checkpoints, is full. Metadata: `table`
-    (empty for a checkpoint).
+    """RESOURCE_EXHAUSTED: the file system of the tables or of the checkpoints is full. Metadata: `table` (empty for a
+    checkpoint).
     """
     ERROR_REASON_SEQUENCE_GAP: _ErrorReason.ValueType  # 9
     """FAILED_PRECONDITION: an insert skipped sequence numbers. Metadata: `expected`, `got`."""
     ERROR_REASON_SEQUENCE_TOO_OLD: _ErrorReason.ValueType  # 10
-    """FAILED_PRECONDITION: a retry of an insert that was applied so long ago that its keys are no longer
-    known. Metadata: `oldest_known`, `got`.
+    """FAILED_PRECONDITION: a retry came too late: the server no longer remembers the insert's keys. Metadata:
+    `oldest_known`, `got`.
     """
     ERROR_REASON_WRITER_UNKNOWN: _ErrorReason.ValueType  # 11
-    """FAILED_PRECONDITION: the writer is unknown (the server forgets idle ones), and the sequence is not
-    1. Metadata: `got`.
+    """FAILED_PRECONDITION: the writer is unknown (the server forgets idle ones), and the sequence is not 1. Metadata:
+    `got`.
     """
     ERROR_REASON_WRITER_SUPERSEDED: _ErrorReason.ValueType  # 12
     """ABORTED: another stream of the same writer was opened."""
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 13
-    """UNAVAILABLE: the server is shutting down. Retry once it is back."""
+    """UNAVAILABLE: the server is shutting down. Retry when it is back."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 14
     """INTERNAL: an internal error, which the server logged."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 15
-    """UNAUTHENTICATED: the server requires a token, and the call's is missing, wrong or no longer valid."""
+    """UNAUTHENTICATED: the server requires a token, and the call's token is missing, wrong or no longer valid."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 16
     """PERMISSION_DENIED: the call's token does not grant this right on this table (whether or not the table exists).
-    Metadata: `right`, `table` (empty: no table is named).
+    Metadata: `right`, `table` (empty if the call names no table).
     """
     ERROR_REASON_LIMITED: _ErrorReason.ValueType  # 17
     """FAILED_PRECONDITION: the table's rate limiter or queue does not allow this now, and the request does not
@@ -119,9 +119,9 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
 """INVALID_ARGUMENT. Metadata: `field`, `expected`, `got`."""
 ERROR_REASON_TABLE_NOT_FOUND: ErrorReason.ValueType  # 2
-"""NOT_FOUND: no table of this name, or it was dropped while the call waited. Metadata: `table`."""
+"""NOT_FOUND: there is no table with this name, or it was dropped while the call waited. Metadata: `table`."""
 ERROR_REASON_TABLE_EXISTS: ErrorReason.ValueType  # 3
-"""ALREADY_EXISTS: a table of this name has another config. Metadata: `table`, `field`, `expected`, `got`."""
+"""ALREADY_EXISTS: a table with this name has another config. Metadata: `table`, `field`, `expected`, `got`."""
 ERROR_REASON_TABLE_REPLACED: ErrorReason.ValueType  # 4
 """FAILED_PRECONDITION: the table's uid is not the one that the caller knows. Metadata: `table`."""
 ERROR_REASON_TABLE_EMPTY: ErrorReason.ValueType  # 5
@@ -133,39 +133,39 @@ ERROR_REASON_WAITED_TOO_LONG: ErrorReason.ValueType  # 6
 the update of a LearnRequest. Metadata: `table`; `waited_for`: "rows" (to draw), "samples" or "inserts" (allowed
 by the rate limiter) or "room" (in a queue); `have` and `needed`: the state when the call gave up, as decimal
 integers:
-  "rows": live rows, and min_size; for a queue, rows reserved for this draw, and rows that it draws.
-  "samples": samples that the rate limiter has granted to this draw, and samples requested.
-  "inserts": samples drawn since the last reset, and samples after which the insert is allowed.
+  "rows": live rows, and min_size; for a queue, rows reserved for this draw, and rows requested.
+  "samples": samples granted to this draw by the rate limiter, and samples requested.
+  "inserts": samples drawn since the last reset, and samples required before the insert is allowed.
   "room": rows that still fit into the queue, and rows to insert.
 Inserts that wait in line ahead of this one are included in `needed`.
 """
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 7
 """RESOURCE_EXHAUSTED: a limit was exceeded. Metadata: `bound`, `limit`, `got`, `setting`."""
 ERROR_REASON_NO_SPACE: ErrorReason.ValueType  # 8
-"""RESOURCE_EXHAUSTED: the disk or the memory that holds the tables, or the checkpoints, is full. Metadata: `table`
-(empty for a checkpoint).
+"""RESOURCE_EXHAUSTED: the file system of the tables or of the checkpoints is full. Metadata: `table` (empty for a
+checkpoint).
 """
 ERROR_REASON_SEQUENCE_GAP: ErrorReason.ValueType  # 9
 """FAILED_PRECONDITION: an insert skipped sequence numbers. Metadata: `expected`, `got`."""
 ERROR_REASON_SEQUENCE_TOO_OLD: ErrorReason.ValueType  # 10
-"""FAILED_PRECONDITION: a retry of an insert that was applied so long ago that its keys are no longer
-known. Metadata: `oldest_known`, `got`.
+"""FAILED_PRECONDITION: a retry came too late: the server no longer remembers the insert's keys. Metadata:
+`oldest_known`, `got`.
 """
 ERROR_REASON_WRITER_UNKNOWN: ErrorReason.ValueType  # 11
-"""FAILED_PRECONDITION: the writer is unknown (the server forgets idle ones), and the sequence is not
-1. Metadata: `got`.
+"""FAILED_PRECONDITION: the writer is unknown (the server forgets idle ones), and the sequence is not 1. Metadata:
+`got`.
 """
 ERROR_REASON_WRITER_SUPERSEDED: ErrorReason.ValueType  # 12
 """ABORTED: another stream of the same writer was opened."""
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 13
-"""UNAVAILABLE: the server is shutting down. Retry once it is back."""
+"""UNAVAILABLE: the server is shutting down. Retry when it is back."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 14
 """INTERNAL: an internal error, which the server logged."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 15
-"""UNAUTHENTICATED: the server requires a token, and the call's is missing, wrong or no longer valid."""
+"""UNAUTHENTICATED: the server requires a token, and the call's token is missing, wrong or no longer valid."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 16
 """PERMISSION_DENIED: the call's token does not grant this right on this table (whether or not the table exists).
-Metadata: `right`, `table` (empty: no table is named).
+Metadata: `right`, `table` (empty if the call names no table).
 """
 ERROR_REASON_LIMITED: ErrorReason.ValueType  # 17
 """FAILED_PRECONDITION: the table's rate limiter or queue does not allow this now, and the request does not
@@ -252,25 +252,25 @@ class _DrawMode:
 class _DrawModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_DrawMode.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     DRAW_MODE_UNSPECIFIED: _DrawMode.ValueType  # 0
-    """Stratified."""
+    """Means stratified."""
     DRAW_MODE_STRATIFIED: _DrawMode.ValueType  # 1
-    """The total mass is cut into `batch_size` equal segments, one point is drawn in each, and the
-    batch is shuffled (Schaul et al. 2016, section 3.3).
+    """The total mass is divided into `batch_size` equal segments, one point is chosen in each, and the batch is shuffled
+    (Schaul et al. 2016, section 3.3).
     """
     DRAW_MODE_INDEPENDENT: _DrawMode.ValueType  # 2
-    """Every point is drawn over the whole mass, independently."""
+    """Each point is chosen independently over the whole mass."""
 
 class DrawMode(_DrawMode, metaclass=_DrawModeEnumTypeWrapper):
-    """How the points of a draw are chosen."""
+    """How a draw chooses its points of the mass."""
 
 DRAW_MODE_UNSPECIFIED: DrawMode.ValueType  # 0
-"""Stratified."""
+"""Means stratified."""
 DRAW_MODE_STRATIFIED: DrawMode.ValueType  # 1
-"""The total mass is cut into `batch_size` equal segments, one point is drawn in each, and the
-batch is shuffled (Schaul et al. 2016, section 3.3).
+"""The total mass is divided into `batch_size` equal segments, one point is chosen in each, and the batch is shuffled
+(Schaul et al. 2016, section 3.3).
 """
 DRAW_MODE_INDEPENDENT: DrawMode.ValueType  # 2
-"""Every point is drawn over the whole mass, independently."""
+"""Each point is chosen independently over the whole mass."""
 global___DrawMode = DrawMode
 
 class _WeightNorm:
@@ -280,21 +280,21 @@ class _WeightNorm:
 class _WeightNormEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_WeightNorm.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     WEIGHT_NORM_UNSPECIFIED: _WeightNorm.ValueType  # 0
-    """Batch."""
+    """Means batch."""
     WEIGHT_NORM_BATCH: _WeightNorm.ValueType  # 1
     """The largest weight in the batch."""
     WEIGHT_NORM_TABLE: _WeightNorm.ValueType  # 2
-    """The weight of the least probable live row of non-zero mass."""
+    """The weight of the least probable live row with non-zero mass."""
 
 class WeightNorm(_WeightNorm, metaclass=_WeightNormEnumTypeWrapper):
-    """What the importance-sampling weights are divided by."""
+    """The divisor of importance-sampling weights."""
 
 WEIGHT_NORM_UNSPECIFIED: WeightNorm.ValueType  # 0
-"""Batch."""
+"""Means batch."""
 WEIGHT_NORM_BATCH: WeightNorm.ValueType  # 1
 """The largest weight in the batch."""
 WEIGHT_NORM_TABLE: WeightNorm.ValueType  # 2
-"""The weight of the least probable live row of non-zero mass."""
+"""The weight of the least probable live row with non-zero mass."""
 global___WeightNorm = WeightNorm
 
 @typing.final
@@ -306,8 +306,8 @@ class Column(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     STORED_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Unique in the table; 1 to 128 characters: letters, digits, '_', '-', '.' and '/' (which joins
-    the parts of a nested observation: "obs/camera"). Names that begin with '_' are reserved.
+    """Unique within the table. 1 to 128 letters, digits, '_', '-', '.' and '/' (which joins the parts of a nested
+    observation: "obs/camera"). Names that start with '_' are reserved.
     """
     @property
     def stored(self) -> global___StoredColumn:
@@ -375,14 +375,14 @@ class Backend(google.protobuf.message.Message):
     PARAMETERS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"sum_tree" (proportional), "rank", "uniform", or "fifo": a queue. A queue delivers rows oldest first, without
-    replacement, each at most `max_times_sampled` times, and only over the wire. Probabilities and weights are 1;
-    priorities are stored but ignored. A draw waits for all of its rows, an insert waits for room; nothing is
-    overwritten. A row counts as drawn before it is sent, so it is never delivered too often; if the reply is lost,
-    so is the row.
+    replacement, each at most `max_times_sampled` times; clients on the server's host cannot copy them from files.
+    Probabilities and weights are 1; priorities are stored but ignored. A draw waits for all of its rows, an insert
+    waits for room, and no row is overwritten. A row counts as drawn before it is sent, so it is never delivered too
+    often, but it is lost if the reply is lost.
     """
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """Parameters by name; omitted ones take their defaults. "sum_tree": `alpha` (at least 0, default 0.6), `epsilon`
+        """Parameters by name; omitted ones have defaults. "sum_tree": `alpha` (at least 0, default 0.6), `epsilon`
         (added to a priority, at least 0, default 1e-6), `max_priority` (cap on priority + epsilon before the exponent,
         above 0, default none). "rank": `alpha`. "uniform": none. "fifo": `max_times_sampled` (1 to 10000, default 1;
         repeated deliveries of a row are consecutive).
@@ -400,16 +400,16 @@ global___Backend = Backend
 
 @typing.final
 class RateLimiter(google.protobuf.message.Message):
-    """Keeps draws and inserts in step: Reverb's rate limiter, with rows for its items and samples. Since the table was
-    made or reset, and over restarts, let
+    """Keeps draws and inserts in a fixed ratio, like Reverb's rate limiter. With counts since the table was created or
+    reset, which survive restarts, let
       difference = rows inserted * samples_per_insert - rows drawn.
-    A row may be drawn if there are at least `min_size` rows and the difference is at least `min_diff` afterwards. Rows
-    may be inserted if there are at most `min_size` rows, or the difference is at most `max_diff`, afterwards.
-    Otherwise, they wait.
+    A row may be drawn if the table has at least `min_size` rows and the draw leaves the difference at `min_diff` or
+    more. Rows may be inserted if the insert leaves the table with at most `min_size` rows, or the difference at
+    `max_diff` or less. Other calls wait.
 
-    An insert waits until all of its rows are allowed, except one that crosses min_size and fits into the span from
-    min_diff to max_diff: no draw could make room for it. A batch of B rows is B samples, which are granted one by one
-    as rows arrive, and drawn together. Waiting calls are served in order of arrival.
+    An insert waits until all of its rows are allowed. The exception is an insert that crosses min_size and fits into the
+    span from min_diff to max_diff, because no draw could make room for it. A batch of B rows is B samples, which are
+    granted one by one as rows arrive, and drawn together. Waiting calls are served in order of arrival.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -421,13 +421,15 @@ class RateLimiter(google.protobuf.message.Message):
     min_size: builtins.int
     """Draws wait until the table has this many rows; 1 to the capacity."""
     samples_per_insert: builtins.float
-    """Average number of draws per row, 2^-100 to 2^100. 0: no ratio; the two fields below are then 0."""
+    """Average number of draws per row, 2^-100 to 2^100. 0: no ratio; then the two fields below are 0."""
     min_diff: builtins.float
-    """Draws wait rather than take the difference below this; at most min_size * samples_per_insert. This and the next
-    are from -2^200 to 2^200.
+    """Draws that would make the difference smaller than this wait. At most min_size * samples_per_insert; between -2^200
+    and 2^200.
     """
     max_diff: builtins.float
-    """Inserts wait rather than take the difference above this; at least min_diff + 2 * max(1, samples_per_insert)."""
+    """Inserts that would make the difference larger than this wait. At least min_diff + 2 * max(1, samples_per_insert);
+    between -2^200 and 2^200.
+    """
     def __init__(
         self,
         *,
@@ -453,11 +455,9 @@ class TableConfig(google.protobuf.message.Message):
     SEED_FIELD_NUMBER: builtins.int
     RATE_LIMITER_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Unique in the server; 1 to 128 characters: letters, digits, '_', '-' and '.'; it begins with a
-    letter or a digit.
-    """
+    """Unique within the server. 1 to 128 letters, digits, '_', '-' and '.', starting with a letter or a digit."""
     capacity: builtins.int
-    """Maximum number of rows: 1 to 2^40, with the backend "rank" to 2,000,000,000."""
+    """Maximum number of rows: 1 to 2^40, or to 2,000,000,000 with the backend "rank"."""
     seed: builtins.int
     """Makes draws reproducible for the same operations in the same order since the table was created."""
     @property
@@ -470,7 +470,7 @@ class TableConfig(google.protobuf.message.Message):
 
     @property
     def rate_limiter(self) -> global___RateLimiter:
-        """Unset: draws wait for a row, inserts never wait. Not allowed with "fifo", which has its own limits."""
+        """Unset: draws wait only for the first row, inserts never wait. Not allowed with "fifo", which has its own limits."""
 
     def __init__(
         self,
@@ -509,16 +509,16 @@ class TableDescription(google.protobuf.message.Message):
     inserted: builtins.int
     """Rows ever inserted: the next row's key."""
     slots: builtins.int
-    """Length of the ring in rows: row k lies in slot k % slots."""
+    """Length of the ring in rows: row k is in slot k % slots."""
     row_bytes: builtins.int
     """Bytes of one row, all columns together."""
     directory: builtins.str
-    """Path of the table's directory on the server's host, empty if the server does not offer it. A
-    client there that can read the file `nonce` in it may copy rows out of its files, see SameHost.
+    """Path of the table's directory on the server's host; empty if the server does not offer it. A client on this host
+    that can read the file `nonce` in the directory may copy rows from its files, see SameHost.
     """
     socket: builtins.str
-    """Path of a unix-domain socket on the server's host, empty if the server does not offer it. A client
-    there that can read the nonce may make calls over it, see FrameHello.
+    """Path of a unix-domain socket on the server's host; empty if the server does not offer it. A client on this host
+    that can read the nonce may make calls over the socket, see FrameHello.
     """
     @property
     def config(self) -> global___TableConfig:
@@ -543,13 +543,14 @@ global___TableDescription = TableDescription
 
 @typing.final
 class SameHost(google.protobuf.message.Message):
-    """A client on the server's host may map a table's files, read-only, and copy rows itself, so that only keys and
-    weights travel. It proves that it can read the table's directory by echoing the 16 bytes of the file `nonce` there.
-    A reply to a request with the right nonce has no `rows`; with a wrong one or none, it has them as usual.
+    """A client on the server's host may map a table's files read-only and copy rows itself; replies then contain only keys
+    and weights. The client proves that it can read the table's directory by sending the 16 bytes of the file `nonce`
+    there. The reply to a request with the correct nonce has no `rows`; without it, the reply has them as usual.
 
-    Row k lies in slot k % slots of each `column-NNN.bin`. Having copied it, the client loads word 0 of `header.bin`
-    (int64, `write_horizon`): the copy is whole if k + slots >= write_horizon. If it is not, the client retries with
-    the nonce and `overtaken` set, and the reply has the rows. Only on x86-64, whose memory order this relies on.
+    Row k is in slot k % slots of each `column-NNN.bin`. After copying the row, the client loads word 0 of `header.bin`
+    (int64, `write_horizon`). The copy is intact if k + slots >= write_horizon. Otherwise, the client retries with the
+    nonce and `overtaken` set, and the reply has the rows. This relies on the memory order of x86-64 and is used only
+    there.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -574,15 +575,16 @@ global___SameHost = SameHost
 
 @typing.final
 class FrameHello(google.protobuf.message.Message):
-    """A client on the server's host may make the calls Learn, Sample and UpdatePriorities without HTTP/2: the same
-    messages, in frames, over the unix-domain socket that a table's description names.
+    """A client on the server's host may call Learn, Sample and UpdatePriorities without HTTP/2: it sends the same messages
+    in frames, over the unix-domain socket that a table's description names.
 
-    Both sides send frames: two little-endian uint32, the length of the content and its kind, then the content. Kind 0
-    is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a FrameHello of at most 1
-    MiB, which is answered by an empty message. From then on each request is answered by one frame, in order. The
-    server closes the connection after refusing a hello, a message of a Learn stream, or a frame longer than the limit
-    for requests without rows. It also closes connections without a hello after 2 seconds, or earlier if there are very
-    many. A client whose hello is refused makes its calls over gRPC. When a client closes its sending side, its pending
+    Both sides send frames: the length of the content and its kind, each a little-endian uint32, then the content. Kind 0
+    is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a FrameHello of at most 1 MiB,
+    which the server answers with an empty message. After that, the server answers each request with one frame, in order.
+
+    The server closes the connection after refusing a hello, a message of a Learn stream, or a frame longer than the
+    limit for requests without rows. It also closes connections that send no hello within 2 seconds, or earlier if there
+    are very many. If its hello is refused, a client uses gRPC. When a client closes its sending side, its pending
     requests are dropped. A server that shuts down answers the requests it has received, sends a SHUTTING_DOWN refusal
     even if no request is pending, and closes the connection.
     """
@@ -628,7 +630,7 @@ class KeyRange(google.protobuf.message.Message):
     first: builtins.int
     """The first key."""
     count: builtins.int
-    """How many, at least 1."""
+    """Number of keys, at least 1."""
     def __init__(
         self,
         *,
@@ -643,8 +645,8 @@ global___KeyRange = KeyRange
 class Insertion(google.protobuf.message.Message):
     """The fields of an insert other than its rows.
 
-    An insert that names a writer is applied exactly once: after `sequence` n of a writer, the server applies n + 1,
-    answers a retry of a recent insert with its original keys, and refuses a gap. A writer begins with 1.
+    An insert with a writer is applied exactly once. A writer numbers its inserts from 1. After `sequence` n, the server
+    applies only n + 1, answers a retry of a recent insert with its original keys, and refuses gaps.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -656,22 +658,22 @@ class Insertion(google.protobuf.message.Message):
     EPISODE_FIELD_NUMBER: builtins.int
     WAIT_S_FIELD_NUMBER: builtins.int
     row_count: builtins.int
-    """Number of rows, at least 1, at most slots - capacity of the table, and at most 8192. They become live at once."""
+    """Number of rows: 1 to slots - capacity of the table, and at most 8192. All become live at the same moment."""
     priorities: builtins.bytes
-    """float64[row_count], finite and not negative. Empty: every row takes the largest live priority,
-    read once before any of them is live (1.0 if the table is empty or that is 0).
+    """float64[row_count], finite and not negative. Empty: every row gets the largest live priority, read once before the
+    rows become live. If the table is empty or this priority is 0, they get 1.0.
     """
     sequence: builtins.int
-    """Number of this insert among those of its writer, from 1. 0 if and only if there is no writer."""
+    """Sequence number of this insert among those of its writer, from 1. 0 if and only if there is no writer."""
     stream: builtins.int
-    """Number of the stream of experience (one environment of one actor) that the rows belong to,
-    chosen by the caller; kept with each row. 0: not said.
+    """Number of the stream of experience (one environment of one actor) that the rows belong to. Chosen by the caller
+    and stored with each row. 0: unspecified.
     """
     episode: builtins.int
-    """Number of the episode within the stream; kept with each row."""
+    """Number of the episode within the stream; stored with each row."""
     wait_s: builtins.float
-    """How long to wait if the table's rate limiter or a full queue does not allow the insert, in seconds; 0: not at
-    all. Absent or infinity: as long as the call or stream lasts. On a stream, later messages wait behind it.
+    """How long to wait, in seconds, if the table's rate limiter or a full queue does not allow the insert. 0: do not
+    wait. Absent or infinity: wait as long as the call or stream lasts. On a stream, later messages wait behind it.
     """
     def __init__(
         self,
@@ -703,14 +705,14 @@ class InsertRequest(google.protobuf.message.Message):
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
-    """The table's uid; empty: whichever table has the name now."""
+    """The table's uid; empty: any table with this name."""
     writer_id: builtins.bytes
-    """16 bytes chosen at random by the writer; empty: none, and a retry inserts the rows again."""
+    """16 bytes chosen at random by the writer. Empty: no writer; a retry inserts the rows again."""
     rows: builtins.bytes
     """The rows."""
     @property
     def insertion(self) -> global___Insertion:
-        """The rest of what is said about the rows."""
+        """The other fields of the insert."""
 
     def __init__(
         self,
@@ -738,7 +740,7 @@ class InsertResponse(google.protobuf.message.Message):
     """The table's uid."""
     @property
     def keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KeyRange]:
-        """Keys of the rows, in their order. One range, except for a retry of an insert that was split when an earlier
+        """Keys of the rows, in order. There is one range, except for a retry of an insert that was split when an earlier
         server died.
         """
 
@@ -768,14 +770,14 @@ class WriteRequest(google.protobuf.message.Message):
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
-    """The table's uid; empty: whichever table has the name now."""
+    """The table's uid; empty: any table with this name."""
     writer_id: builtins.bytes
     """16 bytes chosen at random by the writer; required."""
     rows: builtins.bytes
     """The rows."""
     @property
     def insertion(self) -> global___Insertion:
-        """The rest of what is said about the rows."""
+        """The other fields of the insert."""
 
     def __init__(
         self,
@@ -801,7 +803,7 @@ class WriteResponse(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """The sequence that is acknowledged."""
+    """The acknowledged sequence number."""
     table_uid: builtins.bytes
     """The table's uid."""
     @property
@@ -833,14 +835,14 @@ class Draw(google.protobuf.message.Message):
     batch_size: builtins.int
     """Number of rows, at least 1; it may exceed the table's size."""
     beta: builtins.float
-    """Exponent of the importance-sampling weights, at least 0 and finite: 0: no correction, 1: full correction."""
+    """Exponent of the importance-sampling weights, finite and at least 0. 0: no correction, 1: full correction."""
     weight_norm: global___WeightNorm.ValueType
-    """What the weights are divided by."""
+    """The divisor of the weights."""
     draw_mode: global___DrawMode.ValueType
-    """How the points are chosen."""
+    """How points of the mass are chosen."""
     wait_s: builtins.float
-    """How long to wait, in seconds, while the table has no rows, or its rate limiter or queue does not allow the draw;
-    0: not at all, infinity: as long as the call or stream lasts.
+    """How long to wait, in seconds, if the table has no rows, or its rate limiter or queue does not allow the draw. 0: do
+    not wait. Infinity: wait as long as the call or stream lasts.
     """
     def __init__(
         self,
@@ -857,7 +859,7 @@ global___Draw = Draw
 
 @typing.final
 class Batch(google.protobuf.message.Message):
-    """A drawn batch without its rows. All values are from the moment of the draw."""
+    """A drawn batch without its rows. All values are as of the time of the draw."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -872,19 +874,19 @@ class Batch(google.protobuf.message.Message):
     keys: builtins.bytes
     """int64[batch_size]."""
     probabilities: builtins.bytes
-    """float64[batch_size]: mass over total mass. The expected count of a row is batch_size times it."""
+    """float64[batch_size]: mass over total mass. A row is expected to occur batch_size * probability times."""
     weights: builtins.bytes
     """float32[batch_size]: (size * probability) ** -beta, divided by the requested norm (Schaul et al. 2016, section
     3.4).
     """
     beta: builtins.float
-    """The beta of the weights."""
+    """The exponent of the weights."""
     size: builtins.int
     """Live rows."""
     total_mass: builtins.float
     """Mass of all live rows."""
     smallest_probability: builtins.float
-    """Probability of the least probable live row of non-zero mass."""
+    """Probability of the least probable live row with non-zero mass."""
     inserted: builtins.int
     """Rows ever inserted."""
     def __init__(
@@ -916,14 +918,14 @@ class SampleRequest(google.protobuf.message.Message):
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
-    """The table's uid; empty: whichever table has the name now."""
+    """The table's uid; empty: any table with this name."""
     @property
     def draw(self) -> global___Draw:
         """What to draw."""
 
     @property
     def same_host(self) -> global___SameHost:
-        """Lets the client copy the rows itself."""
+        """Lets a client on the server's host copy the rows itself."""
 
     def __init__(
         self,
@@ -979,7 +981,7 @@ class ReadRequest(google.protobuf.message.Message):
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
-    """The table's uid; empty: whichever table has the name now."""
+    """The table's uid; empty: any table with this name."""
     keys: builtins.bytes
     """int64[n]."""
     def __init__(
@@ -1006,13 +1008,13 @@ class ReadResponse(google.protobuf.message.Message):
     TABLE_UID_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
-    """int64[m], m <= n: the live ones among the requested keys, in the order of the request."""
+    """int64[m], m <= n: the requested keys that are live, in the order of the request."""
     priorities: builtins.bytes
     """float64[m]: their priorities."""
     streams: builtins.bytes
-    """uint64[m]: the stream each belongs to."""
+    """uint64[m]: stream of each row."""
     episodes: builtins.bytes
-    """uint64[m]: the episode each belongs to."""
+    """uint64[m]: episode of each row."""
     table_uid: builtins.bytes
     """The table's uid."""
     rows: builtins.bytes
@@ -1040,7 +1042,7 @@ class PriorityUpdate(google.protobuf.message.Message):
     KEYS_FIELD_NUMBER: builtins.int
     PRIORITIES_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
-    """int64[n]. If a key occurs more than once, its last priority counts."""
+    """int64[n]. If a key occurs more than once, its last priority is set."""
     priorities: builtins.bytes
     """float64[n], finite and not negative: the absolute TD error, before any exponent."""
     def __init__(
@@ -1087,10 +1089,10 @@ class UpdatePrioritiesRequest(google.protobuf.message.Message):
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
-    """The table's uid, required: keys mean nothing in another table."""
+    """The table's uid; required, because keys are valid only for one table."""
     @property
     def update(self) -> global___PriorityUpdate:
-        """What to set."""
+        """The new priorities."""
 
     def __init__(
         self,
@@ -1143,10 +1145,10 @@ class LearnRequest(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid; required with an update, and the same throughout the stream."""
     batches: builtins.int
-    """Number of such batches to draw, all in one reply; at most 256, 0 counts as 1."""
+    """Number of batches to draw, all in one reply; at most 256. 0 counts as 1."""
     ahead: builtins.int
-    """Number of batches that the learner has requested and not yet used at the time of this request. The draw precedes
-    their updates. Only for Stats.
+    """Number of batches that the learner has requested but not yet used when it sends this request. Their updates come
+    after this draw. Used only for Stats.
     """
     @property
     def update(self) -> global___PriorityUpdate:
@@ -1154,11 +1156,11 @@ class LearnRequest(google.protobuf.message.Message):
 
     @property
     def draw(self) -> global___Draw:
-        """What to draw then."""
+        """The batches to draw after the update."""
 
     @property
     def same_host(self) -> global___SameHost:
-        """Lets the client copy the rows itself."""
+        """Lets a client on the server's host copy the rows itself."""
 
     def __init__(
         self,
@@ -1189,9 +1191,7 @@ class LearnResponse(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid."""
     rows: builtins.bytes
-    """Rows of the batches, one batch after another, each with all its columns; none if the client copies
-    them itself.
-    """
+    """Rows of the batches, one batch after another, each with all its columns; none if the client copies them itself."""
     @property
     def update(self) -> global___UpdateResult:
         """The result of its update; absent if there was none."""
@@ -1270,7 +1270,7 @@ class DropTableRequest(google.protobuf.message.Message):
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
-    """The table's uid; empty: whichever table has the name now."""
+    """The table's uid; empty: any table with this name."""
     def __init__(
         self,
         *,
@@ -1283,7 +1283,7 @@ global___DropTableRequest = DropTableRequest
 
 @typing.final
 class DropTableResponse(google.protobuf.message.Message):
-    """The table is gone."""
+    """The table has been dropped."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1314,7 +1314,7 @@ class ListTablesResponse(google.protobuf.message.Message):
     TABLES_FIELD_NUMBER: builtins.int
     @property
     def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TableDescription]:
-        """In the order of their names."""
+        """Sorted by name."""
 
     def __init__(
         self,
@@ -1375,7 +1375,7 @@ class ResetTableRequest(google.protobuf.message.Message):
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
-    """The table's uid; empty: whichever table has the name now."""
+    """The table's uid; empty: any table with this name."""
     def __init__(
         self,
         *,
@@ -1388,13 +1388,13 @@ global___ResetTableRequest = ResetTableRequest
 
 @typing.final
 class ResetTableResponse(google.protobuf.message.Message):
-    """The table is empty."""
+    """The table has been emptied."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REMOVED_FIELD_NUMBER: builtins.int
     removed: builtins.int
-    """Live rows that disappeared."""
+    """Number of live rows that were removed."""
     def __init__(
         self,
         *,
@@ -1436,7 +1436,7 @@ class StatsResponse(google.protobuf.message.Message):
 
     @property
     def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TableStats]:
-        """The tables asked for, in the order of their names."""
+        """The requested tables, sorted by name."""
 
     def __init__(
         self,
@@ -1463,14 +1463,14 @@ class ServerStats(google.protobuf.message.Message):
     version: builtins.str
     """Version of the server."""
     uptime_s: builtins.float
-    """Seconds since it began to serve."""
+    """Seconds since the server started serving."""
     resident_bytes: builtins.int
-    """Resident memory, mapped tables included, in bytes."""
+    """Resident memory in bytes, including mapped tables."""
     cpu_s: builtins.float
     """Processor time used, in seconds."""
     @property
     def methods(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MethodStats]:
-        """Per method that was called, in the order of names."""
+        """One entry per method that was called, sorted by name."""
 
     def __init__(
         self,
@@ -1509,9 +1509,9 @@ class MethodStats(google.protobuf.message.Message):
     mean_ms: builtins.float
     """Mean time in the server, in milliseconds."""
     p50_ms: builtins.float
-    """Median of it, within 10 %."""
+    """Median time in the server, within 10 %."""
     p99_ms: builtins.float
-    """99th percentile of it, within 10 %."""
+    """99th percentile of the time in the server, within 10 %."""
     def __init__(
         self,
         *,
@@ -1529,7 +1529,7 @@ global___MethodStats = MethodStats
 
 @typing.final
 class TableStats(google.protobuf.message.Message):
-    """Statistics of one table. "Ever" is since the table was created, "since the start" since the server started."""
+    """Statistics of one table. "Ever": since the table was created. "Since the start": since the server started."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1567,11 +1567,11 @@ class TableStats(google.protobuf.message.Message):
     updated: builtins.int
     """Priorities set on live rows, since the start."""
     stale: builtins.int
-    """Keys of updates that were not live, since the start."""
+    """Stale keys in updates, since the start."""
     repeated_inserts: builtins.int
     """Retried inserts that had already been applied, since the start."""
     waiting: builtins.int
-    """Calls that are waiting, for whatever reason."""
+    """Calls that are waiting, for any reason."""
     total_mass: builtins.float
     """Mass of all live rows."""
     largest_priority: builtins.float
@@ -1585,17 +1585,17 @@ class TableStats(google.protobuf.message.Message):
     batches: builtins.int
     """Batches drawn on Learn streams, since the start."""
     batches_ahead: builtins.int
-    """Sum of `ahead` over those batches, since the start. Divided by `batches`, this is the mean number of updates that
-    a draw misses.
+    """Sum of `ahead` over these batches, since the start. Divided by `batches`, it is the mean number of batches whose
+    updates came too late for a draw.
     """
     waiting_inserts: builtins.int
-    """Calls among `waiting` that wait to insert."""
+    """Inserts among `waiting`."""
     waited: builtins.int
     """Calls that had to wait, since the start."""
     lost: builtins.int
     """Rows lost to power losses, ever; see durability in the server's docs."""
     unsynced: builtins.int
-    """Rows inserted since the last sync point, which a loss of power may take; 0 in a table without checksums."""
+    """Rows inserted since the last sync point, which a power loss would lose; 0 for a table without checksums."""
     failed_syncs: builtins.int
     """Failed syncs of the table's files, since the start. `unsynced` grows until a sync succeeds."""
     @property
@@ -1604,7 +1604,7 @@ class TableStats(google.protobuf.message.Message):
 
     @property
     def rates(self) -> global___Rates:
-        """Rates over the last seconds."""
+        """Rates over the last few seconds."""
 
     @property
     def priorities(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Quantile]:
@@ -1612,8 +1612,8 @@ class TableStats(google.protobuf.message.Message):
 
     @property
     def ages_s(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Quantile]:
-        """Quantiles of the age of live rows in seconds, to the resolution of 1/256 of the capacity.
-        Rows from before the server's start count from the start.
+        """Quantiles of the age of live rows in seconds, with a resolution of 1/256 of the capacity. The age of rows from
+        before the start counts from the start.
         """
 
     @property
@@ -1668,7 +1668,7 @@ class LimiterStats(google.protobuf.message.Message):
     SAMPLED_FIELD_NUMBER: builtins.int
     DIFFERENCE_FIELD_NUMBER: builtins.int
     inserted: builtins.int
-    """Rows inserted since the table was made or reset."""
+    """Rows inserted since the table was created or reset."""
     sampled: builtins.int
     """Rows drawn since then, including those already granted to waiting draws."""
     difference: builtins.float
@@ -1738,7 +1738,7 @@ global___Quantile = Quantile
 
 @typing.final
 class TimesSampled(google.protobuf.message.Message):
-    """One bar of the distribution of how often live rows were drawn."""
+    """One bucket of the histogram of how often live rows were drawn."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1746,11 +1746,11 @@ class TimesSampled(google.protobuf.message.Message):
     AT_MOST_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     at_least: builtins.int
-    """Rows that were drawn at least this often,"""
+    """Minimum number of draws of these rows."""
     at_most: builtins.int
-    """and at most this often."""
+    """Maximum number of draws of these rows."""
     rows: builtins.int
-    """How many rows."""
+    """Number of rows."""
     def __init__(
         self,
         *,
@@ -1772,10 +1772,10 @@ class CheckpointRequest(google.protobuf.message.Message):
     SERIES_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
     series: builtins.str
-    """Series of the checkpoint, whose name is the series and a number. The rules for table names apply. Empty:
-    "checkpoint", or for a token restricted to some tables, the first of `tables`. Such a token may write to a series
-    only if it grants admin on the table with the series' name, and on all tables in its checkpoints. "periodic" is
-    reserved for the server.
+    """Series of the checkpoint, which is named after its series with a number. The rules for table names apply. Empty:
+    "checkpoint", or the first of `tables` if the token is restricted to some tables. Such a token may write to a
+    series only if it grants admin on the table with the series' name and on all tables in the series' checkpoints.
+    "periodic" is reserved for the server.
     """
     keep: builtins.int
     """Number of checkpoints of the series to keep, including this one; older ones are removed. 0: the server's
@@ -1833,12 +1833,12 @@ class CheckpointDescription(google.protobuf.message.Message):
     directory: builtins.str
     """Its directory on the server's host."""
     taken_s: builtins.float
-    """When it was taken, in seconds since 1970 (UTC)."""
+    """Time of the checkpoint, in seconds since 1970 (UTC)."""
     bytes: builtins.int
     """Bytes of all its files."""
     @property
     def tables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CheckpointTable]:
-        """Its tables, in the order of their names."""
+        """Its tables, sorted by name."""
 
     def __init__(
         self,
@@ -1871,9 +1871,9 @@ class CheckpointTable(google.protobuf.message.Message):
     size: builtins.int
     """Rows in the checkpoint."""
     inserted: builtins.int
-    """Rows ever inserted, at the moment of the checkpoint."""
+    """Rows ever inserted, at the time of the checkpoint."""
     left_out: builtins.int
-    """Rows that were live at that moment, but were overwritten before they could be copied."""
+    """Rows that were live at that time but were overwritten before they could be copied."""
     def __init__(
         self,
         *,
@@ -1969,7 +1969,7 @@ class InspectRequest(google.protobuf.message.Message):
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
-    """The table's uid; empty: whichever table has the name now."""
+    """The table's uid; empty: any table with this name."""
     def __init__(
         self,
         *,
@@ -1994,14 +1994,15 @@ class InspectResponse(google.protobuf.message.Message):
     AGES_S_FIELD_NUMBER: builtins.int
     TIMES_SAMPLED_FIELD_NUMBER: builtins.int
     looked_at: builtins.int
-    """Number of rows behind `by_rank`. Up to 2^20 rows, it covers all and is exact. In a larger table, this many rows
-    are sampled, evenly over all ages, and ranks beyond those in `largest` are estimates.
+    """Number of rows that `by_rank` is based on. If the table has at most 2^20 rows, these are all rows, and `by_rank` is
+    exact. In a larger table, this many rows are sampled evenly over all ages, and ranks beyond those in `largest` are
+    estimates.
     """
     total_mass: builtins.float
     """Mass of all live rows."""
     ages_s: builtins.bytes
-    """float64[n]: ages in seconds of up to 257 evenly spaced live rows, newest first; to the resolution of 1/256 of the
-    capacity. Rows from before the server's start count from the start.
+    """float64[n]: ages in seconds of up to 257 evenly spaced live rows, newest first, with a resolution of 1/256 of the
+    capacity. The age of rows from before the server's start counts from the start.
     """
     @property
     def table(self) -> global___TableDescription:
@@ -2037,8 +2038,8 @@ global___InspectResponse = InspectResponse
 
 @typing.final
 class RankedRows(google.protobuf.message.Message):
-    """Rows in order of rank (1 is the largest priority), up to 1024 of them: some evenly spaced, others logarithmically.
-    Empty if the table is.
+    """Up to 1024 rows in order of rank (1 is the largest priority): some evenly spaced, others logarithmically spaced.
+    Empty if the table is empty.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -2065,8 +2066,8 @@ global___RankedRows = RankedRows
 
 @typing.final
 class LargestRows(google.protobuf.message.Message):
-    """The ten live rows of ranks 1 to 10, exactly (fewer in a smaller table, or if inserts evicted most of the
-    candidates meanwhile).
+    """The live rows with ranks 1 to 10. The ranks are exact. There are fewer rows if the table is smaller, or if inserts
+    evicted most of the candidates meanwhile.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -2077,15 +2078,15 @@ class LargestRows(google.protobuf.message.Message):
     AGES_S_FIELD_NUMBER: builtins.int
     TIMES_SAMPLED_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
-    """int64[k]: for equal priorities, the newest first."""
+    """int64[k]: keys; among rows with equal priority, newest first."""
     priorities: builtins.bytes
-    """float64[k]."""
+    """float64[k]: priorities."""
     probabilities: builtins.bytes
-    """float64[k]: as in RankedRows."""
+    """float64[k]: probabilities, as in RankedRows."""
     ages_s: builtins.bytes
-    """float64[k]: as in InspectResponse."""
+    """float64[k]: ages in seconds, as in InspectResponse."""
     times_sampled: builtins.bytes
-    """int64[k]: how often each was drawn since it was inserted or the server started."""
+    """int64[k]: how often each row was drawn since it was inserted or the server started."""
     def __init__(
         self,
         *,

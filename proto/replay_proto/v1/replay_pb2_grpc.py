@@ -156,7 +156,7 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResetTable(self, request, context):
-        """Removes all rows of a table. Keys continue counting, the uid stays, a rate limiter restarts. Calls waiting for the
+        """Removes all rows of a table. Keys keep counting, the uid stays, a rate limiter restarts. Calls waiting for the
         table end with ABORTED / TABLE_RESET, without effect.
         Right: admin.
         """
@@ -210,14 +210,14 @@ class ReplayServiceServicer(object):
         """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
         requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
         stay in effect.
-        Right: read; with an update, write as well.
+        Right: read; with an update, also write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Statistics of the server and its tables. Cheap: it never scans all rows.
+        """Returns statistics of the server and its tables. Cheap: it never scans all rows.
         Right: read; tables that the caller may not read are omitted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -251,8 +251,8 @@ class ReplayServiceServicer(object):
 
     def Inspect(self, request, context):
         """Returns the distribution of a table's rows: priorities and probabilities by rank, ages, numbers of draws, and the
-        rows with the largest priorities. Such calls run one at a time, while other calls keep writing, so the result
-        covers a few milliseconds.
+        rows with the largest priorities. Inspections run one at a time, concurrently with writes: the result reflects a
+        period of a few milliseconds, not a single moment.
         Right: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -3,20 +3,20 @@
 isort:skip_file
 Prioritized experience replay as a service (Schaul et al. 2016, arXiv:1511.05952).
 
-A table is a ring of rows: the last `capacity` rows inserted are live, older ones have been evicted. Every row has a
-key, assigned in order of insertion and never reused in a table, and a priority, by which rows are drawn.
+A table is a ring of rows: the newest `capacity` rows are live, older ones have been evicted. Every row has a key,
+assigned in order of insertion and never reused in a table, and a priority, by which rows are drawn.
 
-Arrays travel as `bytes`: little-endian, C order, without padding. "int64[n]" in a comment means
-8 * n bytes. Rows travel in a field called `rows`, column after column in the order of the
-table's schema, each column with all its rows: a column of dtype float32 and shape (4,) takes
-16 * n bytes. Booleans are one byte, 0 or 1. `rows` has the number 15 in every message that has
-it, so that both ends can build and read it in place.
+Arrays are sent as `bytes`: little-endian, C order, without padding. "int64[n]" in a comment means 8 * n bytes. Rows
+are sent in a field called `rows`: one column after another, in the order of the table's schema, each with the values
+of all rows. A column of dtype float32 and shape (4,) takes 16 * n bytes. Booleans are one byte, 0 or 1. The field
+`rows` has the number 15 in every message, so that both ends can build and read it in place.
 
-If the server requires tokens, calls send theirs as metadata: "authorization: Bearer TOKEN". Each RPC below states
+If the server requires tokens, each call sends one as metadata: "authorization: Bearer TOKEN". Each RPC below states
 the right that it requires on the table named in a message.
 
-Besides `rows` and arrays of keys and priorities, a request may have 1 MiB, and 32 fields if it has rows. Larger ones
-fail with RESOURCE_EXHAUSTED / TOO_LARGE or INVALID_ARGUMENT. Messages with rows must not contain groups.
+Without `rows` and arrays of keys and priorities, a request may have at most 1 MiB, and at most 32 fields if it has
+rows. Larger ones fail with RESOURCE_EXHAUSTED / TOO_LARGE or INVALID_ARGUMENT. Messages with rows must not contain
+groups.
 
 Every operation on a table is atomic. A request is validated completely before anything changes, and a refused
 request changes nothing. Errors carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of
@@ -79,7 +79,7 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Removes all rows of a table. Keys continue counting, the uid stays, a rate limiter restarts. Calls waiting for the
+    """Removes all rows of a table. Keys keep counting, the uid stays, a rate limiter restarts. Calls waiting for the
     table end with ABORTED / TABLE_RESET, without effect.
     Right: admin.
     """
@@ -133,14 +133,14 @@ class ReplayServiceStub:
     """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
     requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
     stay in effect.
-    Right: read; with an update, write as well.
+    Right: read; with an update, also write.
     """
 
     Stats: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.StatsRequest,
         replay_proto.v1.replay_pb2.StatsResponse,
     ]
-    """Statistics of the server and its tables. Cheap: it never scans all rows.
+    """Returns statistics of the server and its tables. Cheap: it never scans all rows.
     Right: read; tables that the caller may not read are omitted.
     """
 
@@ -174,8 +174,8 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.InspectResponse,
     ]
     """Returns the distribution of a table's rows: priorities and probabilities by rank, ages, numbers of draws, and the
-    rows with the largest priorities. Such calls run one at a time, while other calls keep writing, so the result
-    covers a few milliseconds.
+    rows with the largest priorities. Inspections run one at a time, concurrently with writes: the result reflects a
+    period of a few milliseconds, not a single moment.
     Right: read.
     """
 
@@ -220,7 +220,7 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Removes all rows of a table. Keys continue counting, the uid stays, a rate limiter restarts. Calls waiting for the
+    """Removes all rows of a table. Keys keep counting, the uid stays, a rate limiter restarts. Calls waiting for the
     table end with ABORTED / TABLE_RESET, without effect.
     Right: admin.
     """
@@ -274,14 +274,14 @@ class ReplayServiceAsyncStub:
     """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
     requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
     stay in effect.
-    Right: read; with an update, write as well.
+    Right: read; with an update, also write.
     """
 
     Stats: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.StatsRequest,
         replay_proto.v1.replay_pb2.StatsResponse,
     ]
-    """Statistics of the server and its tables. Cheap: it never scans all rows.
+    """Returns statistics of the server and its tables. Cheap: it never scans all rows.
     Right: read; tables that the caller may not read are omitted.
     """
 
@@ -315,8 +315,8 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.InspectResponse,
     ]
     """Returns the distribution of a table's rows: priorities and probabilities by rank, ages, numbers of draws, and the
-    rows with the largest priorities. Such calls run one at a time, while other calls keep writing, so the result
-    covers a few milliseconds.
+    rows with the largest priorities. Inspections run one at a time, concurrently with writes: the result reflects a
+    period of a few milliseconds, not a single moment.
     Right: read.
     """
 
@@ -371,7 +371,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ResetTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ResetTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ResetTableResponse]]:
-        """Removes all rows of a table. Keys continue counting, the uid stays, a rate limiter restarts. Calls waiting for the
+        """Removes all rows of a table. Keys keep counting, the uid stays, a rate limiter restarts. Calls waiting for the
         table end with ABORTED / TABLE_RESET, without effect.
         Right: admin.
         """
@@ -437,7 +437,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         """A learner's stream: each request may update priorities and then draw batches. Replies come in the order of the
         requests. An update affects all later draws on the stream. A refused request ends the stream; earlier requests
         stay in effect.
-        Right: read; with an update, write as well.
+        Right: read; with an update, also write.
         """
 
     @abc.abstractmethod
@@ -446,7 +446,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.StatsResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.StatsResponse]]:
-        """Statistics of the server and its tables. Cheap: it never scans all rows.
+        """Returns statistics of the server and its tables. Cheap: it never scans all rows.
         Right: read; tables that the caller may not read are omitted.
         """
 
@@ -488,8 +488,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.InspectResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.InspectResponse]]:
         """Returns the distribution of a table's rows: priorities and probabilities by rank, ages, numbers of draws, and the
-        rows with the largest priorities. Such calls run one at a time, while other calls keep writing, so the result
-        covers a few milliseconds.
+        rows with the largest priorities. Inspections run one at a time, concurrently with writes: the result reflects a
+        period of a few milliseconds, not a single moment.
         Right: read.
         """
 

@@ -16,7 +16,7 @@ _NEVER: Final = (1 << 31) - 1
 def loading() -> Iterator[None]:
     """Disable garbage collection in the block, and freeze all objects that exist at its end.
 
-    Numba's modules have 145,000 objects that never become garbage. Scanning them takes 0.1 s at startup, 0.2 s at
+    Numba's modules contain 145,000 objects that never become garbage. Scanning them takes 0.1 s at startup, 0.2 s at
     shutdown, and would block all calls for 60 ms each time in between.
     """
     gc.disable()
