@@ -1,1 +1,1 @@
-"""The tests: one folder per part, and what they share in `support`."""
+"""The tests: one folder per part, and shared code in `support`."""

@@ -1,4 +1,4 @@
-"""Fixtures: trainers of short runs over a real server."""
+"""Fixtures: trainers for short runs with a real server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.warm_program import ACTOR, SERVER, ForkedProcess, warm_program
 
 FORKED = {"replay_server": SERVER, "replay_agent.commands.replay_actor": ACTOR}
-"""Modules that a trainer runs, and the programs that are forked in their place."""
+"""Modules that a trainer starts, and the programs that tests fork instead."""
 
 
 def fork_module(
@@ -39,7 +39,7 @@ def fork_module(
     environment: Mapping[str, str] | None = None,
     keep_open: Sequence[int] = (),
 ) -> subprocess.Popen[str] | ForkedProcess:
-    """Fork what `start_module` starts, if it is to run as it would be started here."""
+    """Like `start_module`, but fork the program if that is equivalent."""
     variables = os.environ if environment is None else environment
     warm = warm_program(FORKED[module])
     if not warm.can_fork(variables):
@@ -60,14 +60,14 @@ def fork_module(
 
 @pytest.fixture(autouse=True)
 def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers and actors of trainers that run here are forked from processes that have loaded them."""
+    """Fork the servers and actors of trainers in this process from processes that have loaded them."""
     for starting in (actor_pool, embedded_server):
         monkeypatch.setattr(starting, "start_module", fork_module)
 
 
 @pytest.fixture
 def settings_of(tmp_path: Path) -> Callable[..., TrainSettings]:
-    """Settings of a short run, with some given."""
+    """Creates settings of a short run, with some overridden."""
 
     def make(**given: Any) -> TrainSettings:
         return TrainSettings(**{"runs_dir": tmp_path / "runs", **SHORT_RUN, **given})
@@ -77,7 +77,7 @@ def settings_of(tmp_path: Path) -> Callable[..., TrainSettings]:
 
 @pytest.fixture
 def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings]) -> Iterator[Callable[..., Trainer]]:
-    """Trainers over the shared server, or the one whose address is given, closed at the end."""
+    """Creates trainers that use the shared server or a given address, and closes them at the end."""
     with ExitStack() as stack:
 
         def make(stop: StopRequest | None = None, metrics: MetricsLog | None = None, **given: Any) -> Trainer:
@@ -105,7 +105,7 @@ def make_trainer(server: ServerProcess, settings_of: Callable[..., TrainSettings
 def trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., Trained]:
-    """Runs ``replay-train`` here, with an actor of its own: torch is loaded already."""
+    """Runs ``replay-train`` in this process, where torch is already loaded, with its own actor."""
 
     def train(variables: dict[str, str], **settings: object) -> Trained:
         for name in [name for name in os.environ if name.startswith("REPLAY_")]:

@@ -1,8 +1,8 @@
-"""Test environments, small enough to know the optimal policy.
+"""Small test environments with a known optimal policy.
 
-A corridor of five places: action 1 goes right, action 0 goes left, the right end brings reward 1 and terminates. Every
-step costs 0.1, and after twenty steps the episode is truncated. Best is to go right four times: 1 - 0.4. All
-observations are one array that is written over, as some environments have it.
+A corridor of five places: action 1 moves right, action 0 moves left, and the right end gives reward 1 and terminates.
+Every step costs 0.1, and the episode is truncated after twenty steps. The optimal policy moves right four times, for a
+return of 1 - 0.4. All observations share one array that is overwritten, as in some real environments.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Corridor(gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 class Pictured(Corridor):
-    """Its observations are pictures: a row of bytes for every place, white where one is."""
+    """A corridor with images as observations: a row of bytes for every place, white at the current place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Pictured(Corridor):
 
 
 class Continuous(Corridor):
-    """Its actions are not discrete."""
+    """A corridor with continuous actions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Continuous(Corridor):
 
 
 class Numbered(Corridor):
-    """Its observations are no Box."""
+    """A corridor whose observation space is not a Box."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Numbered(Corridor):
 
 
 class Broken(Corridor):
-    """Its rewards are not numbers."""
+    """A corridor with NaN rewards."""
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         observation, _, terminated, truncated, info = super().step(action)

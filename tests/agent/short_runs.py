@@ -1,4 +1,4 @@
-"""What tests of whole runs share: settings that keep them short, and a view that acts in the middle of one."""
+"""Shared by tests of complete runs: settings that keep runs short, and a view that intervenes during a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replay_agent.reporting.status import Status
 
 RECONNECT_TIMEOUT_S = 30.0
 PATIENCE_S = 60.0
-"""Programs that load torch take long to start on a busy machine."""
+"""Programs that load torch start slowly on a busy machine."""
 SHORT_RUN = {
     "steps": 900,
     "learning_starts": 100,
@@ -24,11 +24,11 @@ SHORT_RUN = {
     "solved_return": None,
     "tensorboard": False,
 }
-"""Settings of a run that takes a second or two."""
+"""Settings of a run that takes one or two seconds."""
 
 
 def flags_of(values: dict[str, object]) -> list[str]:
-    """Settings as a command line."""
+    """Convert settings to a command line."""
     flags = []
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"
@@ -41,14 +41,14 @@ def flags_of(values: dict[str, object]) -> list[str]:
 
 @dataclass
 class Trained:
-    """How a run ended, and all that was printed."""
+    """Result of a run, and its output."""
 
     status: int
     output: str
 
 
 class Watcher(ProgressView):
-    """A view of a run that does something once, when it has come to a step."""
+    """A view that calls a function once, when the run reaches a step."""
 
     def __init__(self, step: int, action: Callable[[], object]) -> None:
         self.statuses: list[Status] = []

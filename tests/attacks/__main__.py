@@ -20,7 +20,7 @@ from tests.attacks.runner import GROUPS, HEADS, best_round, line_of
 from tests.faults.report import write_section
 
 ALONE_S = 1.5
-"""For so long the bystander is alone before each attack."""
+"""Duration before each attack in which the bystander is alone."""
 
 
 def main(*, report: Path | None = None, seconds: float = 6.0, only: str = "") -> None:

@@ -22,7 +22,7 @@ from tests.support.small_disk import with_small_disk
 OWNER = "owner-" + "x" * 20
 """Token with all rights on all tables; attackers do not have it."""
 THEIRS = "theirs"
-"""Table of the bystander. It is not named in what attackers may touch."""
+"""Table of the bystander, on which attackers have no rights."""
 _ROWS = 20_000
 
 
@@ -34,7 +34,8 @@ class Arena:
 
         Args:
             setup: how the server is started.
-            is_brief: whether nothing is measured: the server is forked if it can be, and the bystander takes its time.
+            is_brief: whether nothing is measured. The server is then forked if possible, and the bystander calls less
+                often.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="attacks-"))
         self.authority = Authority(self.folder / "authority")
@@ -70,7 +71,7 @@ class Arena:
         return Caller(f"localhost:{self.server.port}", credentials=shown)
 
     def mine(self, name: str, **config: object) -> CalledTable:
-        """Recreate the table that restricted tokens may use."""
+        """Recreate a table that restricted tokens may use."""
         name = MINE + name
         if name in self.owner.table_names():
             self.owner.table(name).drop()
@@ -92,7 +93,7 @@ class Arena:
         new.replace(self.tokens)
 
     def close(self) -> None:
-        """End them.
+        """Stop server and bystander.
 
         Raises:
             AssertionError: the server stopped responding, or logged an internal error.
@@ -110,13 +111,13 @@ class Arena:
             remove(self.folder)
 
     def _place(self, setup: Setup) -> tuple[Sequence[str], Sequence[str]]:
-        """Flags for the tables' location, and the command that wraps the server."""
+        """Flags for the location of the tables, and the command that wraps the server."""
         limits = [] if setup.descriptors is None else ["prlimit", f"--nofile={setup.descriptors}"]
         disk = self.folder / "disk"
         if setup.disk_mb is None:
             disk.mkdir()
             return ("--memory-dir", str(disk), "--checkpoint-dir", str(disk / "checkpoints")), limits
-        # It must outlive the server, which restarts on it.
+        # The disk must outlive the server, which restarts on it.
         self._disk_holder = subprocess.Popen([*with_small_disk(disk, setup.disk_mb), "sleep", "infinity"])
         holder = self._disk_holder.pid
         wait_until(lambda: Path(f"/proc/{holder}/comm").read_text() == "sleep\n", "the disk is mounted")

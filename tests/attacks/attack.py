@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _CONNECT_S = 10.0
 _LOOK_S = 0.05
 _ATTACKERS_HOST = "127.0.0.2"
-"""Attackers do not call from the host of others, so far as they speak for themselves: gRPC cannot choose an address."""
+"""Source address of attackers on raw connections, different from that of others. gRPC cannot choose an address."""
 STRANGERS_MB = 50.0
-"""Memory that a stranger may cost the server."""
+"""Limit on the server memory that a stranger may use."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Setup:
     """Extra options for the server of an attack."""
 
     flags: tuple[str, ...] = ()
-    """Further flags."""
+    """Additional flags."""
     has_tables: bool = True
-    """Whether others have a table there."""
+    """Whether others have a table on it."""
     has_learner: bool = False
     """Whether the attack targets a learner."""
     descriptors: int | None = None
-    """Files and connections that its process may have; None: as many as ours."""
+    """Maximum files and connections of its process; None: as for this process."""
     needs_certificates: bool = False
     """Whether its clients need certificates."""
     disk_mb: int | None = None
@@ -52,7 +52,7 @@ class Target:
 
     port: int
     authority: bytes | None
-    """Certificate of the authority that signed its own, PEM; None: it has no TLS."""
+    """Certificate of its CA, PEM; None: no TLS."""
     key_and_certificate: tuple[bytes, bytes] | None = None
     """Client certificate, PEM; None: none."""
     lasts_s: float = 0.0
@@ -62,16 +62,16 @@ class Target:
     tries: int = 0
     """Unit of the attacker's count: calls, connections or frames."""
     found: list[str] = field(default_factory=list)
-    """Data that an attacker must not have received."""
+    """Data that an attacker received but should not have."""
 
     @property
     def address(self) -> str:
-        """Its address."""
+        """Address of the server."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def left_s(self) -> float:
-        """Seconds until the end, at least a small minimum."""
+        """Seconds until the end of the attack, at least a small minimum."""
         return max(0.05, self.until - time.monotonic())
 
     def goes_on(self) -> bool:
@@ -80,7 +80,7 @@ class Target:
         return time.monotonic() < self.until
 
     def wait(self) -> None:
-        """Do nothing until the end, which may come early."""
+        """Wait until the attack ends or is stopped."""
         while (left_s := self.until - time.monotonic()) > 0.0:
             time.sleep(min(_LOOK_S, left_s))
 
@@ -104,7 +104,7 @@ class Target:
         return grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self.authority, *shown), given)
 
     def connect(self) -> socket.socket:
-        """A TCP connection on which nothing was sent."""
+        """A new TCP connection; nothing has been sent on it."""
         return socket.create_connection(("127.0.0.1", self.port), _CONNECT_S, (_ATTACKERS_HOST, 0))
 
     def connect_tls(self) -> socket.socket:
@@ -124,20 +124,20 @@ class Attack:
     """An attack; see the docstring of each subclass."""
 
     name: ClassVar[str]
-    """As the page calls it."""
+    """Name in the document."""
     setup: ClassVar[Setup] = Setup()
-    """The server it requires."""
+    """Requirements on the server."""
     processes: ClassVar[int] = 1
-    """Attackers at work."""
+    """Number of attackers."""
     least_s: ClassVar[float] = 0.0
-    """It takes so long at least."""
+    """Minimum duration."""
     longest_look_s: ClassVar[float] = 0.0
-    """It goes on for so long at most, beyond its time, until `meanwhile` has seen enough."""
+    """Maximum time by which it is extended until `meanwhile` is done."""
     most_mb: ClassVar[float] = STRANGERS_MB
     """Limit on the growth of the server's memory."""
 
     most_log_bytes: ClassVar[float] = math.inf
-    """By how much the server's log may grow."""
+    """Limit on the growth of the server's log."""
 
     def prepare(self, arena: Arena) -> None:
         """Create what the attacker is entitled to; attributes of ``self`` are passed to the attackers' processes."""
@@ -171,11 +171,11 @@ class Answer:
     """Outcome of a call."""
 
     code: grpc.StatusCode
-    """How it ended."""
+    """Status code."""
     details: str = ""
-    """Content of a refusal."""
+    """Text of a refusal."""
     message: bytes = b""
-    """The answer."""
+    """The reply."""
     refusal: Refusal | None = None
     """Machine-readable part of our refusals."""
 

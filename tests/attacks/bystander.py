@@ -1,4 +1,4 @@
-"""A bystander in a separate process, which makes one call after another."""
+"""A bystander: a separate process that makes one call after another."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.attacks.processes import CONTEXT
 
 BATCH_SIZE = 256
 OFTEN_S, SLOWLY_S = 0.004, 0.04
-"""Pauses between two calls: where waits are measured, and where only errors count."""
+"""Pauses between two calls: if latencies are measured, and if only errors count."""
 _NEWCOMER_EVERY_S = 0.25
 _TIMEOUT_S = 20.0
 _NEWCOMERS_PATIENCE_S = 5.0
-"""So long a newcomer tries to connect: the client library tries again, too, at pauses of 0.1 s at first."""
+"""How long a newcomer tries to connect. The client library also retries, initially after 0.1 s."""
 _RECONNECT_MS = 100
 _PATIENCE_S = 60.0
 _MS_PER_S = 1000.0
@@ -34,9 +34,9 @@ class Record:
     """Results of a bystander's calls."""
 
     waits_ms: list[float] = field(default_factory=list)
-    """Of those that were answered, how long each took."""
+    """Durations of successful calls."""
     errors: Counter[str] = field(default_factory=Counter)
-    """Of the others: how often which status code came; those of new connections begin with "new"."""
+    """Counts of failed calls by status code; for new connections, with the prefix "new"."""
 
     def add(self, other: Record) -> None:
         """Add another record."""
@@ -45,12 +45,12 @@ class Record:
 
     @property
     def p99_ms(self) -> float:
-        """99th percentile."""
+        """99th percentile of the latency."""
         return float(np.percentile(self.waits_ms, 99)) if self.waits_ms else 0.0
 
     @property
     def worst_ms(self) -> float:
-        """The longest."""
+        """Largest latency."""
         return max(self.waits_ms, default=0.0)
 
 
@@ -93,7 +93,7 @@ class Listing:
     token: str
 
     def once(self, channel: grpc.Channel) -> None:
-        """Ask."""
+        """List the tables."""
         unary: Any = channel.unary_unary("/replay.v1.ReplayService/ListTables")
         unary(b"", timeout=_TIMEOUT_S, metadata=bearer(self.token))
 
@@ -101,7 +101,7 @@ class Listing:
 
 
 class Bystander:
-    """The bystander's process, running from the start."""
+    """The bystander's process, which calls until it is paused or closed."""
 
     def __init__(self, target: Target, routine: Routine, pause_s: float) -> None:
         """Start it; it makes a call every ``pause_s`` seconds."""
@@ -112,7 +112,7 @@ class Bystander:
         self.take()
 
     def take(self) -> Record:
-        """Results of the calls since the last request, at least one."""
+        """Results of the calls since the last `take`, at least one call."""
         self._pipe.send("take")
         assert self._pipe.poll(_PATIENCE_S), "the bystander hangs"
         record: Record = self._pipe.recv()
@@ -123,7 +123,7 @@ class Bystander:
         self._pipe.send("come" if come else "stay")
 
     def rest(self) -> None:
-        """Pause the calls, for attacks that are expected to affect everybody."""
+        """Pause the calls, for attacks that are expected to affect everyone."""
         self._pipe.send("rest")
 
     def resume(self) -> None:
@@ -131,7 +131,7 @@ class Bystander:
         self._pipe.send("resume")
 
     def close(self) -> None:
-        """End it."""
+        """Stop it."""
         self._pipe.close()
         self._process.join(_PATIENCE_S)
         self._process.kill()
@@ -170,7 +170,7 @@ class _Worker:
                             pipe.send(self._take())
 
     def come_anew(self) -> None:
-        """Connect, make one call, leave."""
+        """Connect, make one call, and disconnect."""
         while self._comes.wait():
             with self._target.channel(initial_reconnect_backoff_ms=_RECONNECT_MS) as channel:
                 self._count(lambda: self._routine.as_newcomer(channel), "new: ")

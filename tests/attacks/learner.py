@@ -18,7 +18,7 @@ from tests.support.access import WRITE
 from tests.support.http2 import Http2
 
 _LEAST_RATE: Final = 0.2
-"""Training goes on at this part of its pace at least; attackers take processors, too."""
+"""Minimum training speed during an attack, relative to normal. Attackers also use CPU time."""
 _FORGED: Final = "mallory\n2027-01-01 00:00:00 ERROR forged\x1b[2J\x1b]0;title\x07"
 _HARDLY_ANY_S: Final = 0.5
 _LOOKS: Final = 6
@@ -29,7 +29,7 @@ class OnLearner(Attack):
 
     setup = Setup(has_learner=True)
     longest_look_s = _LOOKS * _HARDLY_ANY_S
-    """Every look comes while the attack goes on: the first when half of it is over."""
+    """All checks happen during the attack, the first when half of it is over."""
 
     def prepare(self, arena: Arena) -> None:
         assert isinstance(arena, LearnerArena)
@@ -46,7 +46,7 @@ class OnLearner(Attack):
 
 
 class HeldReports(OnLearner):
-    """Begins calls without a token and never sends their bodies."""
+    """Starts calls without a token and never sends their bodies."""
 
     name = "learner: 64 calls without a body"
     calls = 64
@@ -71,14 +71,14 @@ class LearnerBombs(OnLearner, GzipBombs):
 
 
 class LearnerReset(OnLearner, RapidReset):
-    """Begins calls and resets each at once."""
+    """Starts calls and resets each one immediately."""
 
     name = "learner: rapid reset on one connection"
     path = f"{LEARNER}/Report"
 
 
 class LearnerRefusedCalls(OnLearner, RefusedCalls):
-    """Makes calls without a token, as many as the connection takes."""
+    """Makes as many calls without a token as the connection allows."""
 
     name = "learner: calls without a token, as fast as one connection takes them"
     path = f"{LEARNER}/Report"
@@ -86,7 +86,7 @@ class LearnerRefusedCalls(OnLearner, RefusedCalls):
 
 
 class ForgedNames(OnLearner):
-    """Joins under a name with a newline and escapes, to forge lines of the log and reach the terminal."""
+    """Joins with a name that contains a newline and escapes, to forge log lines and control the terminal."""
 
     name = "learner: a name with a newline and escapes"
 
@@ -102,7 +102,7 @@ class ForgedNames(OnLearner):
 
 
 class ManyEpisodes(OnLearner):
-    """Reports two million episodes at once, with returns that are huge, infinite and not numbers."""
+    """Reports two million episodes in one message, with huge, infinite and NaN returns."""
 
     name = "learner: reports of 2 million episodes, returns of 1e300, inf and NaN"
     most_mb = 100.0

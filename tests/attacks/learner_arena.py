@@ -37,12 +37,12 @@ _FLAGS: Final = (
 
 @dataclass
 class Reporting:
-    """An actor: reports, again and again."""
+    """An actor that reports repeatedly."""
 
     token: str
     run: learner_pb2.JoinResponse | None = None
     weights_version: int = 0
-    """As the last answer said."""
+    """From the last reply."""
 
     def once(self, channel: grpc.Channel) -> None:
         """Report; the first time, join."""
@@ -66,7 +66,7 @@ class Reporting:
 
 
 class TrainerProcess:
-    """``replay-train``, as `ServerProcess` is ``replay-server``."""
+    """A ``replay-train`` process; the counterpart of `ServerProcess`."""
 
     def __init__(self, log: Path, *flags: str) -> None:
         """Start it, and wait until actors can join."""
@@ -90,7 +90,7 @@ class TrainerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process id."""
         return self.process.pid
 
     def log(self) -> str:
@@ -98,7 +98,7 @@ class TrainerProcess:
         return self._log.read_text("utf-8", errors="replace")
 
     def kill(self) -> None:
-        """Abort it."""
+        """Kill it."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
@@ -128,12 +128,12 @@ class LearnerArena(Arena):
         self.bystander = Bystander(self.target(), Reporting(WRITE), SLOWLY_S if is_brief else OFTEN_S)
 
     def target(self) -> Target:
-        """What is known about it."""
+        """The attackers' view of the learner."""
         return Target(self.server.port, self.authority.ca.read_bytes())
 
     @property
     def replay(self) -> Target:
-        """The learner's own server."""
+        """The attackers' view of the learner's own server."""
         return Target(self.server.replay_port, None)
 
     def steps_per_s(self, seconds: float) -> float:
@@ -143,7 +143,7 @@ class LearnerArena(Arena):
         return (self._versions() - before) / (time.monotonic() - began)
 
     def close(self) -> None:
-        """End them."""
+        """Stop everything."""
         try:
             self.bystander.close()
             self._channel.close()
@@ -154,6 +154,6 @@ class LearnerArena(Arena):
             remove(self.folder)
 
     def _versions(self) -> int:
-        """Of the weights, one for each step."""
+        """The current version of the weights; there is one per step."""
         self._actor.once(self._channel)
         return self._actor.weights_version

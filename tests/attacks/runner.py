@@ -24,12 +24,12 @@ GROUPS: dict[str, Sequence[type[Attack]]] = {
     "learner": learner.ATTACKS,
     "neighbours": neighbours.ATTACKS,
 }
-"""By the name of the section that tells of them."""
+"""Attacks by section of the document."""
 ALLOWED_MS = 25.0
-"""By so much the bystander's p99 may rise."""
+"""Allowed increase of the bystander's p99."""
 _ROUNDS = 3
 _PATIENCE_S = 10.0
-"""Attackers that have not ended so long after their time are ended."""
+"""Attackers that still run this long after their time are killed."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Outcome:
 
     attack: Attack
     alone: Record
-    """The bystander before it."""
+    """The bystander's calls before the attack."""
     beside: Record
-    """The bystander during it."""
+    """The bystander's calls during the attack."""
     rise_mb: float
-    """Memory of the server."""
+    """Growth of the server's memory."""
     tries: int
     """Counts of the attackers."""
     logged_bytes: int
-    """By how much the server's log grew."""
+    """Growth of the server's log."""
     effects: tuple[str, ...]
-    """Forbidden effects that it had."""
+    """Forbidden effects of the attack."""
 
     def faults(self, alone_p99_ms: float | None) -> Iterator[str]:
         """List the failures; without the bystander's baseline p99, latency is not checked."""
@@ -129,12 +129,12 @@ class _Attacker:
         theirs.close()
 
     def wait_until_it_begins(self) -> None:
-        """However long its process takes to start."""
+        """Wait until its process has started to attack."""
         assert self._pipe.poll(_PATIENCE_S), "an attacker did not begin"
         self._target = self._pipe.recv()
 
     def stop(self) -> None:
-        """Ask it to end now, though it might have gone on for the sake of a look."""
+        """Ask it to stop now, even if its time was extended."""
         with suppress(OSError):  # it has ended
             self._pipe.send("stop")
 

@@ -37,7 +37,7 @@ DENIED: Final = grpc.StatusCode.PERMISSION_DENIED
 _TOO_MANY: Final = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 _SOON_S: Final = 5.0
 _CALLERS_MB: Final = 300.0
-"""Memory that one known caller may cost the server, through its share of replies in flight, waiting calls and so on."""
+"""Limit on the server memory that an authenticated caller may use, such as for replies in flight and waiting calls."""
 
 
 class AnothersSeries(Attack):
@@ -136,7 +136,7 @@ class EmptyColumns(Attack):
 
 
 class UnreadAnswers(Attack):
-    """Asks for batches of 100 MB, thirty times, and reads no answer."""
+    """Requests thirty batches of 100 MB, and reads no reply."""
 
     name = "30 Samples of 100 MB, their answers never read"
     setup = Setup(flags=("--max-outgoing-mb", "400"))
@@ -161,7 +161,7 @@ class UnreadAnswers(Attack):
 
 
 class ManyRows(Attack):
-    """Draws as many rows at once as the server allows."""
+    """Draws the maximum number of rows per call."""
 
     name = "Samples of 4 million rows, or as many as are allowed"
     most_mb = _CALLERS_MB
@@ -240,7 +240,7 @@ class ManyLearned(ManyRows):
 
 
 class WaitForEver(Attack):
-    """Has 16,384 draws wait for rows that never come. Meanwhile another's draw may still wait."""
+    """Makes 16,384 draws that wait for rows that never arrive. Another caller's draw must still be able to wait."""
 
     name = "16,384 draws that wait for ever"
     most_mb = _CALLERS_MB
@@ -351,7 +351,7 @@ class DiskFullOfSeries(Attack):
 
 
 class DiskFullOfTables(DiskFullOfSeries):
-    """Makes tables and fills them until the disk is full. The server must start again on that disk."""
+    """Creates tables and fills them until the disk is full. The server must start again on that disk."""
 
     name = "tables until the disk is full"
 
@@ -558,7 +558,7 @@ class BadNames(Attack):
 
 
 class HugeCapacity(Attack):
-    """Makes a table of 2^40 rows."""
+    """Creates a table of 2^40 rows."""
 
     name = "tables of 2^40 rows"
 
@@ -571,7 +571,7 @@ class HugeCapacity(Attack):
 
 
 class StoppedSampler(Attack):
-    """Draws batches on a stream, and is stopped in the middle (SIGSTOP)."""
+    """Draws batches on a stream, and is stopped by SIGSTOP meanwhile."""
 
     name = "a sampler that is stopped"
     most_mb = _CALLERS_MB
@@ -606,7 +606,7 @@ class StoppedSampler(Attack):
 
 
 class IdleStreams(Attack):
-    """Opens 10,000 write streams, and writes nothing."""
+    """Opens 10,000 write streams without writing anything."""
 
     name = "10,000 idle streams"
     most_mb = _CALLERS_MB

@@ -44,7 +44,7 @@ def gzip_bomb(unpacked_mb: int) -> bytes:
 
 
 class Stranger(Attack):
-    """Base class: has no token, and must have hardly any effect."""
+    """Base class: an attacker without a token, who must have almost no effect."""
 
     most_log_bytes = 100_000
 
@@ -81,7 +81,7 @@ class GzipBombs(Stranger):
 
 
 class LargeBodies(Stranger):
-    """Sends messages of 400 MB, four at a time, as fast as the server takes them."""
+    """Sends messages of 400 MB, four at a time, as fast as the server accepts them."""
 
     name = "4 messages of 400 MB at a time"
     processes = 2
@@ -108,7 +108,7 @@ class LargeBodies(Stranger):
 
 
 class HeldBodies(LargeBodies):
-    """Sends all of a message but its last byte, and waits."""
+    """Sends all but the last byte of a message, and waits."""
 
     name = "3 messages of 1 GB, held one byte short"
     processes = 1
@@ -118,7 +118,7 @@ class HeldBodies(LargeBodies):
 
 
 class RapidReset(Stranger):
-    """Begins calls and resets each at once, as fast as one connection takes them (CVE-2023-44487)."""
+    """Starts calls and resets each one immediately, as fast as one connection allows (CVE-2023-44487)."""
 
     name = "rapid reset on one connection"
     path = f"{SERVICE}/Sample"
@@ -143,7 +143,7 @@ class RapidReset(Stranger):
 class HalfHellosUntilNoDescriptorIsLeft(Stranger):
     """Opens connections with half a ClientHello each until the server accepts no more.
 
-    Meanwhile, a token is revoked, which must still take effect. Later, new connections work again.
+    A token is revoked meanwhile, which must still take effect. Afterwards, new connections must work again.
     """
 
     name = "connections held with half a ClientHello, up to the limit of descriptors"
@@ -179,7 +179,7 @@ class HalfHellosUntilNoDescriptorIsLeft(Stranger):
 
 
 def hold_half_hellos(target: Target, most: int) -> None:
-    """Hold connections with half a ClientHello each until the end."""
+    """Keep connections with half a ClientHello each open until the end."""
     half = client_hello()[:120]
     with ExitStack() as stack:
         while target.goes_on() and target.tries <= most:
@@ -202,7 +202,7 @@ class GarbageHandshakes(Stranger):
 
 
 class HalfHellos(GarbageHandshakes):
-    """Sends the first half of a TLS ClientHello and leaves, again and again."""
+    """Repeatedly sends the first half of a TLS ClientHello and disconnects."""
 
     name = "half a ClientHello, again and again"
 
@@ -214,7 +214,7 @@ class HalfHellos(GarbageHandshakes):
 
 
 class Handshakes(GarbageHandshakes):
-    """Completes TLS handshakes, and leaves."""
+    """Repeatedly completes a TLS handshake and disconnects."""
 
     name = "TLS handshakes, one after another"
 
@@ -234,7 +234,7 @@ def client_hello() -> bytes:
 
 
 class RefusedCalls(Stranger):
-    """Makes calls without a token, as many as the connection takes."""
+    """Makes as many calls without a token as the connection allows."""
 
     name = "calls without a token, as fast as one connection takes them"
     path = f"{SERVICE}/Sample"
@@ -302,7 +302,7 @@ class Pings(Stranger):
 
 
 class EmptyFrames(Pings):
-    """Begins a call, and floods it with frames of no content (CVE-2019-9518)."""
+    """Starts a call, and floods it with empty frames (CVE-2019-9518)."""
 
     name = "empty frames"
 
@@ -329,7 +329,7 @@ class SilentConnections(Stranger):
 
 
 class HeldHalfHellos(Stranger):
-    """Opens connections with half a ClientHello each. While it holds the maximum, no new ones are accepted."""
+    """Opens connections with half a ClientHello each. At the maximum, the server accepts no new connections."""
 
     name = "3,000 connections held with half a ClientHello"
 
@@ -344,7 +344,7 @@ class HeldHalfHellos(Stranger):
 
 
 class DeafConnections(SilentConnections):
-    """Opens connections, begins calls on them, and then responds to nothing, not even pings."""
+    """Opens connections, starts calls on them, and then responds to nothing, not even to pings."""
 
     name = "1,000 connections that answer no ping"
     setup = Setup(flags=("--keepalive-s", "0.5"))
@@ -361,7 +361,7 @@ class DeafConnections(SilentConnections):
 
 
 class WatchStreams(Stranger):
-    """Opens streams that watch the health, and leaves them open."""
+    """Opens streams that watch the server's health, and keeps them open."""
 
     name = "20,000 streams that watch the health"
     most = 20_000

@@ -1,4 +1,4 @@
-"""Every attack, briefly: others are unaffected, and the attack fails."""
+"""Short runs of every attack: others are unaffected, and the attack fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERY = [kind for kinds in GROUPS.values() for kind in kinds]
 OF_LEARNERS = [kind for kind in EVERY if kind.setup.has_learner]
 OF_SERVERS = [kind for kind in EVERY if kind.setup == Setup()]
 ON_THEIR_OWN = [kind for kind in EVERY if kind not in (*OF_LEARNERS, *OF_SERVERS)]
-"""Attacks on servers with settings of their own."""
+"""Attacks that need a server with special settings."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_an_attack_on_a_server_of_its_own_has_no_effect(kind: type[Attack]) -> N
 
 
 def test_attacks_on_a_learner_have_no_effect() -> None:
-    """One after another on the same learner, which trains all the time and takes long to start."""
+    """Attack the same learner repeatedly, because it takes long to start. It keeps training meanwhile."""
     arena = open_arena(Setup(has_learner=True), is_brief=True)
     try:
         faults = [fault for kind in OF_LEARNERS for fault in faults_of(kind, arena)]

@@ -1,1 +1,1 @@
-"""Tests of what benchmarks compare with."""
+"""Tests of the benchmarks' baselines."""

@@ -1,7 +1,7 @@
 """The plain Python buffers from the benchmarks as oracles: same draw frequencies as the service.
 
-Every table has a seed and every draw a fixed order, so a test that passes once passes always. The bound is one that a
-right implementation keeps for all but one seed in thousands.
+Tables have seeds and draws a fixed order, so a test that passes once always passes. A correct implementation satisfies
+the bound for all but one seed in several thousand.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ SERVED_BY = {
     DequeChoice: ("sum_tree", {"alpha": ALPHA, "epsilon": 0.0}),
     SortedList: ("rank", {"alpha": ALPHA}),
 }
-"""The backend that draws as a buffer does."""
+"""The backend with the same draws as each buffer."""
 
 
 def priorities_of_rows() -> NDArray[np.float64]:
-    """Over almost three orders of magnitude, many of them equal."""
+    """Priorities over almost three orders of magnitude, many of them equal."""
     return np.random.default_rng(5).choice([0.01, 0.1, 0.5, 1.0, 2.0, 7.0], ROWS)
 
 
 def updates() -> tuple[list[int], list[float]]:
-    """Priorities set anew: distinct rows."""
+    """New priorities of distinct rows."""
     random = np.random.default_rng(6)
     return random.permutation(ROWS)[:30].tolist(), (random.exponential(size=30) + 0.01).tolist()
 
 
 def filled(kind: type[NotebookBuffer]) -> NotebookBuffer:
-    """A buffer of rows that say where they lie."""
+    """A buffer whose rows contain their positions."""
     buffer = kind(
         [(place, np.full(3, place, np.float32)) for place in range(ROWS)], priorities_of_rows().tolist(), ALPHA
     )
@@ -59,7 +59,7 @@ def test_the_service_draws_rows_as_often_as_a_notebook_buffer(kind: type[Noteboo
     table.update(*updates())
     drawn = table.sample(DRAWS, draw_mode=replay_pb2.DRAW_MODE_INDEPENDENT)
     buffer, random = filled(kind), np.random.default_rng(8)
-    # One at a time: larger batches of some of the buffers are stratified.
+    # Draw one row at a time, because some buffers stratify larger batches.
     places = [buffer.sample(1, random).places[0] for _ in range(DRAWS)]
     counts = np.stack([np.bincount(drawn.keys, minlength=ROWS), np.bincount(places, minlength=ROWS)])
     enough = counts.sum(axis=0) >= 10

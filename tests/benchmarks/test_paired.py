@@ -1,4 +1,4 @@
-"""The paired benchmark: it starts a checkout, measures each way of stepping, and compares."""
+"""The paired benchmark: starts a checkout, measures every kind of learner step, and compares."""
 
 from __future__ import annotations
 

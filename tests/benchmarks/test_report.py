@@ -1,4 +1,4 @@
-"""The page of figures and where its text comes from."""
+"""The document of benchmark results, and the source of its text."""
 
 from __future__ import annotations
 

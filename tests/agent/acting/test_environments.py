@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
 
 
 def always(action: int) -> QNetwork:
-    """A network that likes one action best wherever it is."""
+    """A network that prefers the same action for every observation."""
     network = build_network(NetworkSpec((PLACES,), "float32", 2, (4,), dueling=False))
     assert isinstance(network.head, nn.Linear)
     with torch.no_grad():
@@ -136,10 +136,10 @@ def test_exploration_does_not_know_the_observation_after_reset(monkeypatch: pyte
         observations.append(actor.step(1.0).transitions[0].obs)
         actor.close()
     drawn, seen = np.array(first_uniforms), np.array(observations)
-    # CartPole begins in a uniform point of [-0.05, 0.05]^4: with a shared stream these would be equal.
+    # CartPole starts at a uniform point of [-0.05, 0.05]^4: with a shared stream these would be equal.
     assert not np.isclose(drawn * 0.1 - 0.05, seen, atol=1e-6).all(axis=1).any()
     correlations = np.corrcoef(drawn.T, seen.T)[:4, 4:]
-    assert np.abs(correlations).max() < 0.3  # four standard errors of 200 pairs that are independent
+    assert np.abs(correlations).max() < 0.3  # four standard errors of 200 independent pairs
 
 
 def test_an_evaluation_counts_actions_from_the_environments_own_first_one() -> None:

@@ -1,4 +1,4 @@
-"""The learner's service with tokens and TLS, and actors that show theirs."""
+"""The learner's service with tokens and TLS, and actors that use them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Serve = Callable[[LearnerAccess], str]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts learners; each one's address."""
+    """Starts learners and returns their addresses."""
     started: list[LearnerServer] = []
 
     def start(access: LearnerAccess) -> str:

@@ -1,4 +1,4 @@
-"""What strangers, and actors that break rules, can cost a learner: it goes on serving the others."""
+"""A learner keeps serving its actors, whatever strangers and misbehaving actors do."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
 TASK = make_task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
 PATIENCE_S = 30.0
 MOST_BYTES = 50 << 20
-"""What strangers may cost, of memory."""
+"""Memory that strangers may cost."""
 
 
 class SlowWeights(PublishedWeights):
-    """Weights on a device that is busy until it is told otherwise."""
+    """Weights on a device that is busy until released."""
 
     def __init__(self) -> None:
         super().__init__({"weight": torch.zeros(1)})

@@ -36,7 +36,7 @@ TASK = make_task("Some-v0", "table-1", n_step=3, gamma=0.97, network=SPEC)
 
 @dataclass
 class Served:
-    """A learner's side, as the trainer has it."""
+    """The learner's side, as in the trainer."""
 
     weights: PublishedWeights
     guidance: Guidance = field(default_factory=lambda: Guidance(granted_steps=25, epsilon=0.125))
@@ -72,7 +72,7 @@ def client(served: Served, connect: Callable[[str], LearnerClient]) -> LearnerCl
 
 
 def task_of(assignment: learner_pb2.JoinResponse) -> learner_pb2.JoinResponse:
-    """Without what is the actor's own."""
+    """The task in an assignment, without the fields that differ between actors."""
     for own in ("run_id", "actor_id", "seed"):
         assignment.ClearField(own)
     return assignment
@@ -156,7 +156,7 @@ def test_a_restarted_learner_tells_its_actors_to_join_again(
 
 
 class _CutOffService(LearnerService):
-    """Cuts off the first calls, as a learner does that stops, but each time in the same way."""
+    """Cuts off the first calls, like a stopping learner, but always in the same way."""
 
     def __init__(self, cut_off: int) -> None:
         super().__init__(
@@ -224,12 +224,12 @@ def test_weights_are_serialized_once_however_many_actors_ask(
 
 def test_weights_go_out_at_a_bounded_rate_and_to_everybody_in_the_end() -> None:
     now_s = 0.0
-    tensor = torch.zeros(learner_service.WEIGHT_BYTES_PER_S // 4 // 4)  # a quarter of what goes out in a second
+    tensor = torch.zeros(learner_service.WEIGHT_BYTES_PER_S // 4 // 4)  # a quarter of the bytes sent per second
     weights = PublishedWeights({"weight": tensor}, clock=lambda: now_s)
     sent = 0
     for tenth in range(100):
         now_s = tenth / 10
-        for _ in range(3):  # an actor that does not stop asking
+        for _ in range(3):  # an actor that keeps asking
             version, data = weights.newer_than(0)
             assert version == 1
             sent += len(data)

@@ -69,7 +69,7 @@ def test_a_run_that_diverges_stops_with_advice_and_is_resumed_from_a_finite_chec
 
 
 class SpoilAfterValidation(MetricsLog):
-    """Makes a network's values NaN as soon as it was judged."""
+    """Makes a network's values NaN immediately after its validation."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -86,7 +86,7 @@ class SpoilAfterValidation(MetricsLog):
 
 def test_a_network_that_is_not_finite_is_not_judged_let_alone_chosen(make_trainer: Callable[..., Trainer]) -> None:
     metrics = SpoilAfterValidation()
-    # A gradient step every 50 steps, two validations between them.
+    # A gradient step every 50 steps, with two validations between gradient steps.
     metrics.trainer = trainer = make_trainer(metrics=metrics, replay_ratio=0.02, validate_interval=20)
     with pytest.raises(DivergedError, match="gradient step 1 on, not finite: the online network, action values"):
         trainer.train(ProgressView(), None)
@@ -98,7 +98,7 @@ def test_a_network_that_is_not_finite_is_not_judged_let_alone_chosen(make_traine
 
 def test_the_first_gradient_step_that_was_not_finite_is_named_however_late_it_is_noticed() -> None:
     learner = DoubleDQN(NetworkSpec((2,), "float32", 2, (4,), dueling=False), DoubleDQNConfig(1e-2), CPU)
-    learner.updates = 100  # of an earlier start
+    learner.updates = 100  # from an earlier start
     for _ in range(5):
         learner.update(make_batch())
     require_finite_figures(learner, learner.figures.fetch())

@@ -27,14 +27,14 @@ def make_batch(rows: int = 6, discount: float = 0.9) -> TransitionBatch:
 
 
 def shift_target(learner: DoubleDQN) -> None:
-    """Make the target network disagree with the online one about which action is best."""
+    """Make the target network prefer a different action than the online network."""
     with torch.no_grad():
         for parameter in learner.target.parameters():
             parameter.neg_()
 
 
 def expected_td_errors(learner: DoubleDQN, batch: TransitionBatch, *, double: bool) -> list[float]:
-    """The definition, row by row."""
+    """TD errors by their definition, row by row."""
     found = []
     with torch.no_grad():
         for row in range(len(batch.reward)):

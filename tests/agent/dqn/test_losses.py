@@ -1,4 +1,4 @@
-"""Targets and losses against numbers worked out by hand."""
+"""Targets and losses, compared with numbers calculated by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TARGET = torch.tensor([[7.0, 2.0, 9.0], [1.0, 6.0, 8.0]])
 
 
 def test_double_dqn_lets_the_online_network_choose_and_the_target_network_value() -> None:
-    # The online network likes action 1 in the first row and action 0 in the second.
+    # The online network prefers action 1 in the first row and action 0 in the second.
     assert losses.bootstrap_values(TARGET, ONLINE).tolist() == [2.0, 1.0]
 
 
@@ -22,7 +22,7 @@ def test_plain_dqn_takes_the_target_networks_largest_value() -> None:
 def test_a_terminated_row_does_not_bootstrap_and_a_truncated_one_does() -> None:
     gamma = 0.9
     rewards = torch.tensor([1.0, 1.0, 2.5])
-    discounts = torch.tensor([0.0, gamma, gamma**3])  # terminated, truncated after one step, three steps on the way
+    discounts = torch.tensor([0.0, gamma, gamma**3])  # terminated, truncated after one step, amid an episode
     next_values = torch.tensor([100.0, 100.0, 10.0])
     targets = losses.td_targets(rewards, discounts, next_values)
     assert targets.tolist() == pytest.approx([1.0, 91.0, 2.5 + 0.729 * 10])

@@ -1,4 +1,4 @@
-"""n-step transitions against an oracle that sums over the whole episode."""
+"""n-step transitions, compared with an oracle that sums over the whole episode."""
 
 from __future__ import annotations
 

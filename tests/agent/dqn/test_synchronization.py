@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.far_tensor import FarTensor
 
 UPDATES = 150
-# Methods of tensors that return only when what was asked of the device before is done.
+# Methods of tensors that wait for all earlier work on the device.
 WAITING_METHODS = {
     *("cpu", "numpy", "tolist", "item", "__array__"),
     *("__bool__", "__int__", "__float__", "__index__", "__contains__"),
@@ -28,7 +28,7 @@ WAITING_OPERATIONS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal
 
 
 class CalledMethods(TorchFunctionMode):
-    """Counts calls of methods that wait, in the thread that entered it."""
+    """Counts calls of waiting methods, in the thread that entered this mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class CalledMethods(TorchFunctionMode):
 
 
 class RunOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations that wait and that nobody wrote down, such as those inside optimizers."""
+    """Counts waiting operations that our code does not call explicitly, such as those inside optimizers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ class RunOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class CountingView(ProgressView):
-    """Shows a run, and counts from one show to another what waited for the device in between."""
+    """Shows a run, and counts the waits for the device between two calls of `show`."""
 
     def __init__(self, stop: StopRequest) -> None:
         self.methods, self.operations = CalledMethods(), RunOperations()
@@ -90,7 +90,7 @@ def test_gradient_steps_wait_for_the_device_only_where_figures_are_shown(
     update = DoubleDQN.update
 
     def update_far_away(learner: DoubleDQN, batch: TransitionBatch) -> UpdateResult:
-        """TD errors are on another device than the CPU, as far as the client can see."""
+        """Return TD errors that seem to be on another device than the CPU."""
         result = update(learner, batch)
         return UpdateResult(FarTensor.of(result.td_errors), result.loss, result.grad_norm, result.mean_value)
 
@@ -104,15 +104,15 @@ def test_gradient_steps_wait_for_the_device_only_where_figures_are_shown(
         publish_interval=10,
         validate_interval=10_000_000,
         log_interval_s=1e9,  # figures are fetched for logs, too
-        epsilon_start=1.0,  # acting by the network needs its values: what waits there is not the learner
+        epsilon_start=1.0,  # acting greedily would wait for the network's values, which is not a wait of the learner
         epsilon_end=1.0,
     )
     FarTensor.seen_by.clear()
     assert trainer.train(view, None) is Ending.STOPPED
     assert view.updates >= UPDATES
     assert view.operations.calls == []
-    # Figures are fetched in one go each time.
+    # Each time, figures are fetched with a single wait.
     assert view.methods.calls == ["tolist"] * view.shows
-    # Priorities were looked at, by the sampler's thread alone.
+    # Only the sampler's thread read priorities.
     assert FarTensor.seen_by
     assert threading.current_thread().name not in FarTensor.seen_by

@@ -1,6 +1,6 @@
-"""Stands in for a server whose first start compiles kernels: logs what such a one logs, and then says that it is ready.
+"""Simulates a server whose first start compiles kernels: logs the same lines, and then reports that it is ready.
 
-Run by `test_own_access` in place of `python -m replay_server`.
+`test_own_access` runs it instead of `python -m replay_server`.
 """
 
 from __future__ import annotations

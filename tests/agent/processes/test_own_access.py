@@ -1,4 +1,4 @@
-"""What a run starts itself is closed to other users of the machine, who reach its ports on the loopback interface."""
+"""Other users of the machine can reach the loopback ports of a run's own server and learner, but are refused."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_server_and_learner_of_a_run_serve_nobody_but_its_owner(tmp_path: Path) 
                 learner.join("stranger")
         with LearnerClient(found[2], PATIENCE_S, token) as learner:
             assert learner.join("another actor of this user").actor_id > 1
-        # As the user would: the command that the log gives.
+        # The command that the log shows to the user.
         shown = subprocess.run(
             command[1].replace("replay stats", f"{Path(sys.executable).parent}/replay stats"),
             shell=True,

@@ -1,4 +1,4 @@
-"""Processes: the embedded server, dying and late actors, the commands."""
+"""Processes: the embedded server, dying and slow actors, the commands."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TRAIN = [sys.executable, "-m", "replay_agent.commands.replay_train"]
 def pool_of(
     trainer: Trainer, server: ServerProcess, folder: Path, count: int
 ) -> Iterator[tuple[ActorPool, LearnerServer]]:
-    """Actor processes for a trainer."""
+    """Run actor processes for a trainer."""
     learner = LearnerServer(trainer.service, "127.0.0.1", 0)
     pool = ActorPool(count, server.address, learner.address, folder, RECONNECT_TIMEOUT_S)
     try:
@@ -118,12 +118,12 @@ def test_the_learner_keeps_to_the_replay_ratio_when_actors_insert(
     with pool_of(trainer, server, tmp_path, count=1) as (pool, _):
         trainer.train(Watcher(10**9, lambda: None), pool)
     due = (trainer.pacer.env_steps - 100) * 0.5
-    # Behind by what actors may lead, and by the rows that were on their way when they were held.
+    # It lags by the steps that actors may be ahead, and by the rows in flight when they paused.
     assert due - 1_000 < trainer.learner.updates <= due + 1
 
 
 class StopAtAnActorsEpisode(MetricsLog):
-    """Asks to stop once an episode of somebody else than the trainer has ended."""
+    """Requests a stop once an actor other than the trainer has finished an episode."""
 
     def __init__(self, stop: StopRequest) -> None:
         super().__init__(None)
@@ -185,7 +185,7 @@ def test_an_actor_without_a_learner_gives_up_and_says_so() -> None:
 
 
 def supervise_until_it_raises(pool: ActorPool) -> None:
-    """As the training loop does, for as long as the test may take."""
+    """Supervise like the training loop, up to the test's time limit."""
     while True:
         pool.supervise()
 
@@ -199,13 +199,13 @@ def test_actors_that_give_up_at_once_again_and_again_end_the_run_with_their_log(
 
 @pytest.fixture
 def train_command(tmp_path: Path) -> list[str]:
-    """``replay-train`` with a server of its own, for a run that does not end by itself."""
+    """``replay-train`` with its own server, for a run that does not end by itself."""
     values = {**SHORT_RUN, "steps": 10_000_000, "runs_dir": tmp_path, "name": "run"}
     return [*TRAIN, *flags_of(values)]
 
 
 def lines_of(process: subprocess.Popen[str]) -> queue.Queue[str]:
-    """What a process writes to its standard error, line by line, and an empty string at its end."""
+    """The lines of a process's standard error, followed by an empty string."""
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:
@@ -219,7 +219,7 @@ def lines_of(process: subprocess.Popen[str]) -> queue.Queue[str]:
 
 
 def wait_for(lines: queue.Queue[str], part: str) -> None:
-    """Read until a line has ``part``."""
+    """Read until a line contains ``part``."""
     seen: list[str] = []
     while part not in (line := lines.get(timeout=PATIENCE_S)):
         assert line, "".join(seen)
@@ -244,20 +244,20 @@ def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio
         wait_until(lambda: steps_of(run) > 300, "the run has made 300 steps", PATIENCE_S)
         children = psutil.Process(process.pid).children()
         if end is signal.SIGINT:
-            os.killpg(process.pid, end)  # as a terminal does it
+            os.killpg(process.pid, end)  # like a terminal
         else:
             process.kill()
         assert process.stdout is not None
         shown = process.stdout.read()
         assert process.wait(PATIENCE_S) == (128 + end if end is signal.SIGINT else -end)
-    # At once: where the trainer was killed, its server may not have noticed yet.
+    # Do not wait: after the trainer was killed, its server may not have noticed yet.
     run.rename(moved)
     saved = steps_of(moved)
     if end is signal.SIGINT:
         assert "stopped" in shown
         assert f"--resume {run}" in shown
 
-    # Here, where torch is loaded already.
+    # In this process, where torch is already loaded.
     assert replay_train.main(["--resume", str(moved), "--steps", str(saved + 1_000)]) == 0
     assert psutil.wait_procs(children, PATIENCE_S)[1] == []
     result = json.loads((moved / "result.json").read_text())
@@ -270,7 +270,7 @@ def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio
         with ReplayClient(server.address, token=own.token) as client:
             rows = client.table("run").describe().inserted
         server.close()
-    # Of each start, the steps at its end whose spans were not complete are missing.
+    # The last steps of each start are missing, because their n-step rows were incomplete.
     assert steps - 2 * 3 < rows <= steps
 
 

@@ -43,9 +43,9 @@ def test_rows_of_others_count_and_rows_of_ones_own_do_not_count_twice() -> None:
     pacer = Pacer(ratio=1.0, learning_starts=1, lead_steps=10)
     for _ in range(10):
         pacer.count_own_step()
-    pacer.observe_inserted(7)  # the last three are still on their way
+    pacer.observe_inserted(7)  # the last three are still in flight
     assert pacer.env_steps == 10
-    pacer.observe_inserted(25)  # all of its own, and 15 of others
+    pacer.observe_inserted(25)  # all of its own rows, and 15 from others
     assert pacer.env_steps == 25
     assert learn_all(pacer) == 25
 
@@ -64,7 +64,7 @@ def test_steps_granted_but_not_seen_in_the_table_count_against_the_lead() -> Non
     pacer = Pacer(ratio=1.0, learning_starts=1, lead_steps=100)
     granted = [pacer.grant(40) for _ in range(5)]
     assert granted == [40, 40, 40, 0, 0]
-    pacer.observe_inserted(0)  # the table has been looked at: what was granted to the dead is forgotten
+    pacer.observe_inserted(0)  # a poll of the table cancels the steps granted to dead actors
     assert pacer.grant(40) == 40
 
 
@@ -96,13 +96,13 @@ def test_credit_does_not_drift_over_many_steps() -> None:
 
 def test_a_new_table_goes_on_where_the_old_one_ended_and_is_filled_before_learning() -> None:
     pacer = Pacer(ratio=1.0, learning_starts=50, lead_steps=10)
-    pacer.observe_inserted(80)  # and nobody learns from them before the table is gone
+    pacer.observe_inserted(80)  # rows that are lost before any gradient step
     pacer.attach(inserted=0, size=0)
     pacer.observe_inserted(49)
     assert pacer.env_steps == 129
     assert not pacer.owes_update
     pacer.observe_inserted(50)
-    assert learn_all(pacer) == 31 + 1  # of the first table 50 to 80, of the second 50
+    assert learn_all(pacer) == 31 + 1  # steps 50 to 80 of the first table, step 50 of the second
 
 
 def test_rows_that_a_table_has_already_are_not_steps_of_this_run() -> None:
@@ -130,7 +130,7 @@ def test_own_steps_whose_rows_the_table_never_got_are_not_counted_twice() -> Non
     for _ in range(50):
         earlier.count_own_step()
     resumed = Pacer(ratio=1.0, learning_starts=1, lead_steps=10)
-    resumed.attach(inserted=48, size=48)  # the last two were not complete
+    resumed.attach(inserted=48, size=48)  # the last two were incomplete
     resumed.restart(earlier.env_steps, earlier.credit)
     resumed.catch_up(earlier.table_count, inserted=48, size=48)
     assert (resumed.env_steps, resumed.credit) == (50, 50.0)

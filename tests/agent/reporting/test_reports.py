@@ -1,4 +1,4 @@
-"""What a learner takes of its actors' word: real calls, to a real service."""
+"""Which reports of actors a learner accepts, with real calls to a real service."""
 
 from __future__ import annotations
 

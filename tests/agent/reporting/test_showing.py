@@ -34,7 +34,7 @@ STATUS = Status(
 
 
 class Clock:
-    """Time that goes when it is told to."""
+    """A manually advanced clock."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Whatever settings are accepted get a run to its end: the trainer's loop and its actors, without networks."""
+"""With all accepted settings, a run ends: simulates the trainer's loop and its actors, without networks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ MAX_STEPS = 60
 
 @dataclass
 class Steps:
-    """The steps of one environment whose episodes never end: the last ``n_step - 1`` are never rows."""
+    """Steps of an environment whose episodes never end, so the last ``n_step - 1`` steps never become rows."""
 
     n_step: int
     taken: int = 0
     granted: int = 0
 
     def take(self) -> int:
-        """Take one, and return how many rows it completes."""
+        """Take a step, and return the number of rows that it completes."""
         self.taken += 1
         return int(self.taken >= self.n_step)
 
 
 @dataclass
 class SimulatedRun:
-    """The turns of `Trainer.train`, with a table that only counts rows."""
+    """The loop of `Trainer.train`, with a table that only counts rows."""
 
     settings: TrainSettings
     rows: int = 0
@@ -62,16 +62,16 @@ class SimulatedRun:
             self.pacer.observe_inserted(self.rows)
 
     def play(self) -> None:
-        """Go on to the end.
+        """Continue until the run ends.
 
         Raises:
-            AssertionError: it does not come.
+            AssertionError: the run does not end.
         """
         turns = 0
         while self.pacer.env_steps < self.settings.steps:
             self.turn()
             turns += 1
-            # In each turn an environment step is taken or a gradient step, or n-step rows are not complete yet.
+            # In each turn, it takes an environment step or a gradient step, or waits for n-step rows to be complete.
             most = (MAX_STEPS + self.settings.n_step) * (2 + self.settings.replay_ratio)
             assert turns <= most, f"stuck at step {self.pacer.env_steps} with credit {self.pacer.credit}"
 
@@ -91,7 +91,7 @@ SETTINGS = st.fixed_dictionaries(
         "act": st.booleans(),
         "replay_ratio": st.sampled_from([0.01, 0.1, 0.25, 0.3, 0.5, 0.9, 1.0, 2.0, 7.5]),
     }
-).filter(lambda values: values["actors"] or values["act"])  # else actors of other machines are waited for
+).filter(lambda values: values["actors"] or values["act"])  # otherwise it would wait for actors on other machines
 STUCK_ONCE = {
     "steps": 60,
     "capacity": 12,

@@ -18,7 +18,7 @@ def _no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """What is printed about settings that cannot be used."""
+    """The message printed for invalid settings."""
     with pytest.raises(SystemExit) as end:
         load_train_settings(flags)
     assert end.value.code == 2

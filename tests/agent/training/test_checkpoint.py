@@ -21,7 +21,7 @@ def make_learner(seed: int, spec: NetworkSpec = SPEC, learning_rate: float = 1e-
 
 
 def random_batch() -> TransitionBatch:
-    """Drawn from torch's global generator, so that it also shows whether that was restored."""
+    """A batch from torch's global generator, which also tests whether the generator was restored."""
     return TransitionBatch(
         obs=torch.randn(5, 3),
         action=torch.randint(2, (5,)),
@@ -110,7 +110,7 @@ def test_another_network_is_refused_with_advice(tmp_path: Path) -> None:
 
 
 def spoil(learner: DoubleDQN, part: str) -> None:
-    """Make one number of the learner infinite or NaN."""
+    """Set one number of the learner to infinity or NaN."""
     with torch.no_grad():
         if part == "the online network":
             next(iter(learner.online.parameters())).view(-1)[0] = torch.nan

@@ -1,4 +1,4 @@
-"""The training loop of the documentation, made of what the package exports."""
+"""The training loop in the documentation uses only what the package exports."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_the_loop_of_the_documentation_learns(server: ServerProcess) -> None:
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     mean = int(found.stdout.removeprefix("mean return of 10 greedy episodes: "))
-    # A policy that acts at random reaches about 22.
+    # A random policy reaches about 22.
     assert mean > 60

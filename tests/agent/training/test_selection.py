@@ -16,7 +16,7 @@ EPISODES, SCREENING = 10, 4
 
 
 def network_of(skill: float, character: int = 0) -> QNetwork:
-    """A network whose weights say how good it is, and which episodes suit it."""
+    """A network whose weights encode its skill, and the seed of its luck."""
     network = build_network(NetworkSpec((2,), "float32", 2, (4,), dueling=False))
     assert isinstance(network.head, nn.Linear)
     with torch.no_grad():
@@ -25,7 +25,7 @@ def network_of(skill: float, character: int = 0) -> QNetwork:
 
 
 class Judge:
-    """Lets networks play: an episode brings what its seed brings to all, the skill, and the network's own luck."""
+    """Simulates episodes. A return is the network's skill, plus luck of the seed, plus luck of network and seed."""
 
     def __init__(self, common_spread: float = 0.0, own_spread: float = 0.0) -> None:
         self.common_spread = common_spread
@@ -42,7 +42,7 @@ class Judge:
 
 
 def luck(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64[n] of mean 0 and standard deviation 1 that looks random, and is the same for the same numbers."""
+    """Pseudorandom float64[n] with mean 0 and standard deviation 1; a function of the numbers."""
     scrambled = np.sin(numbers * 12.9898 + 4.1) * 43758.5453
     centered: NDArray[np.float64] = (scrambled - np.floor(scrambled) - 0.5) * np.sqrt(12)
     return centered
@@ -134,7 +134,8 @@ def test_a_network_that_was_lucky_to_become_the_best_does_not_stay_it_for_good()
         selector = select(judge, episodes=100, screening=20, first_seed=10_000 * run)
         for equal in range(10):
             selector.validate(network_of(100.0, character=equal))
-        # Better by the standard error of a difference: each time it is accepted with a probability of about a half.
+        # An advantage of one standard error of the difference: each attempt is accepted with a probability of about
+        # 1/2.
         tries = [selector.validate(network_of(107.0, character=50)).is_best for _ in range(20)]
         assert any(tries)
 

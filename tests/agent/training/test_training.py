@@ -1,4 +1,4 @@
-"""Short runs over a real server: learning, resuming, losing the table, being stopped."""
+"""Short runs with a real server: learning, resuming, a lost table, stop requests."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_a_named_table_is_left_with_every_step_in_it(
     train(settings_of(server=server.address, table="kept", n_step=5), StopRequest(), QUIET)
     with ReplayClient(server.address) as client:
         table = client.table("kept")
-        # All but the steps at the end whose spans are not complete yet.
+        # All steps except the last ones, whose n-step rows are incomplete.
         assert 900 - 5 < table.describe().inserted <= 900
         rows = table.read(np.arange(890))
         table.drop()
     assert np.all((rows["discount"] == 0) | (rows["discount"] >= np.float32(0.99**5)))
-    assert np.abs(rows.priorities - 1.0).max() > 0  # some were learned from
+    assert np.abs(rows.priorities - 1.0).max() > 0  # some were used for learning
 
 
 def test_gradient_steps_keep_to_the_replay_ratio(make_trainer: Callable[..., Trainer]) -> None:
@@ -105,7 +105,7 @@ def test_a_run_whose_table_was_dropped_makes_it_anew_and_goes_on(
         assert any("creating a new one" in message for message in caplog.messages)
         assert client.table("dropped").describe().size > 100
     updates = {status.updates for status in watcher.statuses if status.env_steps > watcher.acted_at}
-    assert len(updates) > 1  # it learned on
+    assert len(updates) > 1  # it continued to learn
 
 
 def test_a_run_whose_table_was_replaced_by_an_equal_one_goes_on(
@@ -194,7 +194,7 @@ def test_rows_that_came_after_the_checkpoint_are_steps_of_the_run_where_the_tabl
         rows.insert({name: drawn[name] for name in ("obs", "action", "reward", "discount", "next_obs")})
     second = make_trainer(resume=tmp_path / "runs" / f"counted-{counted}", table=table)
     second.resume()
-    pending = 2 if counted else 0  # counted as steps before their rows were complete
+    pending = 2 if counted else 0  # steps that were counted before their rows were complete
     assert second.pacer.env_steps == 300 + max(0, counted - pending)
     assert second.pacer.credit == credit + max(0, counted - pending) * 0.25
     assert second.pacer.may_learn
