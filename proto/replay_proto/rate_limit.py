@@ -29,9 +29,9 @@ class RateLimit:
     samples_per_insert: float | None = None
     """Average number of draws per row; None: no ratio."""
     min_diff: float = -math.inf
-    """Draws that would make ``inserted * samples_per_insert - sampled`` smaller than this wait."""
+    """Minimum of the difference ``inserted * samples_per_insert - sampled``: draws wait rather than fall below it."""
     max_diff: float = math.inf
-    """Inserts that would make the same difference larger than this wait."""
+    """Maximum of the difference: inserts wait rather than exceed it."""
 
     def __post_init__(self) -> None:
         """Validate like Reverb.

@@ -9,9 +9,9 @@
     max_tables = 10                       # tables it may own; default: the server's limit
     max_bytes = 20_000_000_000            # size of these when full; default: the server's limit
 
-Instead of `token`, an entry may have `token_sha256`, its SHA-256 in hexadecimal. Then nobody can use the file itself to
-gain access. The file is reloaded when it changes. If it is missing or has no tokens, all calls are refused. Only hashes
-are kept in memory; they are compared in constant time.
+Instead of `token`, an entry may have `token_sha256`, its SHA-256 in hexadecimal; then the file alone grants no access.
+The file is reloaded when it changes. If it is missing or has no tokens, all calls are refused. Only hashes are kept in
+memory; they are compared in constant time.
 """
 
 from __future__ import annotations

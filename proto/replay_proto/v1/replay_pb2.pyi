@@ -423,11 +423,11 @@ class RateLimiter(google.protobuf.message.Message):
     samples_per_insert: builtins.float
     """Average number of draws per row, 2^-100 to 2^100. 0: no ratio; then the two fields below are 0."""
     min_diff: builtins.float
-    """Draws that would make the difference smaller than this wait. At most min_size * samples_per_insert; between -2^200
-    and 2^200.
+    """Minimum of the difference: draws wait rather than fall below it. At most min_size * samples_per_insert; between
+    -2^200 and 2^200.
     """
     max_diff: builtins.float
-    """Inserts that would make the difference larger than this wait. At least min_diff + 2 * max(1, samples_per_insert);
+    """Maximum of the difference: inserts wait rather than exceed it. At least min_diff + 2 * max(1, samples_per_insert);
     between -2^200 and 2^200.
     """
     def __init__(
