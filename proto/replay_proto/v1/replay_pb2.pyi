@@ -400,9 +400,9 @@ global___Backend = Backend
 
 @typing.final
 class RateLimiter(google.protobuf.message.Message):
-    """Keeps draws and inserts in a fixed ratio, like Reverb's rate limiter. With counts since the table was created or
-    reset, which survive restarts, let
-      difference = rows inserted * samples_per_insert - rows drawn.
+    """Keeps draws and inserts in a fixed ratio, like Reverb's rate limiter. The limits apply to
+      difference = rows inserted * samples_per_insert - rows drawn,
+    counted since the table was created or reset. The counts survive restarts.
     A row may be drawn if the table has at least `min_size` rows and the draw leaves the difference at `min_diff` or
     more. Rows may be inserted if the insert leaves the table with at most `min_size` rows, or the difference at
     `max_diff` or less. Other calls wait.

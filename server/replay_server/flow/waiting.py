@@ -1,6 +1,6 @@
 """Calls waiting for a table: draws wait for rows or the gate, inserts wait for the gate.
 
-Draws and inserts wait in separate lines, first come, first served. Whichever call makes progress possible serves the
+Draws and inserts wait in separate lines, first come, first served. Each call that may let others proceed serves the
 waiters immediately: no other call can get in between, and a refused call has had no effect. `Waiters.changed` must be
 called after every change that may let a waiting call proceed.
 """
@@ -335,5 +335,5 @@ def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:
 
 
 def _insert_allowed(table: Table, insert: _Insert) -> bool:
-    """Whether an insert is allowed, or its writer's other stream has applied it meanwhile."""
+    """Whether an insert may proceed: it is allowed, or another stream of its writer has applied it meanwhile."""
     return table.gate is None or table.gate.insert_allowed(insert.rows.count) or table.is_repeat(insert.stamp)

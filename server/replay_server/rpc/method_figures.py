@@ -11,7 +11,7 @@ _SHORTEST_S = 1e-6
 _GROWTH = 1.1
 """Each bucket of the histogram is 10 % wider than the previous one."""
 _BARS = 220
-"""Up to 20 minutes."""
+"""Number of buckets, enough for durations of up to 20 minutes."""
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Reads requests: checks the size, then the caller's rights, and only then parses.
 
-The number of rows bounds the cost of each step: protobuf parses at most `PLAIN_BYTES` besides rows and arrays.
+The number of rows bounds the cost of each step, because protobuf parses at most `PLAIN_BYTES` besides rows and arrays.
 """
 
 from __future__ import annotations

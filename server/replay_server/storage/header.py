@@ -79,7 +79,7 @@ class Header:
 
     @property
     def write_horizon(self) -> int:
-        """Rows below this key may currently be written."""
+        """Key after the newest row that was written or is being written."""
         return self._write_horizon
 
     @write_horizon.setter

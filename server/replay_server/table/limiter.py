@@ -124,7 +124,7 @@ class LimiterGate(Gate):
         """Do nothing: the samples stay counted."""
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """The draw lacks ``rows`` if the table is below ``min_size``, otherwise ``samples``."""
+        """Return a lack of ``rows`` if the table is below ``min_size``, otherwise of ``samples``."""
         size = self.counters.size
         if size < self.limit.min_size:
             return Lack("rows", size, self.limit.min_size)
@@ -141,6 +141,6 @@ class LimiterGate(Gate):
         return insert_allowed(self.limit, self.counters, rows)
 
     def insert_lacks(self, rows: int) -> Lack:
-        """The inserts lack samples: how many were drawn so far, and how many are needed."""
+        """Return how many samples were drawn so far, and how many must be drawn before the inserts are allowed."""
         counters = self.counters
         return Lack("inserts", counters.sampled, samples_needed(self.limit, counters, rows))

@@ -84,7 +84,7 @@ class OldestFirst(Gate):
         self._header.store("delivered", self._next + rows)
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """The draw lacks ``rows``; each delivery counts as one."""
+        """Return how many ``rows`` are granted, and how many the draw needs; each delivery counts as one."""
         return Lack("rows", granted, rows)
 
     def check_insert(self, rows: int) -> None:
@@ -98,7 +98,7 @@ class OldestFirst(Gate):
         return rows <= self._room
 
     def insert_lacks(self, rows: int) -> Lack:
-        """The insert lacks ``room``."""
+        """Return how much ``room`` there is, and how much the insert needs."""
         return Lack("room", self._room, rows)
 
     @property

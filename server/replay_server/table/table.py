@@ -111,7 +111,7 @@ class Table:
 
     @property
     def write_horizon(self) -> int:
-        """Rows below this key may currently be written."""
+        """Key after the newest row that was written or is being written."""
         return self._header.write_horizon
 
     @property

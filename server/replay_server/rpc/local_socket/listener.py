@@ -40,7 +40,7 @@ _PRIVATE: Final = 0o600
 _SHARED: Final = 0o660
 """Modes of the socket, for a private folder and for one that a group may read."""
 _LOOK_S: Final = 0.01
-"""Polling interval for the end of all connections."""
+"""Polling interval while waiting for connections to close."""
 
 
 class LocalSocket:
