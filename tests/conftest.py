@@ -21,7 +21,7 @@ settings.load_profile("repeatable")
 # Shells start background jobs with Ctrl-C ignored, and programs started by tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Token files readable by others are refused.
+# The server refuses token files that others can read.
 os.umask(0o077)
 
 
@@ -33,13 +33,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_sessionfinish() -> None:
-    """End the processes from which programs were forked, before coverage is combined."""
+    """Stop the processes that fork programs, before coverage is combined."""
     close_warm_programs()
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server for all tests that neither stop it nor count all of its calls."""
+    """A shared server, for tests that neither stop it nor count all of its calls."""
     log = tmp_path_factory.mktemp("server") / "log"
     process = ServerProcess(log, "--max-request-mb", "64", "--max-reply-mb", "64", forked=True)
     yield process
@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of modules with ``ALL_DATA_PATHS = True`` over every data path.
 
-    Tests there that concern one path, or none, are marked with `wire_only`.
+    In these modules, tests that concern only one path, or none, are marked with `wire_only`.
     """
     given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     wanted = getattr(metafunc.module, "ALL_DATA_PATHS", False) and "data_path" not in given
@@ -95,7 +95,7 @@ def table(new_table: Callable[..., CalledTable]) -> CalledTable:
 def start_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., ServerProcess]]:
     """Starts and ends separate servers; see `ServerProcess`.
 
-    They are forked from a loaded one, unless the module has ``STARTS_PROGRAMS = True``.
+    They are forked from a process that has loaded the server, unless the module has ``STARTS_PROGRAMS = True``.
     """
     started: list[ServerProcess] = []
 
@@ -113,7 +113,7 @@ def start_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cal
 
 @pytest.fixture
 def call(data_path: str) -> Iterator[Callable[[ServerProcess], Caller]]:
-    """Connects to servers with a separate connection."""
+    """Creates callers with separate connections."""
     made: list[Caller] = []
 
     def connect(process: ServerProcess) -> Caller:

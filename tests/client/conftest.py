@@ -1,4 +1,4 @@
-"""Fixtures: a client of the shared server, clients of servers of a test's own, and tables."""
+"""Fixtures: clients of the shared server and of separate servers, and tables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.caller import SAME_HOST
 from tests.support.server_process import ServerProcess
 
 COLUMNS = {"number": Column("int64"), "obs": Column("float32", (3,)), "done": Column("bool")}
-"""A table of the tests: `rows` in tests.client.numbered makes its rows."""
+"""Columns of the tests' tables; `tests.client.numbered.rows` creates their rows."""
 
 _numbers = itertools.count()
 
 
 def ways(data_path: str) -> dict[str, Any]:
-    """Which short ways a client may take."""
+    """Options of a client that uses this data path."""
     return {"same_host": data_path == SAME_HOST}
 
 
@@ -33,7 +33,7 @@ def client(server: ServerProcess, data_path: str) -> Iterator[ReplayClient]:
 
 @pytest.fixture
 def connect(data_path: str) -> Iterator[Callable[..., ReplayClient]]:
-    """Makes clients of servers of the test's own."""
+    """Creates clients of separate servers."""
     made: list[ReplayClient] = []
 
     def connect_to(process: ServerProcess, **options: Any) -> ReplayClient:
@@ -47,7 +47,7 @@ def connect(data_path: str) -> Iterator[Callable[..., ReplayClient]]:
 
 @pytest.fixture
 def new_table(client: ReplayClient) -> Iterator[Callable[..., Table]]:
-    """Makes tables on the shared server, and drops them at the end."""
+    """Creates tables on the shared server, and drops them at the end."""
     made = []
 
     def create(**config: Any) -> Table:

@@ -11,7 +11,7 @@ from replay_client import Batch
 
 
 def row(number: int) -> dict[str, Any]:
-    """One row, as a writer appends it."""
+    """One row, for `Writer.append`."""
     return {
         "number": number,
         "obs": np.full(3, number, np.float32),
@@ -20,7 +20,7 @@ def row(number: int) -> dict[str, Any]:
 
 
 def rows(numbers: ArrayLike) -> dict[str, NDArray[Any]]:
-    """Many rows, as `Table.insert` takes them."""
+    """Rows for `Table.insert`."""
     array = np.asarray(numbers, np.int64)
     return {
         "number": array,
@@ -30,12 +30,12 @@ def rows(numbers: ArrayLike) -> dict[str, NDArray[Any]]:
 
 
 def assert_whole(columns: Mapping[str, NDArray[Any]]) -> None:
-    """Every row is one that `row` makes."""
+    """Assert that every row equals the row that `row` creates."""
     for name, expected in rows(columns["number"]).items():
         np.testing.assert_array_equal(columns[name], expected)
 
 
 def exhaust(batches: Iterable[Batch]) -> None:
-    """Draw until that raises: what was on its way already may still arrive."""
+    """Draw until that raises an error: batches in flight may still arrive."""
     for _ in batches:
         pass

@@ -33,7 +33,7 @@ COMMAND = str(Path(sys.executable).with_name("replay"))
 TIMEOUT_S = 60
 LONG_NAME = "a-table-whose-name-is-longer-than-there-is-room-for-beside-its-figures"
 SLOPES = {"sum_tree": "p^0.600, alpha 0.6", "rank": "rank^-0.600, alpha 0.6", "uniform": "all alike", "fifo": "A queue"}
-"""What is said of the probabilities in a table of each backend."""
+"""The text about probabilities, by backend."""
 
 PICTURES = """
 import sys
@@ -47,7 +47,7 @@ for size in sys.argv[1:]:
         if end.code:
             raise
 """
-"""Draws pictures of several tables in one process: to load what draws takes a second."""
+"""Plots several tables in one process, because matplotlib takes a second to load."""
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -56,7 +56,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(*arguments: str, text: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, forked from a process that has loaded it where that makes no difference."""
+    """Run the command to completion, forked from a process that has loaded it if that is equivalent."""
     variables_of_it = environment(**variables)
     done = run_forked(REPLAY, arguments, variables_of_it, text)
     return done or subprocess.run(
@@ -149,7 +149,7 @@ def test_figures_go_on_in_the_terminal_while_the_server_restarts(start_server: C
     wait_until(shows(b"no tables"), "there were figures again")
     process.send_signal(signal.SIGINT)
     os.close(terminal)
-    # Read to the end: a terminal that nobody reads would hold it up.
+    # Read all output, because a full terminal buffer would block the program.
     with suppress(OSError):
         while os.read(screen, 65536):
             pass

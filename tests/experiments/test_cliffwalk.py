@@ -60,7 +60,7 @@ def test_a_walk_of_one_state_is_refused() -> None:
 
 
 def features(walk: Cliffwalk, representation: Representation, state: int, action: int) -> np.ndarray:
-    """Phi(s, a): which state it is, and a constant in the linear case, in the part that belongs to the action."""
+    """Phi(s, a): features of the state (with a constant in the linear case), in the action's part of the vector."""
     phi = np.zeros((ACTIONS, walk.states + 1))
     phi[action, state] = 1.0
     phi[action, walk.states] = float(representation is Representation.LINEAR)

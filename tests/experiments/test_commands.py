@@ -118,7 +118,7 @@ def test_the_best_step_size_is_that_of_the_sweep_and_not_of_the_runs_compared() 
 
 
 def printed(table: Table) -> str:
-    """A table in a terminal of 80 characters."""
+    """A table as printed in a terminal of 80 characters."""
     with (console := Console(width=80)).capture() as captured:
         console.print(table)
     return captured.get()
@@ -142,7 +142,7 @@ def test_the_tables_of_the_experiments_fit_80_characters() -> None:
 
 @pytest.mark.timeout(240)
 def test_learning_curves_are_trained_in_parallel_and_only_once(tmp_path: Path) -> None:
-    """On the server that the comparison starts, which runs reach by its token."""
+    """The runs use the server that the comparison starts, with its token."""
     settings = CompareSettings(
         methods=(ReplayMethod.UNIFORM, ReplayMethod.RANK), seeds=1, sweep_seeds=0, steps=1100, jobs=2, out=tmp_path
     )

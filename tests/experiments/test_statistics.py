@@ -1,4 +1,4 @@
-"""Statistics over runs, against their definitions."""
+"""Statistics over runs, compared with their definitions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Faults on purpose: killed servers and clients, broken networks, full disks, hostile bytes."""
+"""Injected faults: killed servers and clients, broken networks, full disks, hostile messages."""

@@ -54,18 +54,18 @@ DISK_MB = 48
 """A small limit, so that no message can use much memory."""
 _AT_ONCE = 64
 _ROUND = 1000
-"""After so many messages the server is looked at, and the table made anew."""
+"""Messages between two checks of the server, after which the table is recreated."""
 _PER_STREAM = 4
 _DAMAGED = 0.4
-"""Of the messages, this part is damaged byte by byte; the others are whole, with one or two odd values, or none."""
+"""Fraction of messages with corrupted bytes; the others are well-formed, with up to two unusual values."""
 _HANG_S = 20.0
 _WEIGHTS = [0.01 if method == "DropTable" else 1.0 for method in METHODS]
-"""How often each RPC is called: after a table was dropped, most messages of the round find none."""
+"""Relative frequency of each RPC. After a drop, most messages of the round find no table."""
 _MAY_WAIT = ("Sample", "Learn")
-"""Draws may ask to wait for rows as long as they like: these calls are ended from here."""
+"""Methods whose draws may wait for rows without limit, so the client cancels them."""
 _WAIT_S = 0.1
 _WARM = 10_000
-"""From so many messages on, memory should not grow."""
+"""Memory must not grow after this many messages."""
 _MAY_GROW_BYTES = 64 << 20
 _MAY_GROW_FILES = 20
 
@@ -79,17 +79,17 @@ class Figures:
     refused: Counter[str] = field(default_factory=Counter)
     """Messages refused, by reason."""
     cut_short: int = 0
-    """Draws that waited for rows until they were ended from here."""
+    """Draws that waited for rows until the client canceled them."""
     files: int = 0
-    """Damaged directories given to the loader."""
+    """Damaged directories that were loaded."""
     files_refused: int = 0
     """Of these, how many were refused by a typed error."""
     grown_bytes: int = 0
-    """By how much the server's own memory grew after the first rounds."""
+    """Growth of the server's own memory after the first rounds."""
 
     @property
     def messages(self) -> int:
-        """All messages."""
+        """Total number of messages."""
         return self.answered.total() + self.refused.total() + self.cut_short
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -109,7 +109,7 @@ class MessageFuzzer:
     """Sends messages to a separate server."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        """Start the server; everything it stores lies on a disk of `DISK_MB`."""
+        """Start the server; it stores everything on a disk of `DISK_MB`."""
         disk = folder / "disk"
         self.figures = Figures()
         self.server = ServerProcess(
@@ -122,10 +122,10 @@ class MessageFuzzer:
         self._process = psutil.Process(self.server.pid)
 
     def run(self, messages: int) -> None:
-        """Send messages until so many were answered or refused.
+        """Send messages until this many were answered or refused.
 
         Raises:
-            AssertionError: if one of the server's promises is broken.
+            AssertionError: the server broke a guarantee.
         """
         before = self._size()
         with Progress() as progress:
@@ -212,7 +212,7 @@ class FileFuzzer:
     """Damages directories of tables and checkpoints, and loads them."""
 
     def __init__(self, folder: Path, figures: Figures, seed: int) -> None:
-        """Make a table and a checkpoint to damage."""
+        """Create a table and a checkpoint to damage."""
         self._folder = folder
         self._figures = figures
         self._rng = random.Random(seed)
@@ -227,7 +227,7 @@ class FileFuzzer:
         table.close()
 
     def run(self, times: int) -> None:
-        """Damage and load so many times.
+        """Damage and load them this many times.
 
         Raises:
             AssertionError: a loaded table is inconsistent.

@@ -24,17 +24,17 @@ _SERVER, _CLIENTS = "10.99.0.1", "10.99.0.2"
 _CHAIN = "FAULTS"
 _NETEM = ("netem", "delay", "25ms", "20ms", "loss", "1%", "reorder", "5%")
 _NARROW = ("tbf", "rate", "4mbit", "burst", "16kb", "latency", "300ms")
-"""Packets queue for up to 300 ms; those that would wait longer are lost."""
+"""Packets wait in the queue for up to 300 ms; those that would wait longer are dropped."""
 
 
 class Link:
     """A simulated network link with injectable faults; `mend` removes them."""
 
     server_host = _SERVER
-    """Where a server at its end listens."""
+    """Address of a server at the server's end."""
 
     def __init__(self, name: str) -> None:
-        """Plug it in.
+        """Create the namespaces and the cable.
 
         Args:
             name: a few letters, unique within this process.
@@ -67,12 +67,12 @@ class Link:
 
     @property
     def at_server(self) -> Sequence[str]:
-        """The command that runs another one at the server's end."""
+        """Command prefix that runs a command at the server's end."""
         return ("ip", "netns", "exec", self._spaces["s"])
 
     @property
     def at_clients(self) -> Sequence[str]:
-        """The command that runs another one at the clients' end."""
+        """Command prefix that runs a command at the clients' end."""
         return ("ip", "netns", "exec", self._spaces["c"])
 
     def cut(self) -> None:
@@ -88,7 +88,7 @@ class Link:
         """Silently drop all packets of the server's current connections on this port; return their number."""
         query = [*self.at_clients, "ss", "-Htn", "state", "established", f"( dport = :{port} )"]
         found = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-        # Of each line: what is queued, twice, and both addresses.
+        # Each line has two queue lengths and both addresses.
         ports = {line.split()[2].rpartition(":")[2] for line in found.splitlines()}
         for mine in ports:
             self._tables(self._spaces["s"], "-A", _CHAIN, "-p", "tcp", "--sport", mine, "-j", "DROP")
@@ -96,7 +96,7 @@ class Link:
         return len(ports)
 
     def refuse(self) -> None:
-        """Answer every packet with a reset."""
+        """Reply to every packet with a reset."""
         for space in self._spaces.values():
             self._tables(space, "-A", _CHAIN, "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
 
@@ -114,7 +114,7 @@ class Link:
             self._shape(space, discipline)
 
     def mend(self) -> None:
-        """Let everything through again."""
+        """Remove all faults."""
         for space in self._spaces.values():
             self._tables(space, "-F", _CHAIN)
             subprocess.run(
@@ -125,7 +125,7 @@ class Link:
         _run("ip", "-n", self._spaces["c"], "link", "set", "end", "up")
 
     def close(self) -> None:
-        """End what still runs at its ends, and remove them."""
+        """End the processes that still run at the ends, and remove the namespaces."""
         for space in self._spaces.values():
             _remove(space)
 
@@ -150,7 +150,7 @@ class Link:
 
 
 def obstacle() -> str:
-    """Why there can be no `Link` here; empty if there can."""
+    """The reason why this machine does not support a `Link`; empty if it does."""
     missing = [program for program in ("ip", "ss", "iptables") if shutil.which(program) is None]
     if missing:
         return f"{' and '.join(missing)} not installed"

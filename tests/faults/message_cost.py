@@ -48,13 +48,13 @@ CAPACITY = 1 << 20
 """Size of the table, large enough to choose expensive keys."""
 PROBED = "large"
 _SMALL = "small"
-"""Another table, which is quickly copied into checkpoints."""
+"""Another, small table, which checkpoints copy quickly."""
 _NS_PER_MS = 1e6
 _READ_AT_ONCE = 1 << 18
-"""As much comes to the server in one read. Frames are answered one by one: more take longer, not more at once."""
+"""The server reads this much at a time. It handles frames one by one, so larger messages block it no longer."""
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 4
-"""A stall that another process caused does not come again: of so many attempts the shortest counts."""
+"""The shortest of this many attempts counts, because stalls caused by other processes do not recur."""
 _FILL = {"varints": tag(1, VARINT) + b"\0", "unknown fields": tag(1000, VARINT) + b"\0"}
 _GROUP = tag(9, START_GROUP) + tag(9, END_GROUP)
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -66,15 +66,15 @@ class Attack:
     """A way to make messages of one method expensive."""
 
     method: str
-    """An RPC of ours, or another name of the table."""
+    """An RPC of the service, or another label for the table of results."""
     what: str
     """A description."""
     make: Callable[[int], bytes]
-    """A message of about so many bytes."""
+    """Creates a message of about this many bytes."""
     send: Callable[[bytes], None]
-    """Sends it, and waits until it was answered or refused."""
+    """Sends the message, and waits until it is answered or refused."""
     honest: Callable[[int], bytes] | None = None
-    """A well-meant message with as many rows; None: its rows, if it has any, justify nothing."""
+    """Creates an ordinary message with as many rows; None: rows, if any, justify no cost."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Costs:
     """Cost of messages in milliseconds."""
 
     worst: dict[str, dict[int, tuple[float, str]]] = field(default_factory=lambda: defaultdict(dict))
-    """By method and size: beyond what its rows justify, and by which attack."""
+    """Cost beyond the ordinary cost of the rows, and the attack, by method and size."""
 
     def add(self, attack: Attack, size: int, cost_ms: float) -> None:
         """Add a measurement."""
@@ -108,7 +108,7 @@ class LoopWatch:
     """Another client: makes small calls, one after another."""
 
     def __init__(self, server: ServerProcess) -> None:
-        """Prepare to call a server, whose main thread runs its event loop."""
+        """Prepare to call a server. Its main thread runs its event loop."""
         self._address = server.address
         self._loop_figures = Path(f"/proc/{server.pid}/task/{server.pid}/schedstat")
         self._calls: list[tuple[float, float, float]] = []  # begin, end, CPU time of the loop in between
@@ -138,7 +138,7 @@ class LoopWatch:
             for start, end, computed_ms in list(self._calls)
             if start < ended and end > began
         )
-        return max(overlapping, default=0.0)  # it may have fallen between two calls
+        return max(overlapping, default=0.0)  # it may have happened between two calls
 
     def _computed_ms(self) -> float:
         """CPU time of the loop's thread."""
@@ -170,10 +170,10 @@ class MessageCosts:
             self._table.insert(np.arange(start, start + CAPACITY // 16))
 
     def run(self, sizes: Sequence[int] = SIZES) -> Costs:
-        """Send every attack in every size.
+        """Run every attack in every size.
 
         Raises:
-            AssertionError: if a refusal is not typed, or the server failed.
+            AssertionError: a refusal is not typed, or the server failed.
         """
         costs = Costs()
         attacks = list(attacks_on(self._table))
@@ -233,7 +233,7 @@ def attacks_on(table: CalledTable) -> Iterator[Attack]:
 
 
 def _named(method: str) -> bytes:
-    """A table, as the requests of a method name it."""
+    """The table's name, encoded as in the requests of a method."""
     fields = replay_pb2.DESCRIPTOR.message_types_by_name[f"{method}Request"].fields_by_name
     name = PROBED if "table" in fields else _SMALL if "tables" in fields else ""
     return bytes_field(1, name.encode()) if name else b""
@@ -346,7 +346,7 @@ _KEYS: dict[str, Callable[[int], NDArray[np.int64]]] = {
 
 
 def _attacks_in_frames(described: replay_pb2.TableDescription) -> Iterator[Attack]:
-    """Connections without gRPC."""
+    """Attacks on connections that bypass gRPC."""
 
     def say(message: bytes) -> None:
         link = FrameLink(described.socket)
@@ -385,7 +385,7 @@ def _receive_all(link: FrameLink) -> None:
 
 
 def _call(channel: grpc.Channel, path: str, is_stream: bool, message: bytes) -> None:
-    """Send a message to an RPC; a refusal has to be a typed one, if the RPC is ours."""
+    """Send a message to an RPC. Refusals of the service's RPCs must be typed."""
     try:
         if is_stream:
             stream: Any = channel.stream_stream(path)
@@ -399,7 +399,7 @@ def _call(channel: grpc.Channel, path: str, is_stream: bool, message: bytes) -> 
 
 
 def size_of(size: int) -> str:
-    """A size for people."""
+    """A human-readable size."""
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 

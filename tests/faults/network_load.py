@@ -29,10 +29,10 @@ from tests.support.deadlines import wait_until
 VALUES_PER_WRITER = 10**9
 """Row n of writer w has the number ``w * VALUES_PER_WRITER + n``."""
 CAPACITIES = {"large": 1_000_000, "small": 1000}
-"""A table that keeps most rows, and one whose rows are overwritten all the time."""
+"""A table that keeps most rows, and one whose rows are constantly overwritten."""
 PATIENCE_S = 120.0
 LEAST = 1_000
-"""Rows, batches, and priorities in the large table that an audit is worth: slow machines take longer for them."""
+"""Minimum rows, batches, and priorities in the large table before an audit; slow machines take longer."""
 _BATCH = 32
 _LEARNERS = 2
 _READ_AT_ONCE = 100_000
@@ -51,15 +51,15 @@ class NetworkFigures:
     rows_audited: int = 0
     """Read and compared at the end."""
     priorities_audited: int = 0
-    """Of these, rows whose priority a learner had set."""
+    """Rows, of these, whose priority a learner had set."""
     longest_pause_s: float = 0.0
-    """Between two steps of one client."""
+    """Longest time between two steps of one client."""
     repeated_inserts: int = 0
-    """Inserts that had been applied before the connection broke, and were not applied again."""
+    """Inserts that had been applied before the connection broke; their retries were not applied again."""
 
 
 class Paced:
-    """How long the longest step took."""
+    """Measures the longest step."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -106,7 +106,7 @@ class Load:
                 )
                 pace.step()
                 if self.sent[writer] % 16 == 0:
-                    # Yield the machine and the connection to the others.
+                    # Leave the machine and the connection to the others for a moment.
                     time.sleep(0.002)
 
     def _insert(self, writer: int) -> None:
@@ -173,12 +173,12 @@ class Load:
 
 
 def first_priority(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The priorities that rows are inserted with."""
+    """Initial priorities of rows."""
     return 1.0 + (numbers % 97).astype(np.float64)
 
 
 def run(address: str, until: Callable[[], object]) -> NetworkFigures:
-    """Load a server until the call returns, then audit."""
+    """Load a server until ``until`` returns, then audit."""
     figures, stop = NetworkFigures(), threading.Event()
     with ReplayClient(address, timeout_s=PATIENCE_S, wait_for_server_s=PATIENCE_S) as client:
         loads: Sequence[Load] = [

@@ -39,7 +39,7 @@ TROUBLES = {
     "slow and lossy": lambda link: link.slow(),
 }
 _LONG = 0.1
-"""Of the troubles, this part lasts long."""
+"""Fraction of faults that last long."""
 _PATIENCE_S = 180.0
 
 
@@ -50,13 +50,13 @@ class NetworkTorture:
     link: Link
     random: random.Random
     short_s: float
-    """Most troubles last up to this,"""
+    """Maximum duration of most faults."""
     long_s: float
-    """and of the others: from this to twice as long."""
+    """Minimum duration of the other faults, which last up to twice as long."""
     troubles: Counter[str] = field(default_factory=Counter)
-    """By what they were."""
+    """Number of faults by kind."""
     left: list[str] = field(default_factory=list)
-    """Remaining ones of the current round; each occurs once per round."""
+    """Remaining faults of the current round; each occurs once per round."""
 
     def once(self) -> None:
         """Run undisturbed for a while, then inject a fault."""
@@ -97,7 +97,7 @@ def torture(link: Link, server: ServerProcess, troubles: NetworkTorture, rounds:
 
 
 def server_flags(link: Link, data: Path) -> tuple[str, ...]:
-    """Of a server at the link's end."""
+    """Flags of a server at the link's end."""
     return ("--host", link.server_host, "--insecure", "--no-same-host", "--data-dir", str(data))
 
 

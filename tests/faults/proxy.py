@@ -1,4 +1,4 @@
-"""A network that can be broken: a TCP proxy that delays, drops and resets what goes through it."""
+"""A TCP proxy that simulates a faulty network: it delays, drops and resets connections."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from types import TracebackType
 
 _PIECE_BYTES = 1 << 16
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER: closing sends a reset instead of an end."""
+"""SO_LINGER option: closing sends a reset instead of an orderly shutdown."""
 
 
 class Proxy:
     """Forwards connections to a server, with injected faults."""
 
     def __init__(self, port: int) -> None:
-        """Listen, for a server at that port of this machine."""
+        """Listen, and forward to a server at this port of the machine."""
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -38,7 +38,7 @@ class Proxy:
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def reset(self) -> None:
-        """Break every connection, data on its way included."""
+        """Reset every connection, and drop data in flight."""
         pairs, self._pairs = self._pairs, []
         for pair in pairs:
             for end in pair:
@@ -56,7 +56,7 @@ class Proxy:
         self._passing.set()
 
     def close(self) -> None:
-        """Break everything, and listen no more."""
+        """Reset all connections, and stop listening."""
         self.refuses = True
         self.mend()
         self._listener.close()

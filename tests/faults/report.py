@@ -1,4 +1,4 @@
-"""Writes the figures of a run into a document between two marks."""
+"""Writes the results of a run into a document between two marks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def document_with(name: str) -> Callable[[object, Path | None], None]:
-    """Reject a document without a section for the run, before the run begins."""
+    """Return a validator that rejects documents without a section for the run, before the run starts."""
 
     def check(_: object, path: Path | None) -> None:
         if path is None:
@@ -27,7 +27,7 @@ def write_section(document: Path, name: str, heads: Sequence[str], lines: Iterab
     """Replace the text between ``<!-- name -->`` and ``<!-- /name -->`` with a table.
 
     Raises:
-        ValueError: if the document has no such marks.
+        ValueError: the document has no such marks.
     """
     rule = ("---", *("---:" for _ in heads[1:]))
     rows = "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))

@@ -41,12 +41,12 @@ SAMPLE_EVERY_S = 10.0
 WARM_UP = 6
 """Initial samples to skip, while rings fill and buffers warm up."""
 LEAST_MINUTES = 2.0
-"""Room for the warm-up, and for a sample in each fifth of what follows."""
+"""Minimum duration: the warm-up, and one sample in each fifth of the rest."""
 MOST_GROWTH_MB = 8.0
-"""Between the medians of the first and the last fifth of the run."""
+"""Allowed growth between the medians of the first and the last fifth of the run."""
 MOST_HANDLES = 4
 MOST_SLOWER = 2.0
-"""Latency of the last fifth over the first: other work on the machine comes and goes."""
+"""Allowed ratio of latency in the last fifth to the first; other work on the machine varies."""
 _PAUSE_S = {"learn": 0.004, "write": 0.002, "calls": 0.05, "tables": 3.0, "waits": 0.5, "checkpoints": 30.0}
 
 
@@ -56,13 +56,13 @@ class Sample:
 
     minute: float
     memory_mb: float
-    """Of the server alone, without what it shares with files."""
+    """The server's own memory, excluding memory shared with files."""
     handles: int
     threads: int
     learner_step_ms: float
-    """Median, through a sampler."""
+    """Median time of a step through a sampler."""
     insert_ms: float
-    """Median, of a single call with 64 rows."""
+    """Median time of a single call with 64 rows."""
     stats_ms: float
     """99th percentile."""
     steps: int
@@ -224,7 +224,7 @@ def growth(samples: Sequence[Sample], name: str) -> tuple[float, float]:
 
 
 def is_flat(samples: Sequence[Sample]) -> bool:
-    """Whether nothing grew that should not."""
+    """Whether no figure grew more than allowed."""
     memory, handles, threads = (growth(samples, name) for name in ("memory_mb", "handles", "threads"))
     slower = [growth(samples, name) for name in ("learner_step_ms", "insert_ms", "stats_ms")]
     return (

@@ -45,7 +45,7 @@ class FailingDisk:
         self.environment = {"PYTHONPATH": paths, "DISK_FAILS": str(self._switch)}
 
     def fail(self, code: str) -> None:
-        # Atomically: the disk may be in use right now.
+        # Atomically, because the disk may be in use.
         written = self._switch.with_suffix(".new")
         written.write_text(code)
         written.rename(self._switch)
@@ -127,7 +127,7 @@ def test_a_server_that_ends_says_what_the_disk_did_not_take(
     assert f"tables not synced to disk, which a power loss may damage: {table.name}: " in server.log()
     assert "Traceback" not in server.log()
     disk.work()
-    # It did not shut down cleanly, so after a reboot everything is verified.
+    # It did not shut down cleanly, so all data is verified after a reboot.
     pretend_another_boot(data)
     server.restart()
     assert "are valid after a power loss" in server.log()

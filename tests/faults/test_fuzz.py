@@ -1,4 +1,4 @@
-"""Fuzzing, short: see `tests.faults.fuzz`."""
+"""A short fuzzing run; see `tests.faults.fuzz`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.wire import METHODS, call_raw
 MESSAGES = 2_000
 FILES = 150
 COSTLY_BYTES = (1 << 20, 3 << 20)
-"""Just what is parsed of a message without rows, and more."""
+"""The largest message without rows that is parsed, and a larger one."""
 
 
 def test_no_message_breaks_a_server(tmp_path: Path) -> None:
@@ -64,6 +64,6 @@ def test_a_question_about_all_tables_leaves_room_for_others(tmp_path: Path, meth
                 before = server.cpu_s
                 stalls = [watch.stall_ms(lambda: call_raw(caller.channel, method, b"")) for _ in range(5)]
                 answering_ms = (server.cpu_s - before) / 5 * 1000
-            assert min(stalls) < answering_ms / 2  # at once it is three quarters
+            assert min(stalls) < answering_ms / 2  # without turns, it would be three quarters
     finally:
         server.kill()

@@ -22,12 +22,12 @@ LONG_S = 60.0
 
 @pytest.fixture
 def caller(start_server: Callable[..., ServerProcess], call: Callable[[ServerProcess], Caller]) -> Caller:
-    """A caller of a server of the test's own."""
+    """A caller of a separate server."""
     return call(start_server())
 
 
 def started(caller: Caller, table: str, kind: str, number: int) -> ForkServerProcess:
-    """A client in a process of its own."""
+    """A client in a separate process."""
     if kind == "insert":
         client = loaded_processes().Process(target=insert_for, args=(caller.address, table, number, LONG_S))
     else:

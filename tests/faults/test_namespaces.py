@@ -1,4 +1,4 @@
-"""A network between two namespaces that is cut, delayed and reset: see `tests.faults.network_torture`."""
+"""The network between two namespaces is cut, delayed and reset; see `tests.faults.network_torture`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_clients_that_vanish_without_a_word_are_let_go_of(
     assert link.swallow_open(server.port) == 1
     client.kill()
     client.communicate()
-    # A new connection is as good as ever.
+    # A new connection works.
     other = at_clients(link, server, UNTIL_ALONE)
     try:
         other.communicate(timeout=60)

@@ -23,14 +23,14 @@ DURATION_S = 4.0
 
 @pytest.fixture
 def proxy(start_server: Callable[..., ServerProcess]) -> Iterator[Proxy]:
-    """The way to a server of the test's own."""
+    """A proxy in front of a separate server."""
     with Proxy(start_server("--no-same-host").port) as made:
         yield made
 
 
 @pytest.fixture
 def client(proxy: Proxy) -> Iterator[ReplayClient]:
-    """A client that goes this way."""
+    """A client that connects through the proxy."""
     with ReplayClient(proxy.address) as made:
         yield made
 
@@ -65,7 +65,7 @@ def learn(table: Table, stop: threading.Event) -> int:
 
 
 def trouble(proxy: Proxy, duration_s: float) -> None:
-    """Break the network in all ways, at random."""
+    """Break the network at random, in all ways."""
     rng = random.Random(3)
     deadline = time.monotonic() + duration_s
     while time.monotonic() < deadline:

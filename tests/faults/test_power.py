@@ -1,4 +1,4 @@
-"""Power losses, simulated by another boot id and by pages missing on disk."""
+"""Power losses, simulated by a different boot id and by pages missing on disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAPACITY = 30_000
 
 
 def load(server: ServerProcess, name: str, writers: list[Writer], then: Callable[[], object]) -> None:
-    """Let writers insert until the server is killed, which happens after ``then``."""
+    """Let writers insert while ``then`` runs, then kill the server."""
     with ExitStack() as stack:
         callers = [stack.enter_context(Caller(server.address)) for _ in writers]
         threads = stack.enter_context(ThreadPoolExecutor(len(writers)))

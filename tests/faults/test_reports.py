@@ -1,4 +1,4 @@
-"""Runs that write figures into a document first check that it is suitable."""
+"""Before a run, tools check that their report document is suitable."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ TOO_LITTLE = {
     "fuzz": ("--messages", "0"),
     "network_torture": ("--minutes", "0"),
 }
-"""By tool, flags of a run that has nothing to report."""
+"""Flags of a run that is too short to report anything, by tool."""
 STEADY = Sample(0.0, 100.0, 60, 12, 0.1, 1.0, 4.0, 0, 0)
 
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    """A copy of the page, alone in its folder."""
+    """A copy of the page in an otherwise empty folder."""
     return Path(shutil.copy(REPORT, tmp_path))
 
 
 def refuses(tool: str, *flags: str) -> None:
-    """Call a tool that does not begin."""
+    """Call a tool, and check that it refuses to start."""
     module = importlib.import_module(f"tests.faults.{tool}")
     with pytest.raises(SystemExit, match="2"):
         run_app(new_app(tool, "", module.main), flags)

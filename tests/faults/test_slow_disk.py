@@ -49,7 +49,7 @@ def test_tables_that_the_disk_takes_long_over_delay_no_other_one(
     )
     caller = call(server)
     slow_ones = [caller.create(f"slow-{number}", capacity=10) for number in range(SLOW_TABLES)]
-    quick = caller.create("zebra", capacity=10_000)  # looked at after all of the slow ones
+    quick = caller.create("zebra", capacity=10_000)  # checked after all slow tables
     for table in (*slow_ones, quick):
         table.insert([1])
         wait_until_synced(table)

@@ -49,9 +49,9 @@ CAPACITY = 1000
 LEARNERS = 2
 _SHORTEST_LOAD_S, _LONGEST_LOAD_S = 0.02, 0.4
 _KILLED_WHILE_STARTING = 0.2
-"""Of the kills, this part is followed by another one while the server starts."""
+"""Fraction of kills that are followed by another kill during startup."""
 _START_S = 0.7
-"""Delay similar to the duration of a start."""
+"""Maximum delay of that kill, similar to the duration of a startup."""
 
 
 @dataclass
@@ -67,9 +67,9 @@ class Figures:
     inserts: int = 0
     """Inserts acknowledged."""
     in_flight_applied: int = 0
-    """Inserts without an answer at a kill that had been applied: their repeat got the keys of the first time."""
+    """Inserts applied but unanswered at a kill: their retry returned the original keys."""
     in_flight_not_applied: int = 0
-    """Inserts without an answer at a kill that had not: their repeat inserted them."""
+    """Inserts neither applied nor answered at a kill: their retry inserted them."""
     priorities: int = 0
     """Priorities acknowledged."""
     rows_audited: int = 0
@@ -79,9 +79,9 @@ class Figures:
     checkpoints_audited: int = 0
     """Checkpoints restored and compared after kills."""
     restarts_s: list[float] = field(default_factory=list)
-    """How long each start took."""
+    """Duration of each startup."""
     broken_by: Counter[str] = field(default_factory=Counter)
-    """Status codes by which workers noticed a kill."""
+    """Status codes that workers received at a kill."""
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """A description and the figure."""
@@ -228,7 +228,8 @@ class Torture:
                 self._audit_restored(self._checkpoints / name, Path(folder))
         self.figures.checkpoints_audited += len(names)
         if names:
-            # Unanswered checkpoints count from now on: two of them would replace all earlier ones.
+            # Treat unanswered checkpoints as acknowledged from now on, because two of them would replace all earlier
+            # ones.
             self._checkpointer.last = names[-1]
 
     def _audit_restored(self, checkpoint: Path, folder: Path) -> None:

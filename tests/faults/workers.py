@@ -18,7 +18,7 @@ from tests.support.caller import CalledTable, LearnStream, WriteStream, keys_of,
 from tests.support.refusals import code_of
 
 VALUES_PER_WRITER = 10**9
-"""Row n of writer w holds the value ``w * VALUES_PER_WRITER + n``."""
+"""Row n of writer w has the value ``w * VALUES_PER_WRITER + n``."""
 MOST_ROWS = 32
 _IN_FLIGHT = 8
 _BATCH = 64
@@ -28,28 +28,28 @@ CHECKPOINT_SERIES = "torture"
 
 
 def first_priority(values: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The priorities that rows of these values are inserted with."""
+    """Initial priorities of rows with these values."""
     return 1.0 + (values % 97).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """An insert on its way."""
+    """An insert in flight."""
 
     sequence: int
     values: NDArray[np.int64]
 
 
 class Worker(ABC):
-    """Loads a table. It is run again after each restart of the server."""
+    """Puts load on a table; run again after each restart of the server."""
 
     def __init__(self) -> None:
-        """Nothing was sent yet."""
+        """Create a worker that has sent nothing."""
         self.broken_by: Counter[str] = Counter()
         """Status codes by which the end of a server was noticed."""
 
     def run(self, table: CalledTable) -> None:
-        """Work until the server is gone.
+        """Work until the server dies.
 
         Raises:
             AssertionError: the server refused something.
@@ -57,7 +57,7 @@ class Worker(ABC):
         try:
             self.work(table)
         except grpc.RpcError as error:
-            if rpc_status.from_call(error) is not None:  # The server spoke, which a killed one does not.
+            if rpc_status.from_call(error) is not None:  # A killed server sends no status.
                 raise AssertionError(f"the server refused: {error}") from error
             self.broken_by[code_of(error).name] += 1
 
@@ -128,7 +128,7 @@ class StreamWriter(Writer):
             stream.close()
 
     def settle(self, table: CalledTable) -> None:
-        """Send all that is pending again, over one stream."""
+        """Resend all pending inserts over one stream."""
         stream = WriteStream(table, self.writer_id)
         for sent in tuple(self.pending):
             self._send(stream, sent)
@@ -149,12 +149,12 @@ class CallWriter(Writer):
     """Inserts call by call."""
 
     def work(self, table: CalledTable) -> None:
-        """Insert without a pause."""
+        """Insert without pauses."""
         while True:
             self._insert(table, self.next_insert())
 
     def settle(self, table: CalledTable) -> None:
-        """Call again."""
+        """Repeat the call."""
         for sent in tuple(self.pending):
             self._insert(table, sent)
 
@@ -196,13 +196,13 @@ class Learner(Worker):
             stream.close()
 
     def may_be(self, key: int) -> Iterator[float]:
-        """Priorities that this learner may have given a key: the last acknowledged one, and those in flight."""
+        """Priorities that this learner may have set for a key: the last acknowledged one, and those in flight."""
         if key in self.acknowledged:
             yield self.acknowledged[key]
         yield from (update[key] for update in self.pending if key in update)
 
     def settle(self, found: dict[int, float]) -> None:
-        """Accept what was found as acknowledged: some updates in flight arrived."""
+        """Treat the priorities found as acknowledged, because some updates in flight arrived."""
         for update in self.pending:
             self.acknowledged.update({key: found[key] for key in update if key in found})
         self.pending.clear()
@@ -224,7 +224,7 @@ class Checkpointer(Worker):
     """Writes checkpoints in a loop."""
 
     def __init__(self) -> None:
-        """Create one that has written nothing."""
+        """Create a worker that has written nothing."""
         super().__init__()
         self.written = 0
         """Checkpoints acknowledged, ever."""

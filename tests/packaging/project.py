@@ -1,4 +1,4 @@
-"""Where the parts of the project lie, and what it says of itself and of what it needs."""
+"""Paths of the project's parts, its metadata and its dependencies."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 
 def metadata() -> dict[str, Any]:
-    """What pyproject.toml holds."""
+    """The content of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
 def pinned() -> dict[str, str]:
-    """Canonical name and version of every line of the constraints file."""
+    """Canonical names and versions in the constraints file."""
     lines = (line.split("==") for line in CONSTRAINTS.read_text("utf-8").splitlines())
     return {canonicalize_name(name, validate=True): version for name, version in lines}
 
 
 def required_by(lines: Iterable[str]) -> set[str]:
-    """Canonical names of what the requirements name, and of all that needs in turn, as installed here."""
+    """Canonical names of these requirements and their transitive dependencies, as installed here."""
     found: set[tuple[str, str]] = set()
     pending = [(Requirement(line), "") for line in lines]
     while pending:

@@ -1,4 +1,4 @@
-"""The sdist, the wheel that is built from it, and a base install of that wheel in an environment of its own."""
+"""The sdist, the wheel built from it, and a base install of that wheel in a separate environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.packaging.project import CONSTRAINTS, PACKAGES, ROOT, metadata
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    """Run a command to its successful end and return what it printed."""
+    """Run a command, check that it succeeds, and return its output."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -32,7 +32,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", folder)
     (archive,) = folder.iterdir()
     with tarfile.open(archive) as opened:
-        # Python 3.11.0 to 3.11.3 know no filters.
+        # Python 3.11.0 to 3.11.3 have no extraction filters.
         opened.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
         opened.extractall(folder)
     return folder / archive.name.removesuffix(".tar.gz")
@@ -40,7 +40,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from nothing but the source archive."""
+    """The wheel, built only from the source archive."""
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder, cwd=sdist)
     (built,) = folder.iterdir()

@@ -1,4 +1,4 @@
-"""The documentation's commands and programs, run as they are printed, and the script that runs them."""
+"""The commands and programs in the documentation run as printed; also tests the script that runs them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.packaging.project import ROOT
 
 SCRIPT = ROOT / "scripts" / "run_docs.py"
 SLOW = {"security.md", "trainer.md"}
-"""Pages that train; `make docs` runs them. `test_own_loop` runs the program of the trainer's page too."""
+"""Pages that train, which only `make docs` runs. `test_own_loop` also runs the program on the trainer's page."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUNNING = "<!-- background: ready -->\n```bash\necho ready; sleep 60\n```\n"
 
 
 def run_page(page: Path) -> subprocess.CompletedProcess[str]:
-    """Run a page, where this machine allows that."""
+    """Run a page, or skip the test if this machine does not support it."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(page)], capture_output=True, text=True, timeout=280, check=False
     )

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the sources without running them."""
+"""Allowed imports between packages and of libraries, checked in the sources without running them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ ONLY_IN = {
     ("replay_client", "rich"): {"cli"},
     ("replay_client", "cyclopts"): {"cli"},
 }
-"""By package and library: the modules or folders right below the package that may import it."""
+"""Modules or direct subfolders that may import a library, by package and library."""
 
 
 def imported(source: Path) -> Iterator[str]:
-    """Top-level names of all modules that a file imports anywhere, in functions too."""
+    """Top-level names of all modules that a file imports, including inside functions."""
     for node in ast.walk(ast.parse(source.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -50,7 +50,7 @@ def imported(source: Path) -> Iterator[str]:
 
 @cache
 def imports(package: str) -> list[tuple[Path, str]]:
-    """Every file of a package, relative to it, with every top-level name it imports."""
+    """Every file of a package (relative path), with every top-level name that it imports."""
     folder = PACKAGES[package]
     return [(file.relative_to(folder), name) for file in sorted(folder.rglob("*.py")) for name in imported(file)]
 
@@ -75,7 +75,7 @@ UNSAFE_METHODS = {("np", "load"), ("numpy", "load"), ("torch", "load"), ("os", "
 
 
 def unsafe_calls(source: Path) -> list[int]:
-    """Lines that call what runs code out of data, or may."""
+    """Lines with calls that execute, or may execute, code from data."""
     lines = []
     for node in ast.walk(ast.parse(source.read_text("utf-8"))):
         if isinstance(node, ast.Call):

@@ -1,4 +1,4 @@
-"""Which part of a package may import which: arrows run one way."""
+"""The parts of a package form layers: imports go in one direction only."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ LAYERS: dict[str, list[set[str]]] = {
         {"__init__"},
     ],
 }
-"""By package, from the ground up: a module or sub-package imports only from floors below its own."""
+"""Layers by package, lowest first. A module or sub-package imports only from lower layers."""
 
 
 def part_of(package: str, source: Path) -> str:
-    """The part that a file belongs to."""
+    """The part to which a file belongs."""
     first, *below = source.relative_to(PACKAGES[package]).parts
     return first if below else source.stem
 
 
 def imported(package: str, source: Path) -> Iterator[str]:
-    """Parts of its own package that a file imports anywhere, in functions too."""
+    """Parts of its own package that a file imports, including inside functions."""
     for node in ast.walk(ast.parse(source.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -73,7 +73,7 @@ def imported(package: str, source: Path) -> Iterator[str]:
 
 
 def parts(package: str) -> set[str]:
-    """Modules and sub-packages right below a package."""
+    """Direct modules and sub-packages of a package."""
     return {part_of(package, source) for source in PACKAGES[package].rglob("*.py")}
 
 

@@ -1,4 +1,4 @@
-"""What pyproject.toml and constraints.txt promise to each other and to the environment that tests run in."""
+"""pyproject.toml, constraints.txt and the test environment are consistent."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ REQUIRED = [
     "pip",
 ]
 INTEGRATIONS = metadata()["dependency-groups"]["integrations"]
-"""Not in every environment that is developed in: tests of what is missing are skipped."""
+"""Optional in development environments: tests of missing libraries are skipped."""
 
 
 def test_all_that_is_needed_is_pinned_and_has_that_version_here() -> None:
-    # A build of its own, such as torch's without CUDA, has a label after a plus.
+    # Special builds, such as torch without CUDA, have a label after a plus.
     installed = {name: Version(version(name)).public for name in required_by(REQUIRED)}
     assert installed == {name: pinned().get(name, "not pinned") for name in installed}
 

@@ -70,7 +70,7 @@ def test_the_head_is_two_little_endian_numbers_of_four_bytes() -> None:
 
 
 def test_a_peer_that_never_pauses_does_not_fill_the_memory() -> None:
-    """Its bytes never end where a frame does, so that something always waits."""
+    """Its bytes never end at a frame boundary, so a partial frame is always pending."""
     frame = frame_head(1000) + bytes(1000)
     stream = frame * 3000
     parser, longest = FrameParser(1000), 0

@@ -46,7 +46,7 @@ UNKNOWN = st.one_of(
 
 
 def with_rows(head: replay_pb2.InsertRequest, rows: bytes) -> replay_pb2.InsertRequest:
-    """The whole message, by protobuf alone."""
+    """The whole message, encoded by protobuf alone."""
     whole = replay_pb2.InsertRequest()
     whole.CopyFrom(head)
     whole.rows = rows
@@ -111,7 +111,7 @@ def _fields_of(message: replay_pb2.InsertRequest) -> list[replay_pb2.InsertReque
     )
 )
 def test_bytes_that_protobuf_takes_are_read_alike_and_others_are_refused(message: bytes) -> None:
-    """But for groups, which this contract does not use: those are refused in place, and skipped by protobuf."""
+    """The exception is groups, which the contract does not use: our parser refuses them, and protobuf skips them."""
     try:
         framed = split_message(replay_pb2.InsertRequest, message)
     except DecodeError:
@@ -128,7 +128,7 @@ def test_bytes_that_protobuf_takes_are_read_alike_and_others_are_refused(message
 
 
 def _has_group_or_long_number(message: bytes) -> bool:
-    """Whether some byte may be the tag of a group, or some number may have more bytes than it needs."""
+    """Whether a byte may be the tag of a group, or a number may have more bytes than necessary."""
     return any(byte & 7 in (3, 4) for byte in message) or b"\x80" in message
 
 
@@ -215,7 +215,7 @@ def test_columns_are_written_through_their_views() -> None:
 
 
 def test_one_field_beside_the_rows_is_as_long_as_it_was() -> None:
-    """A head with a field of each length of length, so that no size is special."""
+    """Tests sizes around the boundaries at which the length prefix grows."""
     for size in (0, 1, 126, 127, 128, 129, 16_382, 16_383, 16_384, 2**21 - 1, 2**21):
         head = replay_pb2.InsertRequest(insertion=replay_pb2.Insertion(priorities=bytes(size)))
         framed = split_message(replay_pb2.InsertRequest, message_with_rows(head, size, lambda space: space.fill(7)))

@@ -1,1 +1,1 @@
-"""The server: over gRPC by generated messages alone, and its parts in process."""
+"""The server, over gRPC with generated messages only, and its parts in process."""

@@ -1,4 +1,4 @@
-"""What a client says whose server is not there, or whose address cannot be one."""
+"""Errors for a server that cannot be reached, and for invalid addresses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIRST_CALLS: dict[str, Callable[[ReplayClient], object]] = {
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """An address where nobody listens, and nobody else will."""
+    """A reserved address at which no server listens."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"localhost:{bound.getsockname()[1]}"
@@ -43,7 +43,7 @@ def nobody() -> Iterator[str]:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """An address where connections are accepted, and nothing is said."""
+    """An address at which connections are accepted but never answered."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 

@@ -19,7 +19,7 @@ from tests.support.server_process import ServerProcess
 NewTable = Callable[..., Table]
 Start = Callable[..., subprocess.Popen[str]]
 ENDS_WITHIN_S = 20.0
-"""What a writer waits at most for its rows, and Python takes to end on a busy machine."""
+"""The longest wait of a writer for its acknowledgements, plus the shutdown of Python on a busy machine."""
 
 BEGINNING = """
 import logging, math, sys
@@ -55,7 +55,7 @@ with table.sampler(4, beta=0.4, timeout_s=math.inf, {options}) as sampler:
 
 @pytest.fixture
 def start(server: ServerProcess) -> Iterator[Start]:
-    """Starts programs, which print a line once they are in the middle of it."""
+    """Starts programs, which print a line when they are about to be interrupted."""
     started: list[subprocess.Popen[str]] = []
 
     def run(program: str, table: Table) -> subprocess.Popen[str]:
@@ -78,7 +78,7 @@ def start(server: ServerProcess) -> Iterator[Start]:
 
 
 def interrupted(process: subprocess.Popen[str]) -> tuple[float, str]:
-    """Press Ctrl-C; how long the process took to end, in seconds, and what it said."""
+    """Send Ctrl-C; return how many seconds the process took to exit, and its output."""
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=ENDS_WITHIN_S)

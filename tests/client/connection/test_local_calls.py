@@ -43,7 +43,7 @@ Connect = Callable[..., ReplayClient]
 
 @pytest.fixture
 def data_path() -> str:
-    """All of this is about clients on the server's host."""
+    """These tests need clients on the server's host."""
     return "same host"
 
 
@@ -59,13 +59,13 @@ def near(server: ServerProcess) -> Iterator[Table]:
 
 @pytest.fixture
 def durable(start_server: StartServer, tmp_path: Path) -> ServerProcess:
-    """A server that keeps its tables."""
+    """A server with durable tables."""
     return start_server("--data-dir", str(tmp_path / "data"))
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[FrameStream, socket.socket]]:
-    """A stream, and the server's end of it."""
+    """A stream and the server's end of it."""
     ours, theirs = socket.socketpair()
     theirs.settimeout(30)
     stream = FrameStream(ours)
@@ -75,14 +75,14 @@ def pair() -> Iterator[tuple[FrameStream, socket.socket]]:
 
 
 def local_calls(client: ReplayClient, table: Table) -> LocalCalls:
-    """The way to this table."""
+    """Local calls for this table."""
     found = table._data_path.calls
     assert found is not None
     return found
 
 
 def sockets_here() -> int:
-    """Sockets of this process."""
+    """Number of sockets of this process."""
     links = (os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_there(fd))
     return sum(link.startswith("socket:") for link in links)
 
@@ -154,7 +154,7 @@ def test_whoever_cancels_ends_the_wait(pair: tuple[FrameStream, socket.socket]) 
 def test_a_message_that_a_server_does_not_take_in_does_not_hold_up_its_sender(
     pair: tuple[FrameStream, socket.socket],
 ) -> None:
-    """The server takes in nothing before we take in its answer: neither waits for the other."""
+    """The server reads nothing until we read its reply: this must not deadlock."""
     stream, theirs = pair
     message, answer = os.urandom(3 << 20), os.urandom(2 << 20)
     began = time.monotonic()
@@ -213,7 +213,7 @@ def test_a_refusal_keeps_the_connection(near: Table) -> None:
 
 
 def test_an_update_that_is_too_large_is_refused_as_over_grpc(near: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One message of 80 MB, where the server takes 64 MiB."""
+    """Send a message of 80 MB to a server that accepts 64 MiB."""
     for name in ("table.MOST_KEYS_AT_ONCE", "sampler.UPDATES_KEPT"):  # it is not split
         monkeypatch.setattr(f"replay_client.{name}", 1 << 40)
     keys, priorities = np.zeros(5_000_000, np.int64), np.ones(5_000_000)
@@ -309,7 +309,7 @@ def test_a_call_that_ends_after_its_client_was_closed_leaves_nothing(server: Ser
     request = replay_pb2.SampleRequest(table=table.name, draw=replay_pb2.Draw(batch_size=1)).SerializeToString()
     table.drop()
     client.close()
-    assert found.call("Sample", request, 5.0) is None  # the table is gone, and with it the way
+    assert found.call("Sample", request, 5.0) is None  # the table was dropped, and with it the socket
     assert not any(found._idle.values())
 
 
@@ -338,12 +338,12 @@ def test_a_child_may_not_call_and_does_not_disturb_its_parent(near: Table) -> No
     assert near.stats().sampled_same_host == 6
 
 
-# Nobody there, or not for us.
+# No server, or another one.
 
 
 @pytest.fixture
 def nowhere(near: Table, tmp_path: Path) -> Callable[[Path], Table]:
-    """The table as it is to a client for whom its socket is elsewhere."""
+    """The table as seen by a client that finds another path of the socket."""
 
     def at(path: Path) -> Table:
         description = replace(near.describe(), socket=str(path))
@@ -497,7 +497,7 @@ def test_a_flush_of_a_large_update_gives_up_in_time(start_server: StartServer, c
 
 
 def test_errors_of_the_socket_never_reach_the_caller(near: Table) -> None:
-    """Whatever a connection in the pool has come to."""
+    """Calls succeed whatever the state of the connections in the pool."""
     for spoil in (FrameStream.cancel, lambda stream: stream._link.shutdown(socket.SHUT_WR)):
         near.sample(1, beta=0.4)
         for stream in near._data_path.calls._idle["Sample"]:  # type: ignore[union-attr]

@@ -26,21 +26,21 @@ Go = Callable[[Callable[[], None]], Future[None]]
 
 @pytest.fixture
 def durable(start_server: StartServer, tmp_path: Path) -> ServerProcess:
-    """A server that keeps its tables when it is killed."""
+    """A server whose tables survive a kill."""
     return start_server("--data-dir", str(tmp_path / "data"))
 
 
 @pytest.fixture
 def go() -> Iterator[Go]:
-    """Runs something beside the test; the future's `result` raises what it raised."""
+    """Runs a function in another thread; the future's `result` raises its error."""
     threads = ThreadPoolExecutor()
     yield threads.submit
-    # After a failure some still work: they end when their client is closed, which comes next.
+    # After a failure, some still run. They end when their client is closed, which happens next.
     threads.shutdown(wait=False)
 
 
 def wait_while_at_work(work: Future[None], holds: Callable[[], bool], what: str) -> None:
-    """`wait_until`, which says why nothing comes any more where the work beside the test has failed."""
+    """Like `wait_until`, but raises the error of the background work if that has failed."""
     wait_until(lambda: work.done() or holds(), what)
     if work.done():
         work.result()

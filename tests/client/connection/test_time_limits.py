@@ -1,4 +1,4 @@
-"""Time limits mean the same wherever a caller gives one; options are keywords."""
+"""Time limits have the same meaning in every call; options are keyword arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL_DATA_PATHS = True
 NewTable = Callable[..., Table]
 Connect = Callable[..., ReplayClient]
 OWN_S = 0.3
-"""The time limit of a client that is soon at its end."""
+"""A short default time limit."""
 
 NO_LIMITS: list[Any] = [math.nan, -1, -math.inf, True, False, "3", [1.0]]
 LIMITED: dict[str, Callable[[Table, Any], object]] = {
@@ -54,7 +54,7 @@ RECONNECTING: dict[str, Callable[[Table, Any], object]] = {
 
 @pytest.fixture
 def hasty(connect: Connect, server: ServerProcess, new_table: NewTable) -> Callable[..., Table]:
-    """Makes tables that belong to a client whose own time limit is short."""
+    """Creates tables of a client with a short default time limit."""
 
     def make(**config: Any) -> Table:
         return connect(server, timeout_s=OWN_S).table(new_table(**config).name)
@@ -184,12 +184,12 @@ def test_beta_is_missed_where_draws_are_weighted(new_table: NewTable, backend: s
 
 @pytest.mark.parametrize("kind", [ReplayClient, Table, Writer, Sampler, TensorSampler])
 def test_everything_after_the_first_argument_is_a_keyword(kind: type) -> None:
-    allowed = {"update_priorities": 2}  # what to update, and to what
+    allowed = {"update_priorities": 2}  # the keys and their priorities
     for name, method in inspect.getmembers(kind, inspect.isfunction):
         if name.startswith("_") and name != "__init__":
             continue
         if name == "__init__" and kind is not ReplayClient:
-            continue  # made by a table
+            continue  # created by a table
         positional = [
             parameter
             for parameter in inspect.signature(method).parameters.values()

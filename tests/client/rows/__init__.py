@@ -1,1 +1,1 @@
-"""Rows and batches, and the libraries that take them."""
+"""Rows and batches, and the libraries that use them."""

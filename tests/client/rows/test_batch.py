@@ -28,7 +28,7 @@ KINDS = ["batch", "tensors", "rows"]
 
 
 def numbered(count: int) -> dict[str, Any]:
-    """Rows of which every value is their number."""
+    """Rows in which every value is the row's number."""
     numbers = np.arange(count)
     return {
         name: np.broadcast_to(numbers.reshape(-1, *[1] * len(column.shape)), (count, *column.shape)).astype(
@@ -48,7 +48,7 @@ def nested(new_table: Callable[..., Table]) -> Table:
 
 @pytest.fixture(params=KINDS)
 def given(nested: Table, request: pytest.FixtureRequest) -> Columns[Any]:
-    """8 rows in each form that there is."""
+    """8 rows as each kind of `Columns`."""
     batch = nested.sample(8, beta=0.4)
     return {"batch": batch, "tensors": to_torch(batch), "rows": nested.read(batch.row_keys)}[request.param]
 
@@ -159,7 +159,7 @@ def test_tensors_have_all_that_arrays_have(nested: Table) -> None:
 
 
 def public(thing: object) -> set[str]:
-    """Names of all that is public of an object."""
+    """Names of all public attributes of an object."""
     return {name for name in dir(thing) if not name.startswith("_")}
 
 
@@ -175,13 +175,13 @@ def test_torch_converts_and_collates_batches(nested: Table) -> None:
 
 
 def as_it_is(batch: Any) -> Any:
-    """For workers that shall not turn a batch into anything else."""
+    """A collate function that leaves batches unchanged."""
     return batch
 
 
 def test_batches_pass_through_the_workers_of_a_data_loader(nested: Table) -> None:
     batches = [nested.sample(8, beta=0.4) for _ in range(2)]
-    # A worker would otherwise be forked from a process with gRPC's threads.
+    # Otherwise, a worker would be forked from a process with gRPC's threads.
     loader: DataLoader[Any] = DataLoader(
         batches,  # type: ignore[arg-type]
         batch_size=None,

@@ -50,7 +50,7 @@ def test_the_oldest_free_buffers_go_where_there_would_be_too_much(monkeypatch: p
 
 
 def test_an_array_that_dies_while_the_pool_is_at_work_blocks_nobody() -> None:
-    """Python may collect a cycle that holds an array at any moment, also in a thread that has the pool's lock."""
+    """Garbage collection may free an array at any moment, even in a thread that has acquired the pool's lock."""
     pool = Buffers()
     cycle: list[object] = [pool.lend(1)]
     cycle.append(cycle)

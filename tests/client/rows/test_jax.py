@@ -1,4 +1,4 @@
-"""Batches as pytrees of JAX."""
+"""Batches as JAX pytrees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = {"obs/speed": Column("float32", 3), "action": Column("int32")}
 
 @pytest.fixture
 def table(new_table: Callable[..., Table]) -> Table:
-    """20 rows of a nested observation."""
+    """A table with 20 rows of a nested observation."""
     table = new_table(columns=COLUMNS)
     table.insert({"obs/speed": np.arange(60).reshape(20, 3), "action": np.arange(20, dtype=np.int32)})
     return table
@@ -27,12 +27,12 @@ def table(new_table: Callable[..., Table]) -> Table:
 
 @pytest.fixture
 def batch(table: Table) -> Batch:
-    """8 of them."""
+    """A batch of 8 rows."""
     return table.sample(8, beta=0.4)
 
 
 def far(batch: Batch, offset: int = 2**40) -> Batch:
-    """The batch with keys that 32 bits do not hold."""
+    """The batch with keys that do not fit into 32 bits."""
     return Batch(**{**vars(batch), "row_keys": batch.row_keys + offset})
 
 
@@ -84,7 +84,7 @@ def test_a_compiled_function_takes_batches_and_is_compiled_once(batch: Batch) ->
         errors, came = step(given)
         np.testing.assert_allclose(errors, batch.weights * batch["obs/speed"].sum(-1), rtol=1e-5)
         np.testing.assert_array_equal(keys(came), given.row_keys)
-        assert came.beta is None  # and not that of the first batch
+        assert came.beta is None  # rather than that of the first batch
     assert traced == [None]
 
 

@@ -26,7 +26,7 @@ from tests.support.server_process import ServerProcess
 NewTable = Callable[..., Table]
 CAPACITY = 100
 NOBODY = 65534
-"""Id of a user without files."""
+"""Id of a user who owns no files."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def client(server: ServerProcess) -> ReplayClient:  # type: ignore[misc]
 
 @pytest.fixture
 def near(new_table: NewTable) -> Table:
-    """A table of which some rows were evicted."""
+    """A table with some evicted rows."""
     table = new_table(capacity=CAPACITY)
     table.insert(rows(range(250)))
     return table
@@ -51,7 +51,7 @@ def mapped(table: Table) -> MappedRows:
 
 
 def gather(table: Table, keys: NDArray[np.int64]) -> dict[str, np.ndarray] | None:
-    """Rows as a batch has them; None if they were overwritten."""
+    """Copy rows by key; None if they were overwritten."""
     return table._reader._copied(mapped(table), keys)
 
 
@@ -87,7 +87,7 @@ def test_a_row_that_is_being_overwritten_is_not_returned(near: Table) -> None:
 
 
 def test_the_horizon_is_looked_at_after_the_copy(near: Table, tmp_path: Path) -> None:
-    """An insert that begins while rows are copied: here, the header says so from the middle of the copy on."""
+    """An insert starts while rows are copied: here, the header shows it from the middle of the copy on."""
     described = near.describe()
     for name in (HEADER_FILE, NONCE_FILE, *(column_file(index) for index in range(len(near.schema)))):
         (tmp_path / name).write_bytes((Path(described.directory) / name).read_bytes())
@@ -109,7 +109,7 @@ def test_the_horizon_is_looked_at_after_the_copy(near: Table, tmp_path: Path) ->
 def test_batches_are_whole_while_the_ring_is_overwritten_without_pause(
     new_table: NewTable, server: ServerProcess
 ) -> None:
-    """Overtaken copies are asked for again over the wire; no row is torn, and the figures tell."""
+    """Batches whose copy was overwritten are requested again over gRPC; no row is torn, and statistics count them."""
     table = new_table(capacity=64)
     table.insert(rows(range(64)))
     stop = threading.Event()
@@ -183,7 +183,7 @@ def test_only_so_many_buffers_are_kept(near: Table) -> None:
     assert 0 < len(near._reader._buffers._buffers._free) <= 32
 
 
-# Where it does not go.
+# When it is not possible.
 
 
 def test_files_that_are_not_as_described_are_not_used(near: Table, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_without_a_nonce_there_is_no_short_way(near: Table, tmp_path: Path, nonc
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Not as root, who may read everything."""
+    """Run as a user other than root, because root may read everything."""
     user = os.geteuid()
     if user == 0:
         os.seteuid(NOBODY)

@@ -66,7 +66,7 @@ def test_a_sampler_with_a_device_gives_tensors(table: Table) -> None:
         sampler.flush(timeout_s=10)
         assert sampler.updated >= 10
         assert sampler.stale == 0
-        assert next(sampler).beta > 0.0  # it goes on after a flush
+        assert next(sampler).beta > 0.0  # it continues after a flush
 
 
 def test_its_updates_are_in_force_for_the_draws_after_them(table: Table) -> None:
@@ -130,7 +130,7 @@ def test_its_thread_ends_with_it(table: Table) -> None:
 
 
 FOR_TENSOR_SAMPLERS = {"cancel", "deadline", "unacknowledged"}
-"""What a sampler has for the one that has taken it over."""
+"""Members of a sampler for the sampler that wraps it."""
 
 
 def test_it_has_all_that_a_sampler_of_arrays_has(table: Table) -> None:
@@ -147,7 +147,7 @@ def test_it_has_all_that_a_sampler_of_arrays_has(table: Table) -> None:
 
 
 def signature(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-    """Names, kinds and defaults of what a function takes."""
+    """Names, kinds and defaults of a function's parameters."""
     return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
 
 
@@ -198,5 +198,5 @@ def test_an_update_before_the_end_is_sent(table: Table) -> None:
     with table.sampler(8, beta=0.4, prefetch=1, device="cpu") as sampler:
         next(sampler)
         sampler.flush(timeout_s=10)
-        sampler.update_priorities(keys, np.full(20, 0.25))  # Nothing sends it before the next call.
+        sampler.update_priorities(keys, np.full(20, 0.25))  # It is sent with the next call.
     assert table.read(keys).priorities.tolist() == [0.25] * 20

@@ -1,1 +1,1 @@
-"""Handles of tables: inserts, draws, writers and samplers."""
+"""Table handles: inserts, draws, writers and samplers."""

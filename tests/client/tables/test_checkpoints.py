@@ -33,7 +33,7 @@ def keeping(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Serve
 
 @pytest.fixture
 def table(keeping: ServerProcess, connect: Connect) -> Table:
-    """A table there, with rows."""
+    """A table with rows on that server."""
     made = connect(keeping).create_table("t", columns=COLUMNS, capacity=100)
     made.insert(rows(range(120)))
     return made

@@ -1,4 +1,4 @@
-"""What a draw may be asked for."""
+"""Valid and invalid options of a draw."""
 
 from __future__ import annotations
 

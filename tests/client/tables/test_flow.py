@@ -1,4 +1,4 @@
-"""Rate limiters and queues as the library has them."""
+"""Rate limiters and queues through the client library."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_what_a_sampler_prefetches_counts_as_drawn(new_table: NewTable) -> None:
 
 
 def test_a_queue_hands_out_rows_in_order_and_once(new_table: NewTable) -> None:
-    # Rows as large as those that a client on the same host copies itself.
+    # Rows large enough that a client on the same host copies them itself.
     columns = {**COLUMNS, "image": Column("uint8", (64, 64))}
     table = new_table(columns=columns, capacity=64, backend="fifo")
     images = {"image": np.zeros((200, 64, 64), np.uint8)}
@@ -217,7 +217,7 @@ def test_messages_that_grpc_cuts_off_are_refused_like_those_that_the_server_refu
         error = refusal.value
         assert (error.reason, error.metadata["bound"]) == ("TOO_LARGE", "bytes of a request")
         assert error.metadata["setting"] == "max_request_mb of the server"
-    # Neither the client nor the stream is worse for it.
+    # Client and stream remain usable.
     assert next(sampler)["number"].tolist() == [1]
     assert table.read([0])["number"].tolist() == [1]
     sampler.close()

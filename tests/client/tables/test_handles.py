@@ -110,7 +110,7 @@ def test_a_table_that_was_made_anew_meanwhile_is_another_one(client: ReplayClien
 
 @pytest.fixture
 def guarded(start_server: StartServer, tmp_path: Path) -> ServerProcess:
-    """A server that wants a token."""
+    """A server that requires a token."""
     return start_server("--tokens", str(write_usual_tokens(tmp_path / "tokens.toml")))
 
 
@@ -173,7 +173,7 @@ def test_handles_show_what_they_are(client: ReplayClient, table: Table) -> None:
         assert "batch_size=3, beta=0.5" in repr(sampler)
 
 
-# What is done with a table that exists.
+# Existing tables.
 
 
 def test_a_table_that_is_opened_with_rows_in_it_is_a_warning_unless_that_was_said(

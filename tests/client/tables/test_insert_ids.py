@@ -8,7 +8,7 @@ from replay_client.errors import LimitedError
 
 
 def id_after_a_refusal(attempts: int, reason: str) -> tuple[bytes, int, bytes, int]:
-    """Writer id and sequence number of an insert that is refused, and those of the next."""
+    """Writer id and sequence number of a refused insert, and of the next insert."""
     ids = InsertIds()
     refusal = LimitedError("refused", reason=reason)
     refusal.attempts = attempts
@@ -33,7 +33,7 @@ def test_an_insert_that_was_refused_without_effect_leaves_its_number_to_the_next
 
 @pytest.mark.parametrize(("attempts", "reason"), [(2, "LIMITED"), (1, "NO_SPACE")])
 def test_an_insert_whose_outcome_is_unknown_takes_its_id_along(attempts: int, reason: str) -> None:
-    """An earlier attempt may have been applied: the server would take the next rows for a repeat."""
+    """An earlier attempt may have been applied: with the same id, the server would treat the next rows as a retry."""
     refused_id, _, writer_id, sequence = id_after_a_refusal(attempts, reason)
     assert writer_id != refused_id
     assert sequence == 1

@@ -1,4 +1,4 @@
-"""What is made of a look at a table: weights, bars, slopes, plots."""
+"""Weights, histograms, fits and plots from an inspection of a table."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Connect = Callable[..., ReplayClient]
 
 @pytest.fixture
 def telling(new_table: NewTable) -> Table:
-    """A table of one row, whose batches tell by their total mass which update was the last."""
+    """A table of one row, so that the total mass of a batch identifies the last update."""
     table = new_table(capacity=10, alpha=1.0, epsilon=0.0)
     table.insert(rows([0]), priorities=[1000.0])
     return table
@@ -67,7 +67,7 @@ def test_batches_asked_for_together_know_of_as_many_updates_or_more(telling: Tab
 
 
 def test_many_batches_on_their_way_are_asked_for_in_several_messages(telling: Table) -> None:
-    with telling.sampler(4, beta=0.4, prefetch=2000) as sampler:  # a quarter is more than one message may ask for
+    with telling.sampler(4, beta=0.4, prefetch=2000) as sampler:  # a quarter of it exceeds the limit of one message
         next(sampler)
         assert sampler.in_flight > 1900
 

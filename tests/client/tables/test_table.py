@@ -234,7 +234,7 @@ def test_the_table_shows_what_it_is(table: Table) -> None:
 
 
 def test_more_keys_than_one_call_takes_go_in_several(new_table: NewTable) -> None:
-    """A server refuses more than 32,768; our client sends 8192 at a time."""
+    """A server refuses more than 32,768 keys; the client sends 8192 at a time."""
     table, count = new_table(capacity=40_000), 40_000
     table.insert(rows(np.arange(count)))
     keys = np.random.default_rng(0).permutation(count + 10)

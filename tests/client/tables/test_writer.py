@@ -1,4 +1,4 @@
-"""Writers: order, exactness, what waits for what, and what is raised when."""
+"""Writers: order, exactly-once inserts, waits and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Connect = Callable[..., ReplayClient]
 
 
 def numbers_in(table: Table) -> list[int]:
-    """The numbers of all rows of a table, in the order of their keys, whole."""
+    """The numbers of all rows of a table, in order of their keys, after checking that the rows are intact."""
     read = table.read(np.arange(table.describe().inserted))
     assert_whole(read.columns)
     return [int(number) for number in read["number"]]

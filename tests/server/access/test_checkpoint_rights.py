@@ -1,4 +1,4 @@
-"""Only callers that may administer all tables in a checkpoint can remove it, directly or through retention."""
+"""Only callers with admin rights on all tables of a checkpoint can remove it, directly or through retention."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Clients:
         return self._of[name]
 
     def names(self) -> list[str]:
-        """Of all checkpoints."""
+        """Names of all checkpoints."""
         return [checkpoint.name for checkpoint in self["root"].checkpoints()]
 
 
@@ -63,7 +63,7 @@ def start_clients(start_server: StartServer, tmp_path: Path) -> Iterator[Callabl
 
 @pytest.fixture
 def clients(start_clients: Callable[..., Clients]) -> Clients:
-    """Of a server with a table of each."""
+    """Clients of a server with one table per token."""
     clients = start_clients()
     for name in ("mine", "theirs"):
         clients[name].create_table(name, columns=COLUMNS, capacity=10)

@@ -67,7 +67,7 @@ LearnerService.Join         401    401    401      403    ok     403    ok      
 LearnerService.Report       401    401    401      403    ok     403    ok      403    403     cut
 LearnerService.GetWeights   401    401    401      403    ok     403    ok      403    403     cut
 """
-"""What comes of each call, by RPC (after a colon, a kind of request) and caller."""
+"""Outcome of each call, by RPC (with a kind of request after a colon) and caller."""
 CALLERS = {
     "no token": None,
     "wrong token": WRONG,
@@ -80,7 +80,7 @@ CALLERS = {
     "admin on all": EVERYWHERE,
     "no client certificate": ALL,
 }
-"""Their tokens, in the order of the columns."""
+"""Tokens of the callers, in the order of the columns."""
 UNCERTIFIED = "no client certificate"
 CODES = {
     "401": grpc.StatusCode.UNAUTHENTICATED,
@@ -101,7 +101,7 @@ SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
 
 @dataclass(frozen=True)
 class Target:
-    """What the calls of one test are about."""
+    """The table and other targets of a test's calls."""
 
     table: str
     uid: bytes
@@ -110,7 +110,7 @@ class Target:
 
 
 def request_of(call: str, target: Target) -> Message:
-    """A request that is good but for its caller."""
+    """A request that is valid for an authorized caller."""
     name, uid = target.table, target.uid
     insertion = replay_pb2.Insertion(row_count=1)
     requests: dict[str, Callable[[], Message]] = {
@@ -150,7 +150,7 @@ def request_of(call: str, target: Target) -> Message:
 
 
 def _joined(learner: LearnerService) -> int:
-    """The number of an actor that has joined."""
+    """Join an actor, and return its number."""
     return learner.join(learner_pb2.JoinRequest(name="test")).actor_id
 
 
@@ -168,7 +168,7 @@ class Services:
         task = make_task("Some-v0", f"{MINE}run", n_step=1, gamma=0.9, network=SPEC)
         weights = PublishedWeights({"weight": torch.zeros(1)})
         self.learner = LearnerService(task, RunSeeds(0), weights, lambda: Guidance(granted_steps=1, epsilon=0.5))
-        # The actor whose number reports have.
+        # The actor that the reports name.
         self.actor_id = _joined(self.learner)
         access = LearnerAccess(served.cert, served.key, authority.ca, tokens)
         learner_server = LearnerServer(self.learner, "127.0.0.1", 0, access)
@@ -179,7 +179,7 @@ class Services:
         self._channels: dict[tuple[str, bool], grpc.Channel] = {}
 
     def channel(self, service: str, *, certified: bool = True) -> grpc.Channel:
-        """To one of the services."""
+        """A channel to one of the services."""
         key = (service, certified)
         if key not in self._channels:
             tls: Tls = self._tls[certified]
@@ -196,7 +196,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 @pytest.fixture
 def target(services: Services) -> Iterator[Target]:
-    """A table with a row. It is dropped at the end: who copies all tables copies few."""
+    """A table with one row, dropped at the end, so that checkpoints of all tables stay small."""
     stub = replay_pb2_grpc.ReplayServiceStub(services.channel("ReplayService"))
     name, metadata = f"{MINE}{new_name()}", token_metadata(ALL)
     made = stub.CreateTable(replay_pb2.CreateTableRequest(config=table_config(name)), metadata=metadata)
@@ -210,7 +210,7 @@ def target(services: Services) -> Iterator[Target]:
 
 
 def split(call: str) -> tuple[str, str]:
-    """The service and the RPC of a line of the table."""
+    """Service and RPC of a line of the table."""
     service, _, rpc = call.partition(":")[0].rpartition(".")
     return service or "ReplayService", rpc
 

@@ -22,12 +22,12 @@ from tests.support.server_process import ServerProcess
 LANES = 5
 CONNECTIONS = 40
 CALLS = 96
-"""Of each of these connections."""
+"""Number of calls per connection."""
 PATIENCE_S = 10.0
 
 
 def listen(family: socket.AddressFamily, host: str) -> Iterator[socket.socket]:
-    """Listeners of as many lanes."""
+    """Listeners of several lanes."""
     port = 0
     for _ in range(LANES):
         listener = socket.socket(family)
@@ -68,7 +68,7 @@ def test_all_of_an_ipv6_network_have_one_lane() -> None:
 
 
 def test_calls_of_other_hosts_do_not_come_first(start_server: Callable[..., ServerProcess]) -> None:
-    """Whoever begins thousands of calls at once has only those of its own lane wait until all of them are taken."""
+    """A caller that starts thousands of calls simultaneously delays only the calls of its own lane."""
     server = start_server()
     block = header_block("/replay.v1.ReplayService/Write")
     calls = [opening(2 * number + 1, block) for number in range(CALLS)]
@@ -81,11 +81,11 @@ def test_calls_of_other_hosts_do_not_come_first(start_server: Callable[..., Serv
             flood.append(open_now.enter_context(RawFrames(plain)))
         os.kill(server.pid, signal.SIGSTOP)
         try:
-            # gRPC takes what came last first in some of its threads, and what came first in others.
+            # Some of gRPC's threads handle the newest call first, others the oldest.
             for link in flood[::2]:
                 link.send(calls)
             asked = threads.submit(client.stats)
-            with suppress(TimeoutError):  # it is on its way when the server goes on
+            with suppress(TimeoutError):  # it is in flight when the server continues
                 asked.result(0.2)
             for link in flood[1::2]:
                 link.send(calls)

@@ -1,4 +1,4 @@
-"""What the tables of one token may take at most, whoever else has tables, and over restarts and restores."""
+"""Quotas on the tables of one token, with tables of others, and across restarts and restores."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RIGHTS: Final = ["read", "write", "admin"]
 
 
 def write_tokens(path: Path, bounds: str) -> Path:
-    """A token with bounds, such as ``max_tables = 2``, and one without."""
+    """Write a token with limits, such as ``max_tables = 2``, and one without."""
     path.write_text(token_entry("bounded", BOUNDED, RIGHTS) + bounds + "\n" + token_entry("free", FREE, RIGHTS))
     return path
 
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """Makes clients with a token."""
+    """Creates clients with a token."""
     with ExitStack() as stack:
         yield lambda server, token: stack.enter_context(ReplayClient(server.address, token=token, same_host=False))
 
@@ -55,7 +55,7 @@ def beyond(bound: str, setting: str, limit: int, got: int) -> Iterator[None]:
 
 
 def one_table_too_many() -> ExitStack:
-    """For a token that may have one."""
+    """Expect a refusal of a table beyond the limit of one."""
     stack = ExitStack()
     stack.enter_context(beyond("tables of the token 'bounded'", "max_tables of the token 'bounded'", 1, 2))
     return stack

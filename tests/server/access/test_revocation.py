@@ -42,7 +42,7 @@ ROW = rows_of(np.array([7]))
 
 
 class Calls:
-    """Calls of one token; those that wait do not come to an end by themselves."""
+    """Calls with one token; waiting ones never end by themselves."""
 
     def __init__(self, server: ServerProcess, token: str) -> None:
         self._channel = grpc.insecure_channel(server.address)
@@ -71,7 +71,7 @@ class Calls:
         return call
 
     def stream(self, method: str, request: object) -> Callable[[], object]:
-        """A stream with one request, which is left open; what it answers next."""
+        """Send one request on a stream that stays open; return a function that receives the next reply."""
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         requests.put(request)
         self._streams.append(requests)
@@ -89,13 +89,13 @@ def tokens(tmp_path: Path) -> Path:
 
 
 def write_tokens(path: Path, *, goes_at: str) -> None:
-    """One token for good, and one that expires."""
+    """Write a token without expiry, and one that expires."""
     path.write_text(token_entry("stays", STAYS, EVERY) + token_entry("goes", GOES, EVERY, expires=goes_at))
 
 
 @pytest.fixture
 def calls_of(start_server: StartServer, tokens: Path) -> Iterator[Callable[[str], Calls]]:
-    """The calls of a token, to a server that is started for the first of them."""
+    """Creates calls with a token to one server, which is started for the first of them."""
     made: list[Calls] = []
     servers: list[ServerProcess] = []
 
@@ -111,7 +111,7 @@ def calls_of(start_server: StartServer, tokens: Path) -> Iterator[Callable[[str]
 
 
 def reason_of(call: Callable[[], object]) -> str:
-    """What a call is refused with."""
+    """Reason of a call's refusal."""
     with pytest.raises(grpc.RpcError) as error:
         call()
     return refusal_in(error.value).reason
@@ -167,7 +167,7 @@ def test_what_waits_ends_when_its_token_expires(calls_of: Callable[[str], Calls]
 
 
 class Revoked(Caller):
-    """A caller whose token was taken away just now; nobody has looked yet."""
+    """A caller whose token was just revoked, before the server has noticed."""
 
     def check_valid(self) -> None:
         raise errors.unauthenticated("the token of this call is no longer valid")

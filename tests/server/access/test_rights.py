@@ -1,4 +1,4 @@
-"""What each RPC takes of its caller, for whatever tokens there may be: as one plain table says."""
+"""Rights that each RPC requires, for arbitrary tokens, compared with a plain table."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ ListCheckpoints    admin on all
 VerifyCheckpoint   admin on all
 Inspect            read on the table
 """
-"""By RPC (after a colon, a kind of request): what it takes. `on any`: on whichever tables the token is for."""
+"""Required rights by RPC (with a kind of request after a colon). `on any`: on any table that the token covers."""
 EXPECTED = {line.split()[0]: line.split(maxsplit=1)[1].split(", ") for line in TABLE.strip().splitlines()}
 
 
 def _demands() -> Mapping[str, Demand]:
-    """What each RPC of a server takes."""
+    """Rights that each RPC of a server requires."""
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(Root.in_memory(Path(folder))) as root:
         return {name: endpoint.demand for name, endpoint in all_endpoints(Catalog(root)).items()}
 
@@ -65,7 +65,7 @@ DEMANDS = _demands()
 
 
 class OneToken:
-    """A file with one token, which does not expire."""
+    """A token file with one token that does not expire."""
 
     def __init__(self, grant: Grant) -> None:
         self._grant = grant
@@ -78,7 +78,7 @@ class OneToken:
 
 
 def request_of(call: str, table: str, other: str, series: str) -> Message:
-    """What is sent about these."""
+    """A request about these tables and this series."""
     rpc, _, kind = call.partition(":")
     if rpc == "CreateTable":
         return replay_pb2.CreateTableRequest(config=replay_pb2.TableConfig(name=table))
@@ -96,7 +96,7 @@ def request_of(call: str, table: str, other: str, series: str) -> Message:
 
 
 def is_for(patterns: Sequence[str], name: str) -> bool:
-    """Whether a token with these patterns is for a table."""
+    """Whether a token with these patterns covers a table."""
     regexes = (re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") for pattern in patterns)
     return any(re.fullmatch(regex, name) for regex in regexes)
 
@@ -114,13 +114,13 @@ def is_expected(call: str, grant: Grant, table: str, other: str, series: str) ->
             return False
         return is_for(grant.tables, {"the table": table, "the other": other, "the series": series}[on])
 
-    # Without a series, the first table's name is that.
+    # Without a series, it is named after the first table.
     first_is_taken = call == "Checkpoint:tables" and table == "periodic" and "*" not in grant.tables
     return all(map(has, EXPECTED[call])) and not first_is_taken
 
 
 def is_allowed(call: str, grant: Grant, request: Message) -> bool:
-    """Whether the service allows it, or refuses it in another way than it should."""
+    """Whether the service allows the call, or refuses it with the wrong error."""
     demand, data = DEMANDS[call.partition(":")[0]], request.SerializeToString()
     caller = TokenHolder(OneToken(grant), b"", Revocations(lambda _: None))  # type: ignore[arg-type]
     try:

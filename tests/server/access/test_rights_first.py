@@ -39,15 +39,15 @@ TOO_LITTLE = {
     "VerifyCheckpoint": READ,
     "Inspect": WRITE,
 }
-"""For each RPC but DescribeTable, which anyone may call, and Checkpoint, which is names alone, too small a right."""
+"""An insufficient right for each RPC except DescribeTable, open to all, and Checkpoint, which has only names."""
 BROKEN = b"\xff" * 20
-"""No message."""
+"""Bytes that are not a valid message."""
 TIMEOUT_S = 20.0
 
 
 @pytest.fixture(scope="module")
 def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[grpc.Channel]:
-    """To a server with tokens, and a table of our own and one of others on it."""
+    """A channel to a server with tokens, one table of this caller, and one of another."""
     folder: Path = tmp_path_factory.mktemp("rights-first")
     tokens = write_usual_tokens(folder / "tokens.toml")
     server = ServerProcess(folder / "log", "--tokens", str(tokens), "--memory-dir", str(folder), forked=True)
@@ -60,7 +60,7 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[grpc.Channel]:
 
 
 def refusal_of(channel: grpc.Channel, method: str, token: str, *messages: bytes) -> Refusal:
-    """What the last of these messages is refused with."""
+    """The refusal of the last of these messages."""
     with pytest.raises(grpc.RpcError) as error:
         send(channel, method, token, *messages)
     return refusal_in(error.value)
@@ -83,7 +83,7 @@ def named(method: str, name: str) -> bytes:
 
 
 def broken_within(method: str) -> bytes:
-    """A field of which protobuf sees that it is broken when it parses it, not when it skips it."""
+    """A field that protobuf rejects as corrupt if it parses it, but not if it skips it."""
     if method == "CreateTable":
         return bytes_field(1, bytes_field(4, BROKEN))
     described = replay_pb2.DESCRIPTOR.message_types_by_name[f"{method}Request"]
@@ -155,14 +155,14 @@ def test_what_is_read_first_is_what_is_read_later(
     data = b"".join(parts)
     try:
         whole = message_type.FromString(data)
-    except Exception:  # it would be refused after the check
+    except Exception:  # parsing would fail after the check
         return
     first = only(message_type, *paths).FromString(data)
     assert [seen(first, path) for path in paths] == [seen(whole, path) for path in paths]
 
 
 def seen(message: Message, path: str) -> object:
-    """The text in a field; of a field that is no text, whether it is there."""
+    """The text of a field, or whether the field is present if it is not text."""
     *within, name = path.split(".")
     for part in within:
         message = getattr(message, part)

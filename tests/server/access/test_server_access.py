@@ -1,4 +1,4 @@
-"""A server with tokens, and one that listens for other machines."""
+"""Servers with tokens, and servers that listen for other machines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ StartServer = Callable[..., ServerProcess]
 COLUMNS = {"x": Column("int64")}
 NAME = f"{MINE}table"
 SHARED_MODES = {"lock": 0o600, "boot.json": 0o600, ".socket": 0o660}
-"""Of what is not simply read where a group shares the files."""
+"""Modes of files that are not group-readable data, if a group shares the files."""
 
 
 @pytest.fixture
@@ -57,13 +57,13 @@ def tokens(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(start_server: StartServer, tokens: Path) -> ServerProcess:
-    """A server with the usual tokens, of the test's own."""
+    """A separate server with the usual tokens."""
     return start_server("--tokens", str(tokens), "--log-level", "debug")
 
 
 @pytest.fixture
 def client_of(server: ServerProcess) -> Iterator[Callable[[str | None], ReplayClient]]:
-    """Clients by token."""
+    """Creates clients with a token."""
     made: list[ReplayClient] = []
 
     def connect(token: str | None) -> ReplayClient:
@@ -339,7 +339,7 @@ def test_the_settings_can_be_variables(start_server: StartServer, tokens: Path) 
 
 
 def modes_below(folder: Path) -> dict[str, int]:
-    """Permission bits of a folder and all that is in it, but for the lock."""
+    """Permission bits of a folder and everything in it, except the lock."""
     paths = [folder, *folder.rglob("*")]
     return {str(path.relative_to(folder)): path.stat().st_mode & 0o7777 for path in paths if path.name != "lock"}
 
@@ -365,7 +365,7 @@ def test_files_belong_to_their_user_alone(start_server: StartServer, tmp_path: P
 
 
 def another_group() -> tuple[str, int]:
-    """Name and number of a group that we may give files to; if there is one, not that of all our files."""
+    """Name and id of a group to which we may assign files; if possible, not our primary group."""
     mine, others = os.getgid(), set(os.getgroups())
     known = [each for each in grp.getgrall() if os.getuid() == 0 or each.gr_gid in {mine, *others}]
     found = min(known, key=lambda each: each.gr_gid == mine)

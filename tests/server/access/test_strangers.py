@@ -1,4 +1,4 @@
-"""What somebody without a token can cost a server, and somebody with one who breaks the rules of the wire."""
+"""Limits on what a server spends on callers without a token, and on callers who violate the wire protocol."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.wire import SERVICE
 StartServer = Callable[..., ServerProcess]
 PATIENCE_S = 30.0
 MOST_BYTES = 50 << 20
-"""What strangers may cost, of memory."""
+"""Memory that strangers may cost."""
 LARGE = bytes(100 << 20)
 INSERT, CREATE = f"/{SERVICE.full_name}/Insert", f"/{SERVICE.full_name}/CreateTable"
 HEALTH = "/grpc.health.v1.Health/Check"
@@ -56,12 +56,12 @@ def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
 
 
 def connect(server: ServerProcess) -> socket.socket:
-    """A connection on which nothing was said."""
+    """A connection on which nothing has been sent."""
     return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
 
 
 def peak_bytes(server: ServerProcess) -> int:
-    """The most memory that it ever had."""
+    """The server's peak memory."""
     status = Path(f"/proc/{server.pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) << 10
 
@@ -153,7 +153,7 @@ def test_there_are_no_more_connections_than_the_setting_says(start_server: Start
 
 
 def ends(link: socket.socket) -> bool:
-    """Whether the server closes a connection without a word."""
+    """Whether the server closes a connection without sending anything."""
     try:
         return link.recv(1) == b""
     except ConnectionResetError:
@@ -222,7 +222,7 @@ def test_connections_leave_descriptors_to_the_server(start_server: StartServer) 
                 links.append(connect(server))
                 with suppress(ConnectionResetError):
                     links[-1].sendall(b"P")
-            # One that is too many is closed at once.
+            # A connection beyond the limit is closed immediately.
             assert ends(links[-1])
             assert (
                 client.create_table("one", columns={"x": Column("int64")}, capacity=10).insert({"x": [1]}) is not None

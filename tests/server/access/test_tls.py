@@ -1,4 +1,4 @@
-"""TLS and mutual TLS: admission, and rereading certificates."""
+"""TLS and mutual TLS: admission, and reloading certificates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def gets_in(server: ServerProcess, tls: Tls | None, token: str | None = None) -> bool:
-    """Whether a client is served."""
+    """Whether the server serves a client."""
     with ReplayClient(server.address, tls=tls, token=token, timeout_s=SHORT_S) as client:
         try:
             client.tables()
@@ -95,7 +95,7 @@ def test_tokens_are_asked_for_behind_tls(start_server: StartServer, authority: A
 
 
 def certificate_of(server: ServerProcess) -> bytes:
-    """What the server shows to whoever connects."""
+    """The certificate that the server presents."""
     return ssl.get_server_certificate(("127.0.0.1", server.port), timeout=10).encode()
 
 
@@ -146,7 +146,7 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before(
 def test_a_session_is_not_resumed_for_long_where_clients_need_certificates(
     authority: Authority, version: ssl.TLSVersion
 ) -> None:
-    """Who resumes one shows no certificate: that it has expired, nobody would see."""
+    """A client that resumes a session presents no certificate, so the server would not notice that it has expired."""
     served, mine = authority.certify("server"), authority.certify("client", "me")
     now = [0.0]
     certificates = ServerCertificates(served.cert, served.key, authority.ca, ticks=lambda: now[0])
@@ -189,7 +189,7 @@ def test_who_has_a_certificate_shows_it_again_and_loses_nothing(
         cut_off = threads.submit(held_open_until_cut_off, server.address, tls)
         written = 1
         with table.writer() as writer, table.sampler(4, beta=0.4) as sampler:
-            # Now and then, and not without a pause: what counts is the time that connections last.
+            # Connect with pauses, because the lifetime of connections is tested.
             while wait([cut_off], timeout=PAUSE_S).not_done or written < 1000:
                 for _ in range(10):
                     writer.append(x=written)
@@ -206,7 +206,7 @@ def test_who_has_a_certificate_shows_it_again_and_loses_nothing(
 
 
 def held_open_until_cut_off(address: str, tls: Tls) -> grpc.StatusCode | None:
-    """How two streams on connections of their own end, one after the other, that are silent and not closed."""
+    """Status of two consecutive streams on separate connections, which are silent and never closed by the client."""
     code = None
     for _ in range(2):
         requests: queue.SimpleQueue[replay_pb2.LearnRequest | None] = queue.SimpleQueue()

@@ -20,7 +20,7 @@ GOOD = token_entry("actors", SECRET, ["write"], ["cart*"])
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A manually advanced clock."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -37,7 +37,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def change(path: Path, content: str) -> None:
-    """Write a file anew, so that it is seen to be another however coarse the clock of the file system is."""
+    """Rewrite a file so that the change is detected, however coarse the file system's clock."""
     new = path.with_suffix(".new")
     new.write_text(content)
     os.replace(new, path)
@@ -233,7 +233,7 @@ def test_a_change_is_seen_whatever_its_time_and_size_say(file: Path) -> None:
     other = SECRET[::-1]
 
     def is_later() -> bool:
-        """The clock of the file system may be coarse."""
+        """Whether the modification time has advanced; the file system's clock may be coarse."""
         file.write_text(GOOD.replace(SECRET, other))
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
         return file.stat().st_ctime_ns > before.st_ctime_ns

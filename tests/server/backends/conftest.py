@@ -1,4 +1,4 @@
-"""Runs each test that asks for a ``backend`` with every backend there is."""
+"""Runs each test with a ``backend`` parameter once per backend."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.support.invariants import check_index
 
 
 class IndexedRing:
-    """Inserts, evicts, updates and draws, and checks the index after each."""
+    """Inserts, evicts, updates and draws, and checks the index after each operation."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class IndexedRing:
         checked: bool = True,
         first_key: int = 0,
     ) -> None:
-        """Make an empty ring of ``capacity + slack`` slots."""
+        """Create an empty ring of ``capacity + slack`` slots."""
         self.backend = backend
         self.capacity = capacity
         self.slots = capacity + slack
@@ -43,7 +43,7 @@ class IndexedRing:
         return LiveRows(oldest=self.inserted - len(self.truth), size=len(self.truth), slots=self.slots)
 
     def insert(self, priorities: ArrayLike) -> None:
-        """Add new rows in pieces as long as the slack, and evict as many of the oldest as do not fit."""
+        """Add new rows in parts of at most the slack, and evict the oldest rows that no longer fit."""
         given = np.asarray(priorities, dtype=np.float64)
         for start in range(0, len(given), self.slack):
             self._insert_piece(given[start : start + self.slack])
@@ -75,28 +75,28 @@ class IndexedRing:
         self.update(sorted(self.truth), priorities)
 
     def reset(self) -> None:
-        """Forget all rows; keys go on counting."""
+        """Remove all rows; keys continue counting."""
         self.truth.clear()
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Start the index anew from the priority array, as a server does that was restarted."""
+        """Rebuild the index from the priority array, like a restarted server."""
         self.index.rebuild(self.live)
         self.check()
 
     def draw(self, fractions: ArrayLike) -> Drawn:
-        """Draw rows, and compare them with what the oracle expects."""
+        """Draw rows, and compare them with the oracle."""
         points = np.asarray(fractions, dtype=np.float64)
         drawn = self.index.draw(points, self.live)
         self.expected().require_draw(points, drawn.keys, drawn.probabilities)
         return drawn
 
     def expected(self) -> Expected:
-        """Return what the oracle says of the live rows; at least one."""
+        """Return the oracle's answers for the live rows, of which there must be at least one."""
         return Expected(self.oracle, self.truth, self.slots)
 
     def check(self) -> None:
-        """Check the index's own invariants, and the priority array against the truth."""
+        """Check the index's invariants, and compare the priority array with the true priorities."""
         if not self.checked:
             return
         check_index(self.index)

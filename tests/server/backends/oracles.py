@@ -1,4 +1,4 @@
-"""What the backends should answer, by linear scans and full sorts: slow, and plain to see."""
+"""Oracles for the backends, with linear scans and full sorts: slow, but obviously correct."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from replay_server.backends.index import LEAST_PROBABILITY
 FRACTION_TOLERANCE = 1e-9
 """How far beyond its interval of the total mass a row may be drawn, as a fraction of the total.
 
-Backends and oracles add masses up in different orders, so the boundary between two rows is not the same float in
-both: a fraction that falls between the two belongs to either row.
+Backends and oracles add masses in different orders, so their boundaries between two rows may differ by rounding. A
+fraction between the two boundaries may draw either row.
 """
 
 
 class Oracle(Protocol):
-    """The rows of a table, by key, in the order in which a backend lays them along the total mass."""
+    """The order of a table's rows along the total mass, and their masses."""
 
     def in_order(self, priorities: Mapping[int, float], slots: int) -> list[int]:
         """Return the keys of all live rows in that order."""
 
     def masses(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the masses of rows of these priorities, which are in that order."""
+        """Return the masses of rows with these priorities, which are in that order."""
 
 
 class SumTreeOracle:
-    """Rows in order of their slots; mass = min(priority + epsilon, max_priority) ** alpha."""
+    """Rows in order of slot; mass = min(priority + epsilon, max_priority) ** alpha."""
 
     def __init__(self, parameters: SumTreeParameters) -> None:
         self.parameters = parameters
@@ -43,7 +43,7 @@ class SumTreeOracle:
 
 
 class RankOracle:
-    """Rows in order of their ranks, of equal priorities the newest first; mass = rank ** -alpha."""
+    """Rows in order of rank, newest first if priorities are equal; mass = rank ** -alpha."""
 
     def __init__(self, parameters: RankParameters) -> None:
         self.parameters = parameters
@@ -57,7 +57,7 @@ class RankOracle:
 
 
 class UniformOracle:
-    """Rows in order of their keys; mass = 1."""
+    """Rows in order of key; mass = 1."""
 
     def in_order(self, priorities: Mapping[int, float], slots: int) -> list[int]:
         return sorted(priorities)
@@ -67,7 +67,7 @@ class UniformOracle:
 
 
 def oracle_for(parameters: object) -> Oracle:
-    """Return the oracle of the backend that has these parameters."""
+    """Return the oracle of the backend with these parameters."""
     match parameters:
         case SumTreeParameters():
             return SumTreeOracle(parameters)
@@ -79,10 +79,10 @@ def oracle_for(parameters: object) -> Oracle:
 
 
 class Expected:
-    """What a backend should answer for some rows."""
+    """The expected answers of a backend for some rows."""
 
     def __init__(self, oracle: Oracle, priorities: Mapping[int, float], slots: int) -> None:
-        """Lay all rows along their total mass; if that is zero, evenly in order of their keys."""
+        """Arrange all rows along their total mass; if that is zero, evenly in order of key."""
         keys = oracle.in_order(priorities, slots)
         masses = oracle.masses(np.array([priorities[key] for key in keys], dtype=np.float64))
         self.total_mass = float(np.sum(masses, dtype=np.longdouble))
@@ -101,17 +101,17 @@ class Expected:
         self._place = {key: place for place, key in enumerate(keys)}
 
     def places(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where these rows come in the order."""
+        """Return the positions of these rows in the order."""
         return np.array([self._place[int(key)] for key in keys], dtype=np.int64)
 
     def middles(self) -> NDArray[np.float64]:
-        """Return float64[size]: the fraction in the middle of each row's interval."""
+        """Return the middle of each row's interval, as fractions float64[size]."""
         return (self.boundaries[:-1] + self.boundaries[1:]) / 2
 
     def require_draw(
         self, fractions: NDArray[np.float64], keys: NDArray[np.int64], probabilities: NDArray[np.float64]
     ) -> None:
-        """Check that these fractions may draw these rows, and that the rows' probabilities are right."""
+        """Check that these fractions may draw these rows, and that the rows' probabilities are correct."""
         places = self.places(keys)
         assert (fractions >= self.boundaries[places] - FRACTION_TOLERANCE).all()
         assert (fractions <= self.boundaries[places + 1] + FRACTION_TOLERANCE).all()

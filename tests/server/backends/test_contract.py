@@ -1,4 +1,4 @@
-"""What every backend promises, whatever it draws by."""
+"""Guarantees of every backend."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_stratified_draws_take_each_row_as_often_as_its_probability_says(backend
     drawn = ring.draw((np.arange(batch) + np.random.default_rng(0).random(batch)) / batch)
     expected = ring.expected()
     counts = np.bincount(expected.places(drawn.keys), minlength=len(ring.truth))
-    # An interval over equal segments covers all but two of those it touches, and each segment has one draw.
+    # An interval fully covers all but two of the segments that it touches, and each segment has one draw.
     assert (np.abs(counts - batch * expected.probabilities) < 2).all()
 
 

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: never where another version of the code finds them."""
+"""Places of compiled kernels: other versions of the code never find them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from replay_server.kernels import kernel_cache
 from tests.support.small_disk import mounted_disk
 
 NOWHERE = "/proc/nobody"
-"""Where nobody can make a folder."""
+"""A path at which no user can create a folder."""
 POWERLESS = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"] if os.getuid() == 0 else []
-"""Root writes where it likes. Without capabilities it may not, just as any other user."""
+"""Runs a command without capabilities, so that even root may not write everywhere."""
 pytestmark = pytest.mark.skipif(bool(POWERLESS) and not shutil.which("setpriv"), reason="needs setpriv")
 CALLEE = """
 from replay_server.kernels.compile import part_of_kernel
@@ -71,7 +71,7 @@ Call = Callable[[Path, Mapping[str, str]], tuple[int, int, Path]]
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A folder for an installation, and whatever its processes write."""
+    """A folder for an installation and the files of its processes."""
     (tmp_path / "tmp").mkdir()
     yield tmp_path
     for path in (tmp_path, *tmp_path.rglob("*")):
@@ -80,7 +80,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def install(place: Path, step: int) -> Path:
-    """Install a version of the server whose callee adds ``step``, where nobody may write."""
+    """Install a version of the server whose callee adds ``step``, in a read-only place."""
     site = place / "site"
     if site.exists():
         for path in (site, *site.rglob("*")):
@@ -98,9 +98,9 @@ def install(place: Path, step: int) -> Path:
 
 @pytest.fixture(scope="module")
 def call() -> Iterator[Call]:
-    """Calls the kernel in a process of a user who may not write to the installation.
+    """Calls the kernel in a process whose user may not write to the installation.
 
-    It returns what the kernel did, how often that came out of the cache, and where the cache is.
+    It returns the kernel's result, the number of cache hits, and the path of the cache.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     with subprocess.Popen(

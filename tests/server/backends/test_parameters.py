@@ -1,4 +1,4 @@
-"""How backends are named and their parameters checked."""
+"""Names of backends, and checks of their parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rank backend promises beyond the contract of all backends."""
+"""Guarantees of the rank backend beyond those of all backends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.rows import WHOLE
 
 
 def require_exact_ranks(ring: IndexedRing) -> None:
-    """Draw the middle of every rank's interval: that gives all rows in order of rank."""
+    """Draw the middle of every rank's interval, and check that the rows come in order of rank."""
     expected = ring.expected()
     assert ring.draw(expected.middles()).keys.tolist() == expected.keys.tolist()
 
@@ -121,7 +121,7 @@ def test_so_it_does_with_few_ranks(count: int) -> None:
 
 
 def require_ranks_of_a_search(sums: PowerSums, size: int) -> None:
-    """Compare points at random, at the ends of ranks, and next to them with what a search of all sums finds."""
+    """Compare random points, and points at and next to the ends of ranks, with a search of all sums."""
     generator = np.random.default_rng(0)
     total = sums.prefix[size]
     last = np.nextafter(total, 0.0)

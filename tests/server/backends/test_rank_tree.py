@@ -1,4 +1,4 @@
-"""The rank tree alone, growing and shrinking by whole levels."""
+"""The rank tree alone, which grows and shrinks by whole levels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIECE = 6_000
 
 
 def order_of(kind: str, priorities: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the keys in the order in which they come or go."""
+    """Return the keys in the order in which they are inserted or removed."""
     match kind:
         case "by rank":
             return np.argsort(-priorities)
@@ -125,7 +125,7 @@ def test_a_boundary_is_compared_by_its_whole_key_however_old_the_row_is_that_it_
     priorities = np.concatenate((np.full(rows, 9.0), boundary, np.full(rows - 1, 4.0)))
     keys = np.concatenate((np.arange(rows)[::-1], [rows], np.arange(rows + 1, 2 * rows)[::-1]))
     tree = rank_tree.make_tree(400)
-    rank_tree.fill(tree, priorities, keys)  # the second leaf begins with the row of priority 5
+    rank_tree.fill(tree, priorities, keys)  # the second leaf starts with the row of priority 5
     rank_tree.move(tree, boundary, keys[rows : rows + 1], priorities[:0], keys[:0])
     priorities, keys = np.delete(priorities, rows), np.delete(keys, rows)
     for _ in range(3):

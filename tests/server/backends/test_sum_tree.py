@@ -1,4 +1,4 @@
-"""What the sum tree promises beyond the contract of all backends."""
+"""Guarantees of the sum tree beyond those of all backends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.invariants import check_index, nbytes
 
 
 def pairwise_sum(masses: NDArray[np.float64]) -> float:
-    """Add masses up in pairs, pairs of pairs, and so on, as a binary tree does."""
+    """Add masses in pairs, pairs of pairs, and so on, like a binary tree."""
     while len(masses) > 1:
         masses = np.append(masses, 0.0) if len(masses) % 2 else masses
         masses = masses[0::2] + masses[1::2]

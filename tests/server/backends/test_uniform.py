@@ -1,4 +1,4 @@
-"""What the uniform backend promises beyond the contract of all backends."""
+"""Guarantees of the uniform backend beyond those of all backends."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Call = Callable[[ServerProcess], Caller]
 
 
 def below(folder: Path) -> set[str]:
-    """All that is there, but for the lock."""
+    """All paths in a folder except the lock."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != "lock"}
 
 

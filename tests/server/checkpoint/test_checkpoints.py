@@ -30,28 +30,28 @@ Call = Callable[[ServerProcess], Caller]
 T = TypeVar("T")
 WRITER = b"0123456789abcdef"
 LONGEST_CALL_S = 0.1
-"""No call waits longer for a checkpoint."""
+"""Limit on the delay of any call by a checkpoint."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the checkpoints are."""
+    """The checkpoint directory."""
     return tmp_path / "checkpoints"
 
 
 @pytest.fixture
 def keeping(start_server: StartServer, folder: Path) -> ServerProcess:
-    """A server that writes checkpoints, whose tables are in memory."""
+    """A server that writes checkpoints and keeps its tables in memory."""
     return start_server("--checkpoint-dir", str(folder))
 
 
 @pytest.fixture
 def caller(keeping: ServerProcess, call: Call) -> Caller:
-    """Its caller."""
+    """A caller of that server."""
     return call(keeping)
 
 
-# What is restored is what was there.
+# Restored tables equal the originals.
 
 
 def test_a_restored_table_is_the_one_that_was_copied(caller: Caller, start_server: StartServer, call: Call) -> None:
@@ -69,7 +69,7 @@ def test_a_restored_table_is_the_one_that_was_copied(caller: Caller, start_serve
     made = caller.checkpoint()
     assert [table.name for table in made.tables] == sorted(before)
     for table in tables:
-        table.insert([1, 2, 3])  # which the checkpoint does not know of
+        table.insert([1, 2, 3])  # after the checkpoint
 
     again = call(start_server("--restore", made.directory))
     assert again.table_names() == sorted(before)
@@ -82,7 +82,7 @@ def test_a_restored_table_is_the_one_that_was_copied(caller: Caller, start_serve
 
 
 def test_a_million_rows_are_copied_and_restored(caller: Caller, start_server: StartServer, call: Call) -> None:
-    """More than is copied on the loop."""
+    """More rows than are copied on the event loop."""
     table = caller.create(capacity=1_000_000)
     for first in range(0, 1_200_000, 100_000):
         table.insert(np.arange(first, first + 100_000), 1.0 + np.arange(100_000) % 7)
@@ -165,13 +165,13 @@ def test_tables_that_are_there_are_not_overwritten(caller: Caller, start_server:
     assert "table 'precious' already exists in" in ended.stderr
 
 
-# While service goes on.
+# While the server keeps serving.
 
 
 def test_rows_that_come_during_a_checkpoint_are_in_it_whole_or_not_at_all(
     caller: Caller, keeping: ServerProcess, start_server: StartServer, call: Call
 ) -> None:
-    """One writer inserts rows whose values are their keys; the ring is small, so that they are overwritten fast."""
+    """One writer inserts rows whose values are their keys, into a small ring that is quickly overwritten."""
     table = caller.create(capacity=40_000)
     stop = threading.Event()
 
@@ -209,7 +209,7 @@ def test_no_call_waits_for_a_checkpoint(caller: Caller, keeping: ServerProcess, 
     copying = table.through(call(keeping)).caller
 
     def longest_call_s() -> float:
-        """Of the calls made during a checkpoint. What else runs on this machine may slow down one of them."""
+        """The longest call during a checkpoint. Other processes on the machine may also slow down calls."""
         longest = 0.0
         with ThreadPoolExecutor() as threads:
             copied = threads.submit(copying.checkpoint)
@@ -224,7 +224,7 @@ def test_no_call_waits_for_a_checkpoint(caller: Caller, keeping: ServerProcess, 
     assert min(longest_call_s() for _ in range(3)) < LONGEST_CALL_S
 
 
-# There wholly or not at all.
+# Atomicity.
 
 
 @pytest.mark.parametrize(("end", "after_s"), [("kill", 0.0), ("kill", 0.03), ("terminate", 0.01), ("terminate", 0.06)])
@@ -289,7 +289,7 @@ def files_of(directory: str) -> list[Path]:
 
 
 def damages_to(content: bytes) -> list[bytes | None]:
-    """A flipped bit, a lost byte, a byte too many, and None: the file is gone."""
+    """Content with a flipped bit, a missing byte or an extra byte; None: a missing file."""
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 1
     return [bytes(flipped), content[:-1], content + b"\0", None]
@@ -329,7 +329,7 @@ def test_a_damaged_checkpoint_is_not_restored(caller: Caller, tmp_path: Path) ->
 
 
 def read_until(path: Path, then: Callable[[], object], read: Callable[[], T]) -> T:
-    """Put a pipe in place of a file of a checkpoint, so that something happens while that file is read."""
+    """Replace a file of a checkpoint with a pipe, so that ``then`` runs while the file is being read."""
     path.unlink()
     os.mkfifo(path)
     with ThreadPoolExecutor(1) as threads:

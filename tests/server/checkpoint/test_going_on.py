@@ -30,7 +30,7 @@ from tests.support.rows import WHOLE, columns_of, values_in
 CAPACITY = 20
 WRITERS = [bytes([number + 1]) * 16 for number in range(2)]
 SYNC_AFTER = 30
-"""Rows; a loss of power takes nothing as long as those since the last sync are all in the ring."""
+"""Capacity. A power loss loses nothing as long as all rows since the last sync fit into the ring."""
 RINGS = ("sum_tree", "rank", "uniform")
 LIMITS = {
     "none": None,
@@ -50,7 +50,7 @@ CONFIGS = {
 }
 
 Operation = tuple[str, int, int]
-"""What to do, how many rows, and another number."""
+"""An operation: name, number of rows, and another number."""
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(["insert", "insert", "insert", "draw", "draw", "repeat", "update", "reset"]),
@@ -62,13 +62,13 @@ OPERATIONS = st.lists(
 
 
 class Lived:
-    """A table and those who use it."""
+    """A table and its callers."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
 
     def apply(self, operation: Operation) -> object:
-        """Do it, as far as it is allowed; what a caller sees of it."""
+        """Apply an operation if it is allowed, and return the result that a caller sees."""
         name, count, number = operation
         return getattr(self, f"_{name}")(count, number)
 
@@ -86,7 +86,7 @@ class Lived:
         return keys
 
     def _repeat(self, count: int, number: int) -> object:
-        """Send a writer's last insert once more."""
+        """Retry a writer's last insert."""
         writer = WRITERS[number % len(WRITERS)]
         sequence = self.table.directory.writers.last_sequence(writer)
         if not sequence:
@@ -120,7 +120,7 @@ class Lived:
         return self.table.reset() if number == 0 else None
 
     def state(self) -> object:
-        """All that has to come back."""
+        """All state that must be recovered."""
         table = self.table
         check_table(table)
         keys = np.arange(table.oldest, table.inserted)
@@ -174,7 +174,7 @@ def test_a_table_that_comes_back_goes_on_as_if_nothing_had_happened(
         original = Lived(Table(directory))
         for operation in before:
             original.apply(operation)
-        # A draw that waits, and what happens meanwhile, short of a reset, which would send it away.
+        # A waiting draw, and operations meanwhile, except a reset, which would end the wait.
         gate = original.table.gate
         granted = 0 if gate is None else gate.grant(waiting)
         for operation in while_waiting:
@@ -182,7 +182,7 @@ def test_a_table_that_comes_back_goes_on_as_if_nothing_had_happened(
                 original.apply(operation)
         again = Lived(WAYS_BACK[way](original.table, folder))
         if gate is not None:
-            gate.give_back(granted)  # whoever waited is gone in both
+            gate.give_back(granted)  # the waiting caller is gone in both tables
         try:
             assert again.state() == original.state()
             for operation in after:

@@ -89,7 +89,7 @@ def test_a_checkpoint_that_is_removed_after_it_was_verified_is_named_and_leaves_
 
 
 def test_a_queue_that_holds_rows_for_a_waiting_draw_is_restored(tmp_path: Path) -> None:
-    """Rows that are granted make room before they are delivered, so that more rows than the capacity are there."""
+    """Granted rows make room before they are delivered, so the queue contains more rows than its capacity."""
     config = TableConfig("queue", WHOLE, capacity=100, backend="fifo")
     (tmp_path / "made").mkdir()
     table = table_of(tmp_path / "made", config, 100)

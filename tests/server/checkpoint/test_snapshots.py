@@ -28,7 +28,7 @@ SLACK = 64
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[Table]:
-    """A table whose rows hold their keys, as values and as priorities."""
+    """A table whose rows have their keys as values and priorities."""
     (tmp_path / "tables").mkdir()
     made = Table(TableDirectory.create(tmp_path / "tables", TableConfig("table", WHOLE, CAPACITY)))
     insert(made, 1500)
@@ -38,19 +38,19 @@ def table(tmp_path: Path) -> Iterator[Table]:
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if these few rows were many: nothing is copied on the loop, and little at once beside it."""
+    """Treat few rows as many: copy nothing on the event loop, and only small parts in the worker thread."""
     monkeypatch.setattr(snapshots, "INLINE_BYTES", 0)
     monkeypatch.setattr(writing, "_CHUNK_BYTES", 100 * WHOLE.row_bytes)
 
 
 def insert(table: Table, count: int) -> None:
-    """Insert rows that hold their keys."""
+    """Insert rows that have their keys as values."""
     values = np.arange(table.inserted, table.inserted + count)
     insert_all(table, NewRows(columns_of(values), count, values.astype(np.float64)))
 
 
 def restored(folder: Path, tmp_path: Path) -> Table:
-    """The table of a checkpoint, made anew and compared with what it should hold."""
+    """Restore the table of a checkpoint, and check its content."""
     (tmp_path / "restored").mkdir()
     restore(folder, tmp_path / "restored")
     again = Table(TableDirectory.open(tmp_path / "restored" / "table"))
@@ -65,7 +65,7 @@ def restored(folder: Path, tmp_path: Path) -> Table:
 
 
 def before_every_copy(table: Table, action: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do something each time before a part of the rows is copied."""
+    """Run ``action`` before each part of the rows is copied."""
     copy = snapshots.SnapshotRows.copy
 
     def copy_after_action(self: snapshots.SnapshotRows, first_key: int, count: int) -> object:

@@ -14,9 +14,9 @@ Keys = NDArray[np.int64]
 
 COUNT = 1 << 14
 END = 1 << 62
-"""Keys below it are live."""
+"""Live keys are below this."""
 ALLOWED = 20.0
-"""Times as long as random keys take. Colliding ones take a thousand times as long where they can be chosen."""
+"""Allowed ratio to the time of random keys. If collisions can be provoked, the ratio is a thousand."""
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 KNOWN = 0x1234_5678_9ABC_DEF0
@@ -28,20 +28,20 @@ def random_keys() -> Keys:
 
 
 def multiples_of_no_place() -> Keys:
-    """Keys that a multiplication by the golden ratio leads to the lowest places (Fibonacci hashing)."""
+    """Keys that Fibonacci hashing (multiplication by the golden ratio) maps to the lowest places."""
     inverse = pow(GOLDEN, -1, WORD)
     return live_of(np.arange(8 * COUNT, dtype=np.uint64) * np.uint64(inverse))
 
 
 def colliding_with(secret: int) -> Keys:
-    """Keys that all begin at place 0, for somebody who knows the secret: the hash, backwards."""
+    """Keys that all hash to place 0, computed by inverting the hash with the secret."""
     mixed = np.arange(8 * COUNT, dtype=np.uint64) * np.uint64(pow(MIX_2, -1, WORD))
     mixed = unshifted(mixed, 27) * np.uint64(pow(MIX_1, -1, WORD))
     return live_of(unshifted(mixed, 30) ^ np.uint64(secret))
 
 
 def unshifted(mixed: NDArray[np.uint64], shift: int) -> NDArray[np.uint64]:
-    """What was x in x ^ (x >> shift)."""
+    """Invert x ^ (x >> shift)."""
     x = mixed
     for _ in range(64 // shift):
         x = mixed ^ (x >> np.uint64(shift))
@@ -55,7 +55,7 @@ def live_of(keys: NDArray[np.uint64]) -> Keys:
 
 
 def duration_s(keys: Keys, secret: int | None = None) -> float:
-    """Processor time that an update of these keys takes, at best of some attempts; and it has to be right."""
+    """Shortest CPU time of several updates of these keys; also checks the result."""
     priorities = np.arange(len(keys), dtype=np.float64)
     known = {} if secret is None else {"secret": secret}
     best = np.inf
@@ -90,7 +90,7 @@ def test_keys_that_are_chosen_to_collide_take_no_longer_than_others(chosen: Call
 
 
 def test_it_is_the_secret_that_keeps_keys_apart() -> None:
-    """The attack itself works: who knew the secret could stop the server."""
+    """The attack works if the attacker knows the secret."""
     keys = colliding_with(KNOWN)
     assert duration_s(keys, KNOWN) > ALLOWED * duration_s(keys)
 

@@ -1,8 +1,8 @@
-"""What is drawn, how often, and with which weights: compared with the exact distribution, through gRPC.
+"""Frequencies and weights of draws through gRPC, compared with the exact distribution.
 
-Every table here has a seed and every operation a fixed order, so a test that passes once passes always. The bounds are
-those a right implementation keeps for all but one seed in thousands. What goes another way than gRPC has to be the same
-to the last bit, of which the statistics then hold as well.
+Tables have seeds and operations a fixed order, so a test that passes once always passes. A correct implementation
+satisfies the bounds for all but one seed in several thousand. Draws over other transports must be identical to those
+over gRPC, so the statistics also apply to them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_P_VALUE = 1e-3
 """p-value that a correct implementation falls below for one seed in a thousand."""
 CAPACITY = 97
 MOST_DRAWS = 1 << 15
-"""Rows of one call: the server's default."""
+"""Maximum rows per call: the server's default."""
 
 
 @dataclass(frozen=True)
@@ -62,30 +62,30 @@ class Situation:
 
     @classmethod
     def of(cls, table: CalledTable) -> Situation:
-        """Look at the rows, and compute."""
+        """Read the rows, and compute the exact distribution."""
         rows = table.read(table.live_keys())
         backend = table.describe().config.backend
         exact = formulas.probabilities(backend.name, backend.parameters, rows.priorities)
         return cls(table, rows.keys, exact, rows.values)
 
     def probability_of(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The exact probabilities of these rows."""
+        """Exact probabilities of these rows."""
         result: NDArray[np.float64] = self.exact[keys - self.keys[0]]
         return result
 
     def counts(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How often each live row is among these."""
+        """Number of times each live row is among these."""
         return np.bincount(keys - self.keys[0], minlength=len(self.keys))
 
 
 def new_rows(table: CalledTable) -> None:
-    """Not full: priorities over three orders of magnitude, some of them equal."""
+    """A table that is not full, with priorities over three orders of magnitude, some of them equal."""
     random = np.random.default_rng(1)
     table.insert(np.arange(60), np.round(10 ** random.uniform(-2, 1, 60), 2))
 
 
 def evicted_rows(table: CalledTable) -> None:
-    """Full, and around the end of the ring several times."""
+    """A full table whose ring has wrapped several times."""
     new_rows(table)
     random = np.random.default_rng(2)
     for first in range(60, 460, 80):
@@ -93,7 +93,7 @@ def evicted_rows(table: CalledTable) -> None:
 
 
 def updated_rows(table: CalledTable) -> None:
-    """Full, and most priorities set anew, some of them to 0."""
+    """A full table with most priorities updated, some of them to 0."""
     evicted_rows(table)
     random = np.random.default_rng(3)
     for _ in range(3):
@@ -102,7 +102,7 @@ def updated_rows(table: CalledTable) -> None:
 
 
 def reset_rows(table: CalledTable) -> None:
-    """New rows after a reset, fewer than fit."""
+    """A reset table with new rows, not full."""
     updated_rows(table)
     table.reset()
     random = np.random.default_rng(4)
@@ -114,12 +114,12 @@ SITUATIONS = [
     *itertools.product([SUM_TREE, RANK], STATES),
     *itertools.product([UNIFORM, *OTHER_PARAMETERS], [updated_rows]),
 ]
-"""Parameters change masses, which a full table of very different priorities shows best."""
+"""Different parameters are tested on a full table of very different priorities, where they matter most."""
 
 
 @pytest.fixture(params=SITUATIONS, ids=lambda made: f"{made[0]}-{made[1].__name__}")
 def situation(request: pytest.FixtureRequest, new_table: NewTable) -> Situation:
-    """Each backend in each state, and each set of parameters in one."""
+    """Each backend in each state, and each set of parameters in one state."""
     subject, fill = request.param
     table = new_table(capacity=CAPACITY, backend=subject.backend, parameters=subject.parameters, seed=20)
     fill(table)
@@ -140,7 +140,7 @@ def test_independent_draws_have_the_exact_distribution(situation: Situation) -> 
     keys = np.concatenate([batch.keys for batch in batches])
     counts, expected = situation.counts(keys), len(keys) * situation.exact
     assert (counts[situation.exact == 0] == 0).all()
-    # Rows that are hardly ever expected share a cell: chi-square wants at least five in each.
+    # Rare rows share a cell, because the chi-square test needs an expected count of at least five in each.
     rare = expected < 5
     observed_cells = np.append(counts[~rare], counts[rare].sum() if rare.any() else [])
     expected_cells = np.append(expected[~rare], expected[rare].sum() if rare.any() else [])
@@ -150,7 +150,7 @@ def test_independent_draws_have_the_exact_distribution(situation: Situation) -> 
 
 
 def test_independent_draws_do_not_depend_on_each_other(situation: Situation) -> None:
-    """Whether a draw falls into the more probable half of the mass says nothing about the next one."""
+    """Whether a draw falls into the more probable half of the mass is independent of the next draw."""
     batch = situation.table.sample(MOST_DRAWS, draw_mode=INDEPENDENT)
     upper = batch.keys > np.median(batch.keys)
     pairs = np.histogram2d(upper[:-1], upper[1:], bins=2)[0]
@@ -159,7 +159,7 @@ def test_independent_draws_do_not_depend_on_each_other(situation: Situation) -> 
 
 
 def test_stratified_draws_keep_within_the_bounds_of_their_segments(situation: Situation) -> None:
-    """A row whose mass spans x segments covers at least floor(x) - 1 of them whole, and touches at most ceil(x) + 1."""
+    """A row whose mass spans x segments covers at least floor(x) - 1 completely, and touches at most ceil(x) + 1."""
     for batch_size in (1, 2, 7, 64, 500, 5000, 7, 64, 500):
         counts = situation.counts(situation.table.sample(batch_size).keys)
         spans = batch_size * situation.exact
@@ -170,11 +170,11 @@ def test_stratified_draws_keep_within_the_bounds_of_their_segments(situation: Si
 
 
 def test_stratified_draws_have_the_exact_expected_counts(situation: Situation) -> None:
-    """Over many batches the mean count of row i is batch_size * P(i), with the variance of its segments.
+    """Over many batches, the mean count of row i is batch_size * P(i), with the variance of its segments.
 
-    The count in a batch is a sum of independent draws, one per segment, whose variance is at most that of an
-    independent draw: a z bound of 5 over fewer than a hundred rows fails a right implementation once in ten thousand
-    times, and the sum of squares is bounded likewise.
+    The count in a batch is a sum of independent draws, one per segment. Its variance is at most that of independent
+    draws from the whole mass. With a z bound of 5 over fewer than a hundred rows, a correct implementation fails once
+    in ten thousand times. The sum of squares is bounded similarly.
     """
     batch_size, batches = 32, 1500
     stream = LearnStream(situation.table)
@@ -190,11 +190,11 @@ def test_stratified_draws_have_the_exact_expected_counts(situation: Situation) -
 
 
 def _variance_of_stratified_counts(exact: NDArray[np.float64], batch_size: int) -> NDArray[np.float64]:
-    """Upper bound, per batch, of the variance of each row's count.
+    """Upper bound of the variance of each row's count per batch.
 
-    A row touches whole segments, which it gets for sure, and at most two it shares: each of those adds p * (1 - p).
-    Where its borders lie depends on the order of rows in the backend, so the largest variance is taken: that of a
-    remainder cut in two halves, or of two halves of one segment.
+    A row covers some segments completely, which always draw it, and shares at most two segments, each of which adds p *
+    (1 - p). The positions of its borders depend on the backend's order of rows, so this assumes the largest possible
+    variance: a remainder split into two halves, or two halves of one segment.
     """
     spans = batch_size * exact
     small = spans * (1 - spans)
@@ -204,14 +204,14 @@ def _variance_of_stratified_counts(exact: NDArray[np.float64], batch_size: int) 
 
 
 def test_stratified_batches_come_shuffled(situation: Situation) -> None:
-    """The place in a batch says nothing about the key: ranks correlate no more than by chance."""
+    """Position in the batch and key are independent: their rank correlation is no larger than by chance."""
     batch = situation.table.sample(4000)
     correlation = stats.spearmanr(np.arange(4000), batch.keys)
     assert abs(correlation.statistic) < 4 / np.sqrt(4000)
 
 
 def test_stratification_spreads_a_batch_more_evenly_than_chance(new_table: NewTable) -> None:
-    """One draw in each of 97 equal segments of 97 equal rows: each row about once, never more than three times."""
+    """With one draw from each of 97 segments of 97 equal rows, each row is drawn about once, at most three times."""
     table = new_table(capacity=CAPACITY, backend="uniform", seed=5)
     table.insert(np.arange(CAPACITY))
     stratified = np.array([np.bincount(table.sample(CAPACITY).keys, minlength=CAPACITY) for _ in range(20)])
@@ -254,8 +254,8 @@ def test_weights_are_over_the_batch_unless_something_else_is_asked_for(situation
 class WeightedValue:
     """The weighted value of a row drawn at beta 1 with the table's norm, as a random variable.
 
-    Its mean is that of a uniform draw up to a factor (section 3.4): of all i, P(i) * (P_least / P(i)) * x(i) add up to
-    P_least * sum x(i). Rows of no mass are never drawn, and left out of the sum.
+    Up to a factor, its mean is that of a uniform draw (section 3.4): the sum over i of P(i) * (P_least / P(i)) * x(i)
+    is P_least * sum x(i). Rows without mass are never drawn, so the sum excludes them.
     """
 
     of: NDArray[np.float64]
@@ -264,7 +264,7 @@ class WeightedValue:
 
     @classmethod
     def in_situation(cls, situation: Situation) -> WeightedValue:
-        """With values between 1 and 3."""
+        """Assign values between 1 and 3 to the rows."""
         x = np.sin(situation.values * 0.7) + 2.0
         drawable = situation.exact > 0
         exact, least = situation.exact[drawable], situation.exact[drawable].min()
@@ -272,7 +272,7 @@ class WeightedValue:
         return cls(x, mean, float((exact * (least / exact * x[drawable]) ** 2).sum() - mean**2))
 
     def check(self, mean: float, draws: int) -> None:
-        """The mean over so many draws lies within 5 standard errors of what is expected (and float32's of weights)."""
+        """Check that the mean of this many draws is within 5 standard errors, plus float32 rounding of the weights."""
         assert abs(mean - self.mean) < 5 * np.sqrt(self.variance / draws) + 1e-6 * self.mean
 
 
@@ -285,7 +285,7 @@ def test_means_weighted_at_beta_1_are_unbiased(situation: Situation) -> None:
 
 
 def test_means_weighted_at_beta_1_are_unbiased_over_stratified_batches(situation: Situation) -> None:
-    """Whose variance is no larger than that of independent draws."""
+    """Their variance is at most that of independent draws."""
     weighted, means = WeightedValue.in_situation(situation), []
     stream = LearnStream(situation.table)
     for _ in range(4):
@@ -295,11 +295,11 @@ def test_means_weighted_at_beta_1_are_unbiased_over_stratified_batches(situation
     weighted.check(float(np.mean(means)), 50 * len(means))
 
 
-# The other ways.
+# Other transports.
 
 
 def drawn_in_turn(table: CalledTable) -> list[Sampled]:
-    """Batches of all kinds, by calls and over a stream, with priorities set in between; the last is over a megabyte."""
+    """All kinds of batches, from calls and a stream, with updates in between; the last one exceeds a megabyte."""
     updated_rows(table)
     batches = [
         table.sample(batch_size, beta=beta, weight_norm=norm, draw_mode=mode)

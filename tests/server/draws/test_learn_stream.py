@@ -1,4 +1,4 @@
-"""The learner's stream: order, waiting, and how it ends."""
+"""The learner's stream: order, waits and termination."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BACKENDS = ("sum_tree", "rank", "uniform")
 
 @pytest.fixture
 def filled(new_table: NewTable) -> CalledTable:
-    """A table of 20 rows that draws by priority alone."""
+    """A table of 20 rows whose mass is their priority."""
     table = new_table(parameters={"alpha": 1.0, "epsilon": 0.0}, seed=0)
     table.insert(range(20))
     return table
@@ -32,7 +32,7 @@ def filled(new_table: NewTable) -> CalledTable:
 
 @pytest.fixture
 def stream(filled: CalledTable) -> Iterator[LearnStream]:
-    """A learner's stream of it."""
+    """A learner's stream for that table."""
     opened = LearnStream(filled)
     yield opened
     opened.vanish()
@@ -51,7 +51,7 @@ def test_an_update_is_in_force_for_the_draw_of_its_message(stream: LearnStream) 
 
 
 def test_an_update_is_in_force_for_every_draw_asked_for_after_it(stream: LearnStream) -> None:
-    """All requests are on their way before the first answer is looked at."""
+    """All requests are sent before the first reply is read."""
     for key in range(20):
         stream.send(update=only(key))
         stream.send(draw=make_draw(3))
@@ -145,7 +145,7 @@ def test_a_stream_without_a_table_is_refused(stream: LearnStream) -> None:
 
 
 def test_a_large_answer_is_whole(new_table: NewTable) -> None:
-    """Several megabytes, which are gathered beside the event loop."""
+    """Several megabytes, gathered in a worker thread."""
     table = new_table(capacity=5000, schema=Schema({"x": Column("uint8", (1000,))}))
     insertion = replay_pb2.Insertion(row_count=60)
     table.stub.Insert(replay_pb2.InsertRequest(table=table.name, insertion=insertion, rows=b"\1" * 60_000))
@@ -176,7 +176,7 @@ def test_many_learners_have_streams_of_their_own(filled: CalledTable) -> None:
     assert filled.stats().sampled == 80
 
 
-# A request that is refused ends the stream; those before it hold.
+# A refused request ends the stream; earlier requests remain in effect.
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_a_connection_that_is_cut_ends_its_streams(caller: Caller, server: Serve
 def test_a_learner_that_does_not_read_is_held_up_and_nobody_else_is(
     new_table: NewTable, server: ServerProcess, call: Callable[[ServerProcess], Caller]
 ) -> None:
-    """It asks for 800 MB and takes none: the server makes few of the answers, and keeps answering others."""
+    """It requests 800 MB and reads nothing: the server prepares few replies, and keeps serving others."""
     table = new_table(capacity=10_000)
     table.insert(np.arange(10_000))
     resident = server.resident_bytes
@@ -336,7 +336,7 @@ def test_a_learner_that_does_not_read_is_held_up_and_nobody_else_is(
     def requests() -> Iterator[replay_pb2.LearnRequest]:
         for _ in range(asked):
             yield request
-        # The call stays open while nobody reads its answers.
+        # The call stays open while its replies are not read.
 
     reading = slow.stub.Learn(requests(), timeout=CALL_TIMEOUT_S)
     wait_until(lambda: table.stats().sampled > 0, "it is served")

@@ -41,7 +41,7 @@ METHODS = ("Learn", "Sample", "UpdatePriorities")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run over the socket what does not say otherwise."""
+    """Run tests over the socket unless they specify a data path."""
     given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "data_path" in metafunc.fixturenames and "data_path" not in given:
         metafunc.parametrize("data_path", [SAME_HOST], indirect=True, scope="session")
@@ -57,14 +57,14 @@ def filled(new_table: NewTable) -> CalledTable:
 
 @pytest.fixture
 def link(filled: CalledTable) -> Iterator[FrameLink]:
-    """A connection on which nothing was said."""
+    """A connection on which nothing has been sent."""
     opened = FrameLink(filled.describe().socket)
     yield opened
     opened.close()
 
 
 def draw_request(table: CalledTable, batch_size: int = 10, **draw: object) -> bytes:
-    """A Sample's, which is a Learn's as well, but for the number of its draw."""
+    """A request for Sample, which is also valid for Learn, except for its number of draws."""
     return replay_pb2.SampleRequest(table=table.name, draw=make_draw(batch_size, **draw)).SerializeToString()
 
 
@@ -182,7 +182,7 @@ def test_a_hello_that_is_too_long_is_not_received(link: FrameLink, size: int) ->
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_came(filled: CalledTable) -> None:
-    """It has no rows: keys and priorities for one call are all that the server takes."""
+    """A frame without rows may contain only the keys and priorities of one call."""
     longest = (1 << 20) + 16 * Bounds.max_rows_per_call
     link = greeted(filled.describe(), "UpdatePriorities")
     link.socket.sendall(HEAD.pack(longest + 1, 0) + b"the first of it")
@@ -270,7 +270,7 @@ def test_many_requests_in_one_piece_are_answered_in_order(filled: CalledTable) -
 
 
 def test_large_updates_are_taken(filled: CalledTable) -> None:
-    """8 MiB: more than a connection's queue takes before reading stops."""
+    """8 MiB: more than a connection's queue accepts before reading stops."""
     link = greeted(filled.describe(), "UpdatePriorities")
     count = Bounds.max_rows_per_call
     update = replay_pb2.PriorityUpdate(keys=int64(np.full(count, 5)), priorities=float64(np.arange(count)))
@@ -337,7 +337,7 @@ def test_a_client_that_vanishes_amid_a_large_gather_harms_nobody(new_table: NewT
 
 
 def test_a_client_that_does_not_read_is_held_up_and_nobody_else_is(new_table: NewTable, server: ServerProcess) -> None:
-    """It asks for 2 GB and takes none."""
+    """It requests 2 GB and reads nothing."""
     table = new_table(capacity=10_000)
     table.insert(np.arange(10_000))
     resident = server.resident_bytes
@@ -358,7 +358,7 @@ def test_a_client_that_does_not_read_is_held_up_and_nobody_else_is(new_table: Ne
 def test_a_client_that_sends_without_end_behind_a_wait_is_held_up(
     table: CalledTable, server: ServerProcess, size: int
 ) -> None:
-    """Even of empty frames the server takes in only so many."""
+    """The server reads only a limited number of frames, even empty ones."""
     link = greeted(table.describe(), "Sample")
     link.send(draw_request(table, wait_s=60.0))
     wait_until(lambda: table.stats().waiting == 1, "it waits")
@@ -477,7 +477,7 @@ def test_waiting_connections_are_told_and_do_not_hold_up_the_end(start_server: S
 
 
 def test_a_learner_that_never_pauses_does_not_hold_up_the_end(start_server: StartServer, call: Call) -> None:
-    """There is always a request on its way: what came before the signal is answered, and no more."""
+    """A request is always in flight: the server answers those from before the signal, and no others."""
     server = start_server("--drain-s", "30")
     table = call(server).create()
     table.insert(range(10))
@@ -516,7 +516,7 @@ def test_who_does_not_read_holds_up_the_end_for_the_drain_and_no_longer(start_se
 
 
 def test_the_ways_of_the_tests_are_really_different(new_table: NewTable, server: ServerProcess) -> None:
-    """The other path of the tests is really another one."""
+    """The tests' data paths really use different transports."""
     table = new_table()
     table.insert(range(5))
     for path, copied in (("wire", 0), (SAME_HOST, 20)):

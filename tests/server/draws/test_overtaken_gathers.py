@@ -29,13 +29,13 @@ ROWS = 30
 
 
 def insert(table: Table, count: int) -> None:
-    """Insert rows that hold their keys."""
+    """Insert rows that have their keys as values."""
     insert_all(table, NewRows(columns_of(table.inserted + np.arange(count)), count))
 
 
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
-    """A catalog whose every gather is beside the loop, however small."""
+    """A catalog that gathers every batch in a worker thread, however small."""
     monkeypatch.setattr(gathering, "INLINE_BYTES", 0)
     root = Root.in_memory(tmp_path)
     made = Catalog(root)
@@ -45,14 +45,14 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog
 
 
 def make_table(catalog: Catalog, name: str) -> Table:
-    """A full table whose draws repeat."""
+    """A full table with reproducible draws."""
     table, _ = asyncio.run(catalog.create(TableConfig(name, WHOLE, capacity=100, backend="uniform", seed=5)))
     insert(table, 100)
     return table
 
 
 def overtake(table: Table, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overwrite the whole ring while rows of a table are gathered, the first few times."""
+    """Overwrite the whole ring during the first few gathers."""
     left, gather = times, gathering._gather
 
     def gather_overtaken(gathered: Table, head: Any, batches: Any) -> bytes:
@@ -66,7 +66,7 @@ def overtake(table: Table, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sample(handlers: SamplingHandlers, table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Draw a batch; places of its rows among the live ones."""
+    """Draw a batch, and return the positions of its rows among the live rows."""
     request = replay_pb2.SampleRequest(table=table.name, draw=make_draw(ROWS))
     answer = replay_pb2.SampleResponse.FromString(
         asyncio.run(handlers.sample(Framed(request, NO_ROWS), Call(Caller())))
@@ -109,7 +109,7 @@ def test_batches_that_are_drawn_again_count_once_on_a_stream(catalog: Catalog, m
 def test_a_batch_that_is_drawn_again_moves_the_seeds_sequence_once(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies at the same points of the mass, as do all batches after it."""
+    """The repeated batch uses the same points of the mass, and so do all later batches."""
     handlers = SamplingHandlers(catalog, same_host=False)
     overtaken, other = make_table(catalog, "overtaken"), make_table(catalog, "other")
     overtake(overtaken, 2, monkeypatch)
@@ -120,7 +120,7 @@ def test_a_batch_that_is_drawn_again_moves_the_seeds_sequence_once(
 def test_rows_that_were_evicted_while_they_were_gathered_are_not_counted_as_live(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are whole, thanks to the slack, and handed out."""
+    """They are intact, thanks to the slack, and returned."""
     handlers = SamplingHandlers(catalog, same_host=False)
     table = make_table(catalog, "table")
     gather = gathering._gather

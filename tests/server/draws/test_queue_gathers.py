@@ -30,7 +30,7 @@ ROWS = 10
 
 
 class Gathers:
-    """Gathers beside the loop that wait until they are let on."""
+    """Gathers in worker threads that pause until released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began, self.may_go_on = threading.Semaphore(0), threading.Semaphore(0)
@@ -45,7 +45,7 @@ class Gathers:
         monkeypatch.setattr(gathering, "_gather", held)
 
     async def wait_for_one(self) -> None:
-        """Until one has begun."""
+        """Wait until a gather has started."""
         assert await asyncio.to_thread(self.began.acquire, timeout=30)
 
 
@@ -64,14 +64,14 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 async def make_queue(catalog: Catalog) -> Table:
-    """A queue of 30 rows that hold their keys."""
+    """A queue of 30 rows that have their keys as values."""
     table, _ = await catalog.create(TableConfig("queue", WHOLE, capacity=100, backend="fifo"))
     insert_all(table, NewRows(columns_of(np.arange(3 * ROWS)), 3 * ROWS))
     return table
 
 
 def sample(catalog: Catalog, table: Table) -> asyncio.Task[bytes]:
-    """Begin to draw a batch."""
+    """Start to draw a batch."""
     request = replay_pb2.SampleRequest(table=table.name, draw=make_draw(ROWS))
     handlers = SamplingHandlers(catalog, same_host=False)
     return asyncio.create_task(handlers.sample(Framed(request, NO_ROWS), Call(Caller("caller"))))

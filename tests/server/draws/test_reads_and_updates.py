@@ -1,4 +1,4 @@
-"""Rows by key, and their priorities."""
+"""Reads of rows by key, and updates of their priorities."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_read_of_nothing_returns_nothing(table: CalledTable) -> None:
 
 
 def test_a_large_read_is_whole(new_table: NewTable) -> None:
-    """As many rows as a call may have, but for a few."""
+    """Nearly the maximum number of rows per call."""
     table = new_table(capacity=100_000)
     table.insert(np.arange(100_000))
     keys = np.random.default_rng(0).permutation(100_000)[:30_000]

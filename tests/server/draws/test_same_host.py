@@ -19,12 +19,12 @@ NewTable = Callable[..., CalledTable]
 
 
 def nonce_of(table: CalledTable) -> bytes:
-    """What whoever can read the directory knows."""
+    """The nonce in the table's directory."""
     return (Path(table.describe().directory) / "nonce").read_bytes()
 
 
 def copied(table: CalledTable, keys: NDArray[np.int64]) -> bytes:
-    """Rows of keys, out of the files, as they would have travelled."""
+    """Copy rows by key from the files, serialized as on the wire."""
     description = table.describe()
     columns = [
         np.fromfile(Path(description.directory) / f"column-{index:03d}.bin", np.uint8).reshape(description.slots, -1)

@@ -86,7 +86,7 @@ def test_beta_0_corrects_nothing(new_table: NewTable, backend: str) -> None:
 
 
 def test_a_large_batch_is_whole(new_table: NewTable) -> None:
-    """As many rows as a call may have, but for a few."""
+    """Nearly the maximum number of rows per call."""
     table = new_table(capacity=10_000)
     table.insert(np.arange(10_000) * 3)
     batch = table.sample(30_000)
@@ -97,7 +97,7 @@ def test_a_large_batch_is_whole(new_table: NewTable) -> None:
 
 
 def _some_work(table: CalledTable) -> list[bytes]:
-    """Operations of every kind, and all that they drew."""
+    """Run operations of every kind, and return everything that they drew."""
     drawn = []
     for step in range(12):
         table.insert(range(step * 30, step * 30 + 30), 1.0 + np.arange(30) % 5 if step % 2 else None)

@@ -1,1 +1,1 @@
-"""Rate limiters, queues, calls that wait, and bounds."""
+"""Rate limiters, queues, waiting calls and limits."""
