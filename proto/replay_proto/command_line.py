@@ -1,4 +1,4 @@
-"""Command lines of all programs, and settings from flags, then environment variables, then a TOML file."""
+"""Parses the command lines of all programs, and reads settings from flags, environment variables and TOML files."""
 
 from __future__ import annotations
 

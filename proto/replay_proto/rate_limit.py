@@ -34,7 +34,7 @@ class RateLimit:
     """Maximum of the difference: inserts wait rather than exceed it."""
 
     def __post_init__(self) -> None:
-        """Validate like Reverb.
+        """Validate as Reverb does.
 
         Raises:
             FieldError: a value is invalid, or would block draws or inserts forever.

@@ -60,7 +60,7 @@ class Catalog:
         """Open the tables stored in the root.
 
         Raises:
-            DamagedTableError: one is corrupt, or cannot be verified as required.
+            DamagedTableError: a table is corrupt, or cannot be verified as required.
         """
         for folder in finished_tables(self._root.tables):
             table = Table(self._open(folder))
@@ -203,7 +203,7 @@ class Catalog:
         """Sync durable tables to disk and close all tables.
 
         Raises:
-            FatalError: some could not be synced; the others were.
+            FatalError: some tables could not be synced; the others have been synced.
         """
         refused: dict[str, OSError] = {}
         for table in self._tables.values():

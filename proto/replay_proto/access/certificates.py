@@ -35,7 +35,7 @@ class ServerCertificates:
         renewal_s: float = RENEWAL_S,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the files, all PEM.
+        """Read the files, which must be PEM.
 
         Args:
             certificate: the server's certificate chain.

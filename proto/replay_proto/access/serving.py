@@ -125,7 +125,7 @@ def defer_silent_connections(port: int) -> None:
 
 
 def listeners(port: int) -> Iterator[socket.socket]:
-    """Yield this process's sockets that listen on a TCP port, including gRPC's; each is closed after its turn."""
+    """Yield this process's sockets that listen on a TCP port, including gRPC's; each is closed after use."""
     for number in _open_sockets():
         with suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as found:
             is_internet = found.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)

@@ -224,7 +224,7 @@ def read_grants(path: Path) -> tuple[Grant, ...]:
     """Read a token file; if it has no tokens, all calls are refused.
 
     Raises:
-        UnusableFileError: names the file and the problem, never a token.
+        UnusableFileError: the file is invalid; the message names the file and the problem, but no token.
     """
     try:
         content = tomllib.loads(path.read_text("utf-8"))

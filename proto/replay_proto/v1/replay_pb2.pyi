@@ -560,7 +560,7 @@ class SameHost(google.protobuf.message.Message):
     nonce: builtins.bytes
     """Content of the file `nonce`; empty: send the rows."""
     overtaken: builtins.bool
-    """True if this request replaces one whose rows were overwritten before they were copied. With the right nonce, the
+    """True if this request replaces one whose rows were overwritten before they were copied. With the correct nonce, the
     rate limiter does not count it again; without it, this has no effect.
     """
     def __init__(
@@ -756,8 +756,8 @@ global___InsertResponse = InsertResponse
 
 @typing.final
 class WriteRequest(google.protobuf.message.Message):
-    """See Insertion. Later messages of a stream may omit table, table_uid and writer_id; otherwise they repeat the values
-    of the first message.
+    """See Insertion. Later messages of a stream may omit table, table_uid and writer_id, or repeat the values of the first
+    message.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

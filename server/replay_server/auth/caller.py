@@ -72,7 +72,7 @@ class Caller:
             raise errors.permission_denied(grant.name, one_of.words(), what)
 
     def check_each(self, one_of: Right, tables: Iterable[str], what: str) -> None:
-        """Require one of these rights on each of these tables; refusals name ``what`` instead.
+        """Require one of these rights on each of these tables; refusals name ``what`` instead of the tables.
 
         Raises:
             RequestError: PERMISSION_DENIED.

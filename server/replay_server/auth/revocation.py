@@ -35,7 +35,7 @@ class Revocations:
 
     @contextmanager
     def ending(self, digest: bytes, end: End) -> Iterator[None]:
-        """Call ``end`` within `REFRESH_S` plus a second after the token becomes invalid."""
+        """Inside the block, call ``end`` at most `REFRESH_S` plus one second after the token becomes invalid."""
         call = object()
         self._ends.setdefault(digest, {})[call] = end
         if self._next_look is None:

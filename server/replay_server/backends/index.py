@@ -140,7 +140,7 @@ class PriorityIndex(ABC):
 
         Args:
             priorities: float64[n].
-            ranks: int64[n], from 1 (the largest priority, the newest row if equal).
+            ranks: int64[n]. Rank 1 has the largest priority; among rows with equal priority, newer rows rank first.
         """
 
     @abstractmethod

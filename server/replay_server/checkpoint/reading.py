@@ -35,8 +35,8 @@ def verify(folder: Path) -> CheckpointManifest:
     """Verify the checksums of a checkpoint.
 
     Raises:
-        DamagedCheckpointError: names the first corrupt file.
-        CheckpointRemovedError: it was removed meanwhile.
+        DamagedCheckpointError: a file is corrupt; the message names the first such file.
+        CheckpointRemovedError: the checkpoint was removed meanwhile.
     """
     with unless_removed(folder):
         manifest = CheckpointManifest.load(folder)
@@ -60,7 +60,7 @@ def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointM
     Raises:
         DamagedCheckpointError: a file is corrupt.
         RestoreError: ``folder`` is not a checkpoint, or a table already exists.
-        CheckpointRemovedError: it was removed meanwhile.
+        CheckpointRemovedError: the checkpoint was removed meanwhile.
         NoSpaceError: there is not enough space.
     """
     if not (folder / MANIFEST_FILE).is_file():

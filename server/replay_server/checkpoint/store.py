@@ -65,7 +65,7 @@ class Checkpoints:
 
         Raises:
             InUseError: another server uses the directory.
-            OSError: it cannot be created.
+            OSError: the directory cannot be created.
         """
         self.folder = folder.absolute()
         self._catalog = catalog

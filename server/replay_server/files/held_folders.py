@@ -62,7 +62,7 @@ def make(parent: Path, prefix: str) -> tuple[Path, int]:
         The folder, and the descriptor that holds its lock.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the folder cannot be created.
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))

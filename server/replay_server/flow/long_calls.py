@@ -2,7 +2,7 @@
 
     if rows > LONG_ROWS:
         await long_calls.turn(caller)
-    ...                                     # the work, on the event loop, without waiting
+    ...                                     # do the work on the event loop, without awaiting
 
 Long calls run one at a time, alternating between callers. After each one, the loop is free for as long as it took, so
 that short requests are answered before the next long call starts.

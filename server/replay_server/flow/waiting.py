@@ -209,7 +209,7 @@ class Waiters:
             del self._lines[table.uid]
 
     def leave(self, table: Table, rows: int, resets: int) -> None:
-        """Return the rows granted to a draw that did not happen, unless a reset already did.
+        """Return the rows granted to a draw that did not happen, unless a reset has already returned them.
 
         Samples counted by a rate limiter stay counted.
         """

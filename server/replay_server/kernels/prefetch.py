@@ -7,7 +7,7 @@ processes the first. There are two ways to do this:
 * `prefetch`: the processor's instruction. Nothing waits for its result, so it is nearly free between other work. With
   too many requests in flight, the processor drops further ones.
 * `touch`: a load whose result is unused. It is never dropped, and because nothing depends on it, hundreds overlap in a
-  loop that does nothing else. Between other work, it delays that work.
+  loop that does nothing else. Mixed with other work, it delays that work.
 
 So kernels prefetch what they need a few rows later, and touch what a whole batch needs before anything can start.
 """

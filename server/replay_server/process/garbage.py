@@ -1,4 +1,4 @@
-"""Keeps pauses for garbage collection short and rare."""
+"""Keeps pauses by garbage collection short and rare."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def loading() -> Iterator[None]:
 
 
 async def collect_rarely(every_s: float = _FULL_COLLECTION_EVERY_S) -> None:
-    """Run full collections only this often, until cancelled.
+    """Run a full collection every ``every_s`` seconds, and no others, until cancelled.
 
     A full collection blocks all calls, for 0.3 s if 10,000 streams are open. By default, Python runs one whenever the
     number of objects has grown by a quarter, so a client that opens many streams would cause several within seconds.
-    Collections of young objects go on as usual.
+    Collections of young objects continue as usual.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(*thresholds[:2], _NEVER)

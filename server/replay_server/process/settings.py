@@ -3,7 +3,7 @@
     replay-server --port 50051 --config server.toml
     REPLAY_SERVER_PORT=50051 replay-server
 
-A TOML file has the same names, and tables to create at startup:
+A TOML file uses the same names, and can list tables to create at startup:
 
     port = 50051
 
@@ -259,9 +259,9 @@ def load_settings(arguments: Sequence[str]) -> ServerSettings:
 
 
 def read_command_line(arguments: Sequence[str]) -> ServerSettings:
-    """Read the settings, and set up logging by them.
+    """Read the settings, and configure logging accordingly.
 
-    Exits with 0 after ``--help`` and ``--version``, with 2 if the settings cannot be used.
+    Exits with 0 after ``--help`` and ``--version``, with 2 if the settings are invalid.
     """
     settings = load_settings(arguments)
     logging.basicConfig(

@@ -1,7 +1,7 @@
 """Compiles or loads every kernel before the server starts serving, so that no call waits for a compilation.
 
 On a new machine, or with a new version, two processes compile the kernels in parallel while this one logs their
-progress. The compiled kernels are loaded then and on every later start.
+progress. The compiled kernels are loaded afterwards, and on every later start.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class RowStore:
         store_in_ring(self._rings[LINK_COLUMN].values, start, np.broadcast_to(np.array(link, np.uint64), (count, 2)))
 
     def gather(self, keys: NDArray[np.int64], out: Mapping[str, Array]) -> None:
-        """Copy rows of these keys, int64[n], into the columns of ``out``: ``dtype[n, *shape]`` by name."""
+        """Copy the rows with these keys into ``out``, by column: ``dtype[n, *shape]``. keys: int64[n]."""
         slots = keys % self.slots
         for name, values in out.items():
             # Modes other than "raise" let take() write directly to `out`; the slots are always in range.

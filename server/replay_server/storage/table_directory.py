@@ -145,7 +145,7 @@ class TableDirectory:
         After a power loss, first recover the valid rows of a table with checksums.
 
         Raises:
-            DamagedTableError: its files do not match its manifest.
+            DamagedTableError: the files do not match the manifest.
         """
         path = folder / _MANIFEST
         try:
@@ -222,7 +222,7 @@ class TableDirectory:
         self._is_stored_anew = True
 
     def sync(self, point: SyncPoint) -> None:
-        """Sync all files, then store the sync point; in any thread, while the table stays in use.
+        """Sync all files, then store the sync point. May run in any thread while the table is in use.
 
         If nothing was inserted since the last sync, files that only inserts change are skipped.
 
@@ -246,7 +246,7 @@ class TableDirectory:
         self.header.sync_failed = self._is_stored_anew = False
 
     def add_checksums(self) -> None:
-        """Add checksums; only before the table is in use.
+        """Add checksums. Call this only before the table is in use.
 
         Raises:
             NoSpaceError: there is not enough space; the table on disk is unchanged, and must be reopened.
@@ -334,7 +334,7 @@ class TableDirectory:
         """Rename the directory, so that it stays removed even if deleting its files is interrupted.
 
         Returns:
-            Its new path, for deletion.
+            The new path, which the caller deletes.
         """
         return self.folder.rename(self.folder.with_name(f"{_REMOVED}{self.uid.hex()}"))
 

@@ -63,7 +63,7 @@ def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:
 
 
 def samples_needed(limit: RateLimit, counters: Counters, rows: int) -> int:
-    """Total number of samples after which waiting inserts of this many rows are allowed."""
+    """Total number of samples that must be drawn before waiting inserts of this many rows are allowed."""
     assert limit.samples_per_insert is not None
     needed = math.ceil((counters.inserted + rows) * limit.samples_per_insert - limit.max_diff)
     # The subtraction is rounded.

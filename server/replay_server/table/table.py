@@ -151,7 +151,7 @@ class Table:
         return self._index.priority_limit
 
     def check_uid(self, uid: bytes) -> None:
-        """Check that a caller means this table, and not an earlier one with its name.
+        """Check that a caller means this table, and not an earlier one with the same name.
 
         Raises:
             RequestError: TABLE_REPLACED.
@@ -219,7 +219,7 @@ class Table:
         return self.largest_priority or FIRST_PRIORITY
 
     def reserve(self, count: int) -> None:
-        """Reserve space for this many more rows; in any thread.
+        """Reserve space for this many more rows. May run in any thread.
 
         Raises:
             RequestError: NO_SPACE; nothing has changed.
@@ -230,9 +230,9 @@ class Table:
             raise errors.no_space(self.name, self.directory.folder.parent) from None
 
     def store(self, rows: NewRows, stamp: WriterStamp | None) -> None:
-        """Store the next rows, whose space is reserved, into slots without live rows; in any thread.
+        """Store the next rows, whose space is reserved, into slots without live rows. May run in any thread.
 
-        No other insert may run until they are committed. If the server is killed before that, they are discarded.
+        No other insert may run until the rows are committed. If the server is killed before that, they are discarded.
         """
         assert rows.count <= self.config.rows_at_once, "live rows would be overwritten"
         first = self.inserted
@@ -332,7 +332,7 @@ class Table:
         return self.draws.probabilities(priorities, ranks, self.live)
 
     def overtaken(self, keys: NDArray[np.int64]) -> bool:
-        """Whether any of these rows, which were live, may have been overwritten since. keys: int64[n], n at least 1."""
+        """Whether any of these formerly live rows may have been overwritten. keys: int64[n], n at least 1."""
         return int(keys.min()) + self.config.slots < self._header.write_horizon
 
     def reset(self) -> int:

@@ -70,7 +70,7 @@ def _counted(value: float, sign: float, floor: float) -> float:
 
 @kernel
 def _smallest_of(values: Floats, start: int, stop: int, sign: float, floor: float, enough: float) -> float:
-    """Return the minimum of ``values[start:stop]`` in the tree's representation; stop early at ``enough`` or less."""
+    """Return the minimum of ``values[start:stop]`` in the tree's representation, or any value of at most ``enough``."""
     smallest = NO_VALUE
     for i in range(start, stop):
         counted = _counted(values[i], sign, floor)
@@ -101,7 +101,7 @@ def _raise(upper: Floats, starts: Integers, block: int, old: float, new: float) 
 def follow(
     values: Floats, upper: Floats, starts: Integers, sign: float, floor: float, slots: Integers, old_values: Floats
 ) -> None:
-    """Update a tree after values changed in ``slots``, int64[n] and distinct, from ``old_values``, float64[n]."""
+    """Update a tree after values have changed. slots: int64[n], distinct; old_values: float64[n]."""
     for i in range(len(slots)):
         old, new = _counted(old_values[i], sign, floor), _counted(values[slots[i]], sign, floor)
         block = slots[i] // BLOCK

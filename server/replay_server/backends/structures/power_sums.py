@@ -1,6 +1,6 @@
 """Prefix sums of j ** -alpha, which map fractions of the total mass to ranks.
 
-One array serves every size n, since the mass of the first n ranks is its n-th entry (Schaul et al. 2016,
+One array works for every size n: its n-th entry is the mass of the first n ranks (Schaul et al. 2016,
 arXiv:1511.05952, section 3.3, the rank-based variant: the priority of rank j is 1 / j, before the exponent alpha).
 """
 

@@ -141,7 +141,7 @@ class SamplingHandlers:
         return self._same_host and table.draws.copyable and hmac.compare_digest(same_host.nonce, table.directory.nonce)
 
     def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
-        """Whether a draw replaces a batch that the caller could not copy; it was already admitted and counted."""
+        """Whether a draw replaces an admitted and counted one whose rows the caller could not copy."""
         return same_host.overtaken and table.size > 0 and self._may_copy(table, same_host)
 
     async def _admit(self, call: Call, wanted: _Wanted) -> Table:
@@ -167,7 +167,7 @@ class SamplingHandlers:
             raise
 
     async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, *, copies: bool) -> bytes:
-        """Build the reply, without rows if the caller ``copies`` them. Statistics count what is finally returned."""
+        """Build the reply, without rows if the caller ``copies`` them. Statistics count only the returned rows."""
         resets = table.resets
         points = table.draws.choose_points(wanted.draw, wanted.batches)
         drawn: list[DrawnBatch] = []

@@ -54,7 +54,7 @@ def recover(folder: Path, config: TableConfig) -> None:
     """Make the files of a closed table consistent.
 
     Raises:
-        ValueError: a file is corrupt in a way that a power loss cannot cause; names the file.
+        ValueError: a file is corrupt in a way that a power loss cannot cause; the message names the file.
         OSError: a file cannot be read or written.
     """
     began = time.monotonic()

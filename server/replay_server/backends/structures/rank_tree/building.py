@@ -30,7 +30,7 @@ def make_tree(slots: int) -> RankTree:
 
 @kernel
 def fill(tree: RankTree, priorities: Floats, keys: Integers) -> None:
-    """Replace all rows by sorted ones: priorities float64[n] in order of rank, and keys int64[n]."""
+    """Replace all rows with sorted ones. priorities: float64[n], in order of rank; keys: int64[n]."""
     free_all(tree)
     tree.state[HEIGHT] = 0
     children = np.empty(0, dtype=np.int64)
