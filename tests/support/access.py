@@ -14,11 +14,11 @@ from replay_client import Tls
 READ, WRITE, ADMIN, ALL, OTHER, EXPIRED, EVERYWHERE = (
     f"{name}-{'x' * 20}" for name in ("rd", "wr", "adm", "all", "oth", "exp", "every")
 )
-"""Tokens, each in the file that `write_usual_tokens` writes."""
+"""Tokens in the file that `write_usual_tokens` writes."""
 WRONG = "wrong-" + "x" * 20
-"""A token that no file has."""
+"""A token that is in no file."""
 MINE = "mine-"
-"""What the names of tables begin with that those tokens, but for `OTHER` and `EVERYWHERE`, may touch."""
+"""Prefix of the tables on which those tokens have rights, except `OTHER` and `EVERYWHERE`."""
 
 
 def token_entry(name: str, token: str, rights: Sequence[str], tables: Sequence[str] = ("*",), expires: str = "") -> str:

@@ -19,7 +19,7 @@ class Inserted:
 
     rows: int
     first_keys: list[int] = field(default_factory=list)
-    """Per insert: its first key."""
+    """First key of each insert."""
 
 
 @dataclass

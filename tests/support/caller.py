@@ -23,10 +23,10 @@ from tests.support.rows import WHOLE, rows_of, values_in
 
 CALL_TIMEOUT_S = 60.0
 WIRE, SAME_HOST = "wire", "same host"
-"""The ways to a table: everything by gRPC; or a learner's calls and rows without it, on one host or over TCP."""
+"""Data paths: everything over gRPC, or a learner's calls and rows without it on the server's host."""
 DATA_PATHS = (WIRE, SAME_HOST)
 wire_only = pytest.mark.parametrize("data_path", [WIRE], indirect=True, scope="session")
-"""For tests of what does not go the other way, in modules that run over both."""
+"""Marks tests that concern only gRPC, in modules that run over all data paths."""
 _numbers = itertools.count()
 
 
@@ -191,7 +191,7 @@ class Caller:
         return self.stub.VerifyCheckpoint(request, timeout=CALL_TIMEOUT_S).checkpoint
 
     def server_stats(self) -> replay_pb2.ServerStats:
-        """Figures of the server."""
+        """Statistics of the server."""
         return self.stub.Stats(replay_pb2.StatsRequest(), timeout=CALL_TIMEOUT_S).server
 
     def method(self, name: str) -> replay_pb2.MethodStats:
@@ -232,7 +232,7 @@ def table_config(
 
 
 _SMALL_INSERT = 64
-"""Every table takes so many rows at once."""
+"""Every table accepts at least this many rows per insert."""
 
 
 class CalledTable:
@@ -358,7 +358,7 @@ class CalledTable:
         return self.stub.DescribeTable(replay_pb2.DescribeTableRequest(table=self.name), timeout=CALL_TIMEOUT_S).table
 
     def stats(self) -> replay_pb2.TableStats:
-        """Its figures."""
+        """Its statistics."""
         (stats,) = self.stub.Stats(replay_pb2.StatsRequest(table=self.name), timeout=CALL_TIMEOUT_S).tables
         return stats
 
@@ -378,7 +378,7 @@ class CalledTable:
         return np.arange(description.inserted - description.size, description.inserted)
 
     def state(self) -> dict[str, object]:
-        """All that a refused request must not change."""
+        """All state that a refused request must not change."""
         stats = self.stats()
         stats.ClearField("rates")
         stats.ClearField("ages_s")

@@ -14,7 +14,7 @@ class FarTensor(torch.Tensor):
     """A CPU tensor that claims to be on another device."""
 
     seen_by: ClassVar[set[str]] = set()
-    """Names of the threads in which one was brought to the CPU."""
+    """Names of the threads in which such a tensor was copied to the CPU."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> FarTensor:

@@ -20,7 +20,7 @@ from typing import Any
 from tests.support.warm_program import ACTOR, LONGEST_REQUEST, REPLAY, SERVER
 
 STREAMS = 3
-"""Standard input, output and error come with a request for a program."""
+"""Standard input, output and error are sent with each request for a program."""
 _MOST_DESCRIPTORS = 8
 
 
@@ -48,7 +48,7 @@ def load_actor() -> Callable[[], None]:
     """Load ``replay-actor``, and return what runs it."""
     from replay_agent.commands import replay_actor
 
-    importlib.import_module("replay_agent.distributed.acting_run")  # the command loads it late
+    importlib.import_module("replay_agent.distributed.acting_run")  # the command imports it lazily
     return lambda: sys.exit(replay_actor.main())
 
 
@@ -95,10 +95,10 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    # Ctrl-C is for the tests; this program ends with them.
+    # Ctrl-C is meant for the tests; this program exits with them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run = LOAD[sys.argv[1]]()
-    gc.freeze()  # What is loaded is never garbage: to look through it would copy its memory in every fork.
+    gc.freeze()  # Loaded modules are never garbage, and scanning them would copy their memory in every fork.
     with socket.socket(fileno=int(sys.argv[2])) as asked:
         is_program = fork_when_asked(asked)
     if is_program:

@@ -1,4 +1,4 @@
-"""Probabilities and weights as the papers write them, over a plain list of live rows."""
+"""Probabilities and weights as in the paper, over a plain list of live rows."""
 
 from __future__ import annotations
 

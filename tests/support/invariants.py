@@ -46,7 +46,7 @@ def check_index(index: PriorityIndex) -> None:
     """Compare the full state of an index with the priority array.
 
     Raises:
-        AssertionError: if something differs; the message names the invariant.
+        AssertionError: something differs; the message names the invariant.
     """
     kept: Any = index
     if isinstance(index, RankIndex):
@@ -76,7 +76,7 @@ def _check_ranks(index: Any) -> None:
 
 
 def nbytes(index: PriorityIndex) -> int:
-    """Memory that the arrays of an index take, in bytes, without the priority array."""
+    """Memory of an index's arrays in bytes, without the priority array."""
     arrays: dict[int, int] = {}
     for name, value in vars(index).items():
         for each in value if isinstance(value, tuple) else (value,):

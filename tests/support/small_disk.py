@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 _NAMESPACES = (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount"))
-"""The second one is for those who may not mount: in a namespace of their own, they may."""
+"""The second one is for users without the right to mount, who have it in a new namespace."""
 _MOUNT = 'mount -t tmpfs -o "size=$1,mode=700" tmpfs "$2" && shift 2 && exec "$@"'
 
 

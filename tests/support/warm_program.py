@@ -19,12 +19,12 @@ SERVER, REPLAY, ACTOR = "replay-server", "replay", "replay-actor"
 LONGEST_REQUEST = 1 << 17
 """Bytes of a request to the program that forks."""
 _READ_LATE = ("REPLAY_", "COLUMNS", "TERM", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_")
-"""Variables that a program reads once it is forked, if at all. Others may have been read before.
+"""Variables that a program reads only after the fork, if at all. Others may have been read before.
 
 A library that a test imports sets the last one.
 """
 _SET_BY_PROGRAMS = ("GRPC_VERBOSITY", "NONE")
-"""Programs set it themselves. So does this process, once a test runs a command in it."""
+"""Programs set this variable themselves, and so does this process when a test runs a command in it."""
 _PATIENCE_S = 60
 
 
@@ -60,7 +60,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Abort it."""
+        """Kill it."""
         self.send_signal(signal.SIGKILL)
 
     def _status_within(self, timeout: float | None) -> int | None:
@@ -74,7 +74,7 @@ class WarmProgram:
     """The process that forks a program, as a child of this one."""
 
     def __init__(self, name: str) -> None:
-        """Begin to load `SERVER`, `REPLAY` or `ACTOR`."""
+        """Start to load `SERVER`, `REPLAY` or `ACTOR`."""
         self._environment = _other_variables(os.environ)
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -84,7 +84,7 @@ class WarmProgram:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # The command sets it before it loads gRPC, which is loaded here before anything is forked.
+                # The command sets it before it loads gRPC, which this process loads before any fork.
                 env={**dict([_SET_BY_PROGRAMS]), **os.environ},
             )
 
@@ -112,7 +112,7 @@ class WarmProgram:
             stderr: file descriptor that it logs to.
             stdout: file descriptor that it writes to, or ``subprocess.PIPE``.
             new_session: whether Ctrl-C in the terminal does not reach it.
-            keep_open: further file descriptors that it holds open; their numbers are others there.
+            keep_open: further file descriptors that it inherits, with other numbers.
         """
         output, its_output = os.pipe() if stdout == subprocess.PIPE else (None, os.dup(stdout))
         its_input, given = os.pipe() if stdin == subprocess.PIPE else (_opened(stdin), None)
@@ -163,7 +163,7 @@ def warm_program(name: str) -> WarmProgram:
 
 
 def close_warm_programs() -> None:
-    """End all of them."""
+    """Stop all such processes."""
     while _loaded:
         _loaded.popitem()[1].close()
 
@@ -171,7 +171,7 @@ def close_warm_programs() -> None:
 def run_forked(
     name: str, arguments: Sequence[str], environment: Mapping[str, str], text: str = "", timeout_s: float = _PATIENCE_S
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run a program to its end.
+    """Run a program to completion.
 
     Args:
         name: `SERVER`, `REPLAY` or `ACTOR`.

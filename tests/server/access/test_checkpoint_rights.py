@@ -63,7 +63,7 @@ def start_clients(start_server: StartServer, tmp_path: Path) -> Iterator[Callabl
 
 @pytest.fixture
 def clients(start_clients: Callable[..., Clients]) -> Clients:
-    """Clients of a server with one table per token."""
+    """Clients of a server with the tables ``mine`` and ``theirs``."""
     clients = start_clients()
     for name in ("mine", "theirs"):
         clients[name].create_table(name, columns=COLUMNS, capacity=10)

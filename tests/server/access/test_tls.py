@@ -206,7 +206,7 @@ def test_who_has_a_certificate_shows_it_again_and_loses_nothing(
 
 
 def held_open_until_cut_off(address: str, tls: Tls) -> grpc.StatusCode | None:
-    """Status of two consecutive streams on separate connections, which are silent and never closed by the client."""
+    """Status of the second of two streams on separate connections, which are silent and not closed by the client."""
     code = None
     for _ in range(2):
         requests: queue.SimpleQueue[replay_pb2.LearnRequest | None] = queue.SimpleQueue()

@@ -64,7 +64,7 @@ def link(filled: CalledTable) -> Iterator[FrameLink]:
 
 
 def draw_request(table: CalledTable, batch_size: int = 10, **draw: object) -> bytes:
-    """A request for Sample, which is also valid for Learn, except for its number of draws."""
+    """A request for Sample. The same request for Learn differs only in the field number of ``draw``."""
     return replay_pb2.SampleRequest(table=table.name, draw=make_draw(batch_size, **draw)).SerializeToString()
 
 

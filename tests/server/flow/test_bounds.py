@@ -27,17 +27,17 @@ from tests.support.server_process import ServerProcess
 WRITER = b"0123456789abcdef"
 ROWS = 50
 SLACK = 64
-"""Of a small table."""
+"""Capacity and slack of a small table."""
 ROW_BYTES = WHOLE.row_bytes + 16 + 8
 WRITERS_BYTES = 4096 * (16 + 16 * 24)
 CHECKSUM_BYTES = 16
 PAGE_BYTES = 4096
-"""A sync point has room for the writers' records and a head, in whole pages; there are two."""
+"""Parts of a sync point: the writers' records and a header, rounded up to pages. A table has two sync points."""
 
 
 @pytest.fixture(scope="module")
 def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with small bounds."""
+    """A server with small limits."""
     folder: Path = tmp_path_factory.mktemp("bounds")
     process = ServerProcess(
         folder / "log",
@@ -54,7 +54,7 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
 
 @pytest.fixture
 def small(small_server: ServerProcess) -> Iterator[Caller]:
-    """Its caller, without tables."""
+    """A caller of that server, which has no tables."""
     with Caller(small_server.address) as caller:
         yield caller
         for name in caller.table_names():
@@ -122,7 +122,7 @@ def test_streams_of_one_client(small: Caller, small_server: ServerProcess) -> No
     with refused("TOO_LARGE", bound="streams of one connection", limit=3, got=4) as refusal:
         fourth.receive()
     assert "max_streams_per_connection" in refusal.metadata["setting"]
-    # Another client has its own, and one that was closed makes room.
+    # The limit is per client, and closing a connection makes room.
     with Caller(small_server.address) as other:
         LearnStream(table.through(other)).ask(draw=make_draw(1))
     streams[0].close()
@@ -136,7 +136,7 @@ def test_tables(small: Caller) -> None:
     with refused("TOO_LARGE", bound="tables", limit=4, got=5) as refusal:
         small.create("t4", capacity=1)
     assert "max_tables" in refusal.metadata["setting"]
-    small.create("t3", capacity=1)  # it is there already
+    small.create("t3", capacity=1)  # it already exists
     small.table("t0").drop()
     small.create("t4", capacity=1)
 
@@ -228,7 +228,7 @@ def test_names_and_dimensions(small: Caller) -> None:
 
 
 def test_descriptors_of_tables(start_server: Callable[..., ServerProcess]) -> None:
-    """Tables take a fifth; where connections have taken the rest, a table is refused and nothing else."""
+    """Tables may use a fifth of the descriptors. If connections use the rest, only new tables are refused."""
     server = start_server()
     schema = Schema({f"c{number}": Column("bool") for number in range(10)})
     with Caller(server.address) as caller:
@@ -243,7 +243,7 @@ def test_descriptors_of_tables(start_server: Callable[..., ServerProcess]) -> No
         used = len(os.listdir(f"/proc/{server.pid}/fd"))
         with ExitStack() as open_sockets:
             for _ in range(400 - used - 3):
-                # A connection is accepted once something is said on it.
+                # A connection is accepted once something is sent on it.
                 open_sockets.enter_context(socket.create_connection((host, int(port)))).sendall(b"P")
             fds = f"/proc/{server.pid}/fd"
             wait_until(lambda: len(os.listdir(fds)) > 380, "connections have taken the descriptors")

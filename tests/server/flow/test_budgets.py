@@ -1,4 +1,4 @@
-"""What callers share: nobody takes it all, whoever takes much waits, and all is given back however a call ends."""
+"""Shared budgets: no caller can exhaust them, large requests wait, and every call releases its share when it ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Call = Callable[[ServerProcess], Caller]
 Metadata = tuple[tuple[str, str | bytes], ...]
 WIDE = Schema({"x": Column("uint8", (10_000,))})
 ROWS = 100
-"""Of the schema above: a reply of a megabyte."""
+"""Rows of the schema above that make a reply of a megabyte."""
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_peer_is_its_host(peer: str, identity: str) -> None:
 
 @dataclass
 class _Taker:
-    """Somebody who takes something, holds it until told, and may be cancelled at any time."""
+    """Acquires a share, keeps it until told to release it, and may be canceled at any time."""
 
     caller: str
     amount: int
@@ -115,7 +115,7 @@ async def _follow(steps: list[tuple[str, object, object]]) -> None:
             taker = takers[whom % len(takers)]
             assert taker.task is not None
             taker.let_go.set() if what == "let go" else taker.task.cancel()
-        if more is not False:  # sometimes several things happen in one turn of the loop
+        if more is not False:  # sometimes several events happen in one turn of the loop
             await _settle()
             _check(budget, waiting, takers)
     for taker in takers:
@@ -151,19 +151,19 @@ def _check(budget: QueuedBudget, waiting: Budget, takers: list[_Taker]) -> None:
 
 @contextmanager
 def stub_with(server: ServerProcess, token: str) -> Iterator[tuple[replay_pb2_grpc.ReplayServiceStub, Metadata]]:
-    """A stub on a connection of its own, and the metadata of its calls."""
+    """A stub on a separate connection, and the metadata of its calls."""
     options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(server.address, options=options) as channel:
         yield replay_pb2_grpc.ReplayServiceStub(channel), (("authorization", f"Bearer {token}"),)
 
 
 def sample_request(name: str, wait_s: float = 0.0, rows: int = 1) -> replay_pb2.SampleRequest:
-    """A draw."""
+    """A request for a draw."""
     return replay_pb2.SampleRequest(table=name, draw=make_draw(rows, wait_s=wait_s))
 
 
 def make(server: ServerProcess, name: str, token: str, schema: Schema = WIDE, rows: int = ROWS) -> None:
-    """A table of this token's, with rows of zeros."""
+    """Create a table with this token, and insert rows of zeros."""
     with stub_with(server, token) as (stub, metadata):
         stub.CreateTable(
             replay_pb2.CreateTableRequest(config=table_config(name, schema=schema, capacity=6400)), metadata=metadata
@@ -229,7 +229,7 @@ def test_one_caller_cannot_use_up_the_streams(start_server: StartServer, tmp_pat
 
 
 def _asks_and_stops(address: str, token: str, name: str, count: int) -> None:
-    """Ask for much, and stop before it comes."""
+    """Request large replies, and stop this process before they arrive."""
     with grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)]) as channel:
         stub, metadata = replay_pb2_grpc.ReplayServiceStub(channel), (("authorization", f"Bearer {token}"),)
         stub.DescribeTable(replay_pb2.DescribeTableRequest(table=name), metadata=metadata)
@@ -256,7 +256,7 @@ def test_replies_that_nobody_reads_are_few_and_hold_up_nobody_else(start_server:
                 wait_until(lambda pid=attacker.pid: _state(pid) == "T", "it has stopped")  # type: ignore[misc]
             for _ in range(50):
                 assert len(other.Sample(sample_request("other-table", rows=ROWS), metadata=theirs, timeout=30).rows)
-            # Nor does it hold up what is small of somebody with the same token.
+            # It also does not delay small calls with the same token.
             same.Sample(sample_request(f"{MINE}table"), metadata=mine, timeout=10)
         assert _peak_mb(server) < before + 150
     finally:
@@ -279,7 +279,7 @@ def _peak_mb(server: ServerProcess) -> float:
 
 @pytest.fixture
 def narrow(start_server: StartServer) -> ServerProcess:
-    """A server that builds one large reply after the other."""
+    """A server that builds large replies one after the other."""
     return start_server("--max-outgoing-mb", "1", "--caller-share", "1")
 
 
@@ -298,7 +298,7 @@ def test_whatever_way_a_call_ends_its_reply_is_counted_no_more(narrow: ServerPro
 
     fill()
     caller.stub.Sample(sample_request(table.name, rows=ROWS))
-    for _ in range(10):  # cancelled at all times
+    for _ in range(10):  # canceled at different moments
         fill()
         calls = [begin() for _ in range(3)]
         calls[0].cancel()
@@ -339,7 +339,7 @@ def test_many_large_replies_of_one_caller_all_come(narrow: ServerProcess, call: 
 
 @contextmanager
 def _health_stub(server: ServerProcess) -> Iterator[health_pb2_grpc.HealthStub]:
-    """On a connection of its own."""
+    """A stub of the health service on a separate connection."""
     with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         yield health_pb2_grpc.HealthStub(channel)
 

@@ -1,7 +1,7 @@
 """Conformance with Reverb's behavior where it applies.
 
-An item is a row, and a sample of an item is a row of a batch. Rows are removed first in first out, or, from a queue,
-by being drawn. What is different on purpose is at the end.
+Reverb's item is a row here, and a sample of an item is a row of a batch. Rows are evicted first in, first out, or
+removed from a queue when drawn. Intended differences are at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRIORITIZED = {"backend": "sum_tree", "parameters": {"alpha": 1.0, "epsilon": 0.
 
 
 def blocks(draw_or_insert: Callable[[], object]) -> bool:
-    """Whether a call that does not wait would have had to."""
+    """Whether a call without waiting is refused because it would have to wait."""
     try:
         draw_or_insert()
     except grpc.RpcError as error:
@@ -33,7 +33,7 @@ def blocks(draw_or_insert: Callable[[], object]) -> bool:
 
 
 def inserting(table: CalledTable) -> Callable[[], object]:
-    """Inserts one row, without waiting."""
+    """Return a function that inserts one row without waiting."""
     return lambda: table.insert([0], wait_s=0.0)
 
 
@@ -82,7 +82,7 @@ class TestSampleToInsertRatio:
     def test_so_many_samples_are_allowed_at_once(self, new_table: NewTable, rows: int, blocked: bool) -> None:
         table = new_table(rate_limiter=rate_limiter(1, 1.0, 1.0))
         table.insert([0])
-        # From min_size * samples_per_insert = 1, an error buffer of 1 leads down to 0; a pair is taken as it is.
+        # An error buffer of 1 sets the lower bound to min_size * samples_per_insert - 1 = 0; a pair is used unchanged.
         paired = new_table(rate_limiter=rate_limiter(1, 1.0, (-1.0, 1.0)))
         paired.insert([0])
         assert blocks(lambda: paired.sample(rows)) == blocked

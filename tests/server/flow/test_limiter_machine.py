@@ -19,7 +19,7 @@ COUNTS = st.integers(1, 40)
 
 
 class OneByOne:
-    """Reverb's limiter, word for word: every row is one item, and is asked for on its own."""
+    """Reverb's limiter, transcribed literally: every row is one item, and is checked separately."""
 
     def __init__(self, limit: RateLimit, capacity: int) -> None:
         self.limit = limit
@@ -46,13 +46,13 @@ class OneByOne:
             self.deletes += 1
 
     def could_insert(self, rows: int) -> bool:
-        """Whether all of the rows would be let in, one after the other."""
+        """Whether all rows would be admitted, one after the other."""
         ahead = OneByOne(self.limit, self.capacity)
         ahead.inserts, ahead.samples, ahead.deletes = self.inserts, self.samples, self.deletes
         for _ in range(rows):
             if not ahead.can_insert():
                 return False
-            ahead.inserts += 1  # what is evicted meanwhile does not let more in
+            ahead.inserts += 1  # rows evicted meanwhile do not admit more rows
         return True
 
 
@@ -118,7 +118,7 @@ class Limiting(RuleBasedStateMachine):
 
     @invariant()
     def the_difference_is_within_its_bounds(self) -> None:
-        # Up to min_size rows may come in whatever the difference.
+        # Up to min_size rows are admitted whatever the difference.
         counters = self.counters
         if counters.sampled:
             assert difference(self.limit, counters) >= self.limit.min_diff

@@ -17,7 +17,7 @@ WAIT_S = 0.05
 
 @pytest.fixture
 def limited(new_table: NewTable) -> CalledTable:
-    """A table whose every row is drawn twice, from 1,200 rows on, 50 samples more or less."""
+    """A table with two samples per insert after 1,200 rows, and an error buffer of 50 samples."""
     return new_table(capacity=5000, rate_limiter=rate_limiter(1200, 2.0, 50.0))
 
 
@@ -67,7 +67,7 @@ def test_a_draw_says_how_many_samples_it_was_allowed(limited: CalledTable) -> No
     first = limited.begin_sample(64)
     wait_for_waiting(limited, 1)
     with refused("WAITED_TOO_LONG", waited_for="samples", have=0, needed=3):
-        limited.sample(3, wait_s=WAIT_S)  # all that was allowed is held for the one that came first
+        limited.sample(3, wait_s=WAIT_S)  # all allowed samples are reserved for the first waiting call
     first.cancel()
 
 

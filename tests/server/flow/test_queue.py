@@ -107,7 +107,7 @@ def test_inserts_wait_when_it_is_full(queue: CalledTable) -> None:
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize(("rows", "batch"), [(30, 60), (60, 1), (60, 60), (60, 59), (6, 60), (17, 43)])
 def test_draws_and_inserts_never_wait_for_each_other(new_table: NewTable, rows: int, batch: int, times: int) -> None:
-    # A draw of more is refused: with the oldest row almost gone it might never be allowed.
+    # A larger draw is refused: when the oldest row is almost used up, it might never be allowed.
     batch = min(batch, 59 * times + 1)
     queue = new_table(capacity=60, backend="fifo", parameters={"max_times_sampled": times})
     inserts = [queue.begin_insert(range(start, start + rows)) for start in range(0, 600 // rows * rows, rows)]
@@ -117,7 +117,7 @@ def test_draws_and_inserts_never_wait_for_each_other(new_table: NewTable, rows: 
         drawn += queue.sample(batch, wait_s=CALL_TIMEOUT_S).values.tolist()
     for insert in inserts:
         insert.result()
-    # Calls that begin together arrive in any order.
+    # Calls that start simultaneously may arrive in any order.
     assert Counter(Counter(drawn).values())[times] >= len(drawn) // times - 1
     assert len(drawn) == len(deliveries) // batch * batch
 
@@ -172,7 +172,7 @@ def test_it_goes_on_for_many_turns_of_its_ring(queue: CalledTable) -> None:
 
 
 def test_large_batches_come_whole(new_table: NewTable) -> None:
-    # More rows than the ring has to spare.
+    # More rows than the ring's slack.
     queue = new_table(capacity=30_000, backend="fifo")
     queue.insert(np.arange(30_000))
     learner = queue.begin_sample(20_000)
@@ -209,7 +209,7 @@ def test_many_producers_and_consumers_share_it_without_loss_or_repeat(
         thread.join()
     expected = Counter(p * 10_000 + value for p in range(3) for value in range(9, 909))
     assert Counter(value for each in drawn for value in each) == expected
-    # What one producer wrote comes in its order to each consumer.
+    # Each consumer receives the rows of one producer in order.
     for values in drawn:
         for producer in range(3):
             own = [value for value in values if value // 10_000 == producer]
@@ -237,7 +237,7 @@ def test_rows_that_went_out_stay_gone_after_a_restart(
 
 
 def test_a_client_on_the_same_host_is_sent_the_rows(start_server: StartServer, call: Call, tmp_path: Path) -> None:
-    """Rows of a queue are gone once they are drawn: nobody could copy them in time, not even who finds its files."""
+    """A queue removes rows when they are drawn, so a client could not copy them in time, even from its files."""
     queue = call(start_server("--data-dir", str(tmp_path / "data"))).create(capacity=10, backend="fifo")
     queue.insert(range(3))
     assert queue.describe().directory == ""

@@ -1,4 +1,4 @@
-"""Rate limiters and queues of tables that the TOML file makes."""
+"""Rate limiters and queues of tables defined in the TOML file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ columns = {{ x = {{ dtype = "int64" }} }}
 
 
 def write(path: Path, more: str) -> Path:
-    """A config file with one table that has these settings as well."""
+    """Write a config file with one table and these additional settings."""
     path.write_text(TABLE.format(more=more), "utf-8")
     return path
 

@@ -36,7 +36,7 @@ WRITER = b"0123456789abcdef"
 
 @pytest.fixture
 def even(new_table: NewTable) -> CalledTable:
-    """A table whose every row is drawn once, from 10 rows on, 5 samples more or less."""
+    """A table with one sample per insert after 10 rows, and an error buffer of 5 samples."""
     return new_table(rate_limiter=rate_limiter(10, 1.0, 5.0))
 
 
@@ -103,7 +103,7 @@ def test_a_batch_larger_than_the_limit_is_wide_comes_as_rows_do(even: CalledTabl
     even.insert(range(10))
     draw = even.begin_sample(40)
     wait_for_waiting(even, 1)
-    # Each insert is let in by the samples that the draw was allowed before.
+    # Each insert is allowed by the samples previously granted to the draw.
     for value in range(10, 44):
         assert not draw.done()
         even.insert([value], wait_s=CALL_TIMEOUT_S)
@@ -164,7 +164,7 @@ def test_draws_are_served_in_the_order_in_which_they_came(even: CalledTable) -> 
         wait_for_waiting(even, len(draws))
     for value, done in enumerate([0, 0, 1, 2, 2, 3]):
         with refused("LIMITED", waited_for="samples"):
-            even.sample(1)  # who does not wait does not overtake either
+            even.sample(1)  # a call that does not wait must not overtake others either
         even.insert([value])
         wait_for_waiting(even, 3 - done)
     assert [len(draw.result().batch.keys) // 8 for draw in draws] == [3, 1, 2]
@@ -263,7 +263,7 @@ def test_a_writer_that_reconnects_while_it_waits_is_applied_once(even: CalledTab
 
 
 def test_a_learners_copy_that_was_overtaken_is_replaced_without_another_sample(even: CalledTable) -> None:
-    """However much the limiter allows: the batch that is replaced was counted."""
+    """Whatever the limiter allows, because the replaced batch was already counted."""
     even.insert(range(10))
     even.sample(5)
     stream = LearnStream(even)
@@ -306,13 +306,13 @@ def test_the_limiter_counts_who_only_says_that_a_copy_was_overtaken(even: Called
 
 
 def nonce_of(table: CalledTable) -> bytes:
-    """What shows that a caller can read the table's files."""
+    """The nonce that proves that a caller can read the table's files."""
     return (Path(table.describe().directory) / "nonce").read_bytes()
 
 
 @pytest.fixture
 def blocked(even: CalledTable) -> Iterator[tuple[CalledTable, list[Callable[[], object]]]]:
-    """A table with waiting inserts of both kinds, and how each of them ends."""
+    """A table with waiting inserts of both kinds, and functions that return their outcomes."""
     even.insert(range(15))
     writer = WriteStream(even, WRITER)
     writer.send([1, 2], 1)
@@ -454,7 +454,7 @@ def test_too_many_waiting_calls_are_refused(start_server: StartServer, call: Cal
 
 
 def test_a_draw_that_was_let_on_is_sent_away_by_a_reset_before_it_goes_on(tmp_path: Path) -> None:
-    """Whoever is let on goes on in a later turn of the event loop: another call may come first."""
+    """A granted call continues in a later turn of the event loop, so another call may run first."""
     limit = RateLimit(min_size=1, samples_per_insert=1.0, min_diff=0.0, max_diff=10.0)
     config = TableConfig("table", Schema({"value": Column("int64")}), capacity=10, rate_limit=limit)
     table = Table(TableDirectory.create(tmp_path, config))

@@ -32,9 +32,9 @@ from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of, values_in
 
 LARGE = 1000
-"""Rows of the smallest insert that is copied beside the loop."""
+"""Rows of the smallest insert that is copied in a worker thread."""
 CAPACITY = 192 * LARGE
-"""Of a table that takes three times as many rows at once."""
+"""Capacity of a table that accepts inserts of up to three times as many rows."""
 WRITER = WriterStamp(b"w" * 16, 1)
 
 
@@ -44,12 +44,12 @@ def _large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_from(first: int, count: int, priorities: NDArray[np.float64] | None = None) -> NewRows:
-    """Rows that hold the numbers from ``first`` on."""
+    """Rows with consecutive numbers, starting with ``first``."""
     return NewRows(columns_of(np.arange(first, first + count)), count, priorities)
 
 
 def values_at(table: Table, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What rows hold, each of which has to be whole."""
+    """Numbers of rows, after checking that each row is intact."""
     out: dict[str, Array] = {name: np.empty((len(keys), *c.shape), c.dtype) for name, c in WHOLE.items()}
     table.directory.rows.gather(keys, out)
     return values_in(b"".join(column.tobytes() for column in out.values()))
@@ -60,7 +60,7 @@ def live_keys(table: Table) -> NDArray[np.int64]:
 
 
 class Held:
-    """A table into which a large insert has begun, which cannot store its rows before it is let on."""
+    """A table with a large insert in progress, which stores its rows only after it is released."""
 
     def __init__(self, catalog: Catalog, table: Table, rows: NewRows, stamp: WriterStamp | None) -> None:
         self.catalog = catalog
@@ -68,11 +68,11 @@ class Held:
         self.large = self.insert(rows, stamp)
 
     def insert(self, rows: NewRows, stamp: WriterStamp | None = None) -> asyncio.Task[range]:
-        """Begin another insert."""
+        """Start another insert."""
         return asyncio.create_task(self.catalog.waiters.insert(Caller(), self.table, rows, stamp, None))
 
     def let_on(self) -> None:
-        """Let the large insert store its rows."""
+        """Release the large insert."""
         self.table.directory.storing_beside.release()
 
 
@@ -80,7 +80,7 @@ class Held:
 async def held(
     folder: Path, rows: NewRows | None = None, stamp: WriterStamp | None = None, **config: Any
 ) -> AsyncIterator[Held]:
-    """Begin a large insert of rows 0, 1, ... into a new table, after three rows of 1000, 1001 and 1002."""
+    """Start a large insert of rows 0, 1, ... into a new table that already has rows 1000, 1001 and 1002."""
     catalog = Catalog(Root.durable(folder), checked=config.pop("checked", False))
     table, _ = await catalog.create(TableConfig("t", WHOLE, **{"capacity": CAPACITY, **config}))
     await catalog.waiters.insert(Caller(), table, rows_from(1000, 3, np.array([1.0, 7.0, 3.0])), None, None)
@@ -183,7 +183,7 @@ def test_after_a_reset_its_rows_are_the_only_ones(tmp_path: Path) -> None:
 
 
 def test_after_a_reset_the_rate_limiter_is_asked_again(tmp_path: Path) -> None:
-    """Draws had made room for more rows than an empty table may take at once."""
+    """Draws had allowed more rows than an empty table accepts at a time."""
     rows = rows_from(0, LARGE * 5 // 2)
     limit = RateLimit(1, 1.0, -2.0 * LARGE, LARGE / 2)
 
@@ -248,7 +248,7 @@ def test_one_that_finds_no_space_changes_nothing_and_lets_others_on(
     run(test)
 
 
-# Any order of calls, against what they have to come to.
+# Arbitrary sequences of calls, and their required results.
 
 STAMPED = st.tuples(st.just("stamped"), st.integers(1, 8))
 PLAIN = st.tuples(st.just("plain"), st.integers(1, 64))
@@ -258,7 +258,7 @@ BACKENDS = st.sampled_from(["sum_tree", "rank", "uniform"])
 
 
 class Calls:
-    """Calls of a small table whose every insert takes long, and what they were told."""
+    """Calls of a small table with slow inserts, and their results."""
 
     def __init__(self, catalog: Catalog, table: Table) -> None:
         self.catalog = catalog
@@ -271,7 +271,7 @@ class Calls:
         self.plain: asyncio.Task[range] | None = None
 
     def insert(self, count: int, stamp: WriterStamp | None) -> asyncio.Task[range]:
-        """Begin an insert of rows that no other has."""
+        """Start an insert of unique rows."""
         self.numbers += count
         return self._begin(self.numbers - count, count, stamp)
 
@@ -283,7 +283,7 @@ class Calls:
         return call
 
     async def do(self, what: str, count: int) -> None:
-        """Do one thing."""
+        """Apply one operation."""
         if what == "plain":
             self.plain = self.insert(count, None)
         elif what == "stamped":
@@ -309,7 +309,7 @@ class Calls:
                 await asyncio.sleep(0)
 
     async def check(self) -> None:
-        """Every row that was acknowledged has one key, and is whole as long as it lives."""
+        """Check that every acknowledged row has one key, and is intact while live."""
         await asyncio.gather(*(task for task, _, _ in self.begun), return_exceptions=True)
         await self.catalog.inserts_ended()
         number_of: dict[int, int] = {}

@@ -47,7 +47,7 @@ def test_a_table_can_be_named_without_its_uid(table: CalledTable) -> None:
     assert table.stub.Insert(request).table_uid == table.uid
 
 
-# Rule 3: new rows take the largest live priority.
+# Rule 3: new rows get the largest live priority.
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -97,7 +97,7 @@ class TestNewRows:
         assert table.read([5]).priorities.tolist() == [3.0]
 
     def test_take_a_largest_priority_that_they_evict_themselves(self, new_table: NewTable, backend: str) -> None:
-        """It is read once per request, before anything is written."""
+        """The largest priority is read once per request, before anything is written."""
         table = new_table(backend=backend, capacity=4)
         table.insert(range(4), [9.0, 1.0, 2.0, 3.0])
         table.insert(range(4))

@@ -23,22 +23,22 @@ from tests.support.server_process import ServerProcess
 StartServer = Callable[..., ServerProcess]
 
 COLUMNS = {"number": Column("int64"), "obs": Column("float32", (1000,))}
-"""A few hundred of such rows are stored beside the loop."""
+"""Columns of rows so large that a few hundred of them are stored in a worker thread."""
 ROWS = 10_000
 """40 MB: the client sends them as ten inserts."""
 CAPACITY = 100_000
 MOST_MS = 20.0
-"""How long anybody else may wait."""
+"""Limit on the wait of other callers."""
 
 
 def rows_of(first: int, count: int) -> dict[str, Array]:
-    """Rows of consecutive numbers, each of which tells whether it is whole."""
+    """Rows with consecutive numbers, whose integrity can be checked."""
     numbers = np.arange(first, first + count)
     return {"number": numbers, "obs": np.repeat(numbers.astype(np.float32)[:, None], 1000, axis=1)}
 
 
 def numbers_in(rows: dict[str, Array]) -> list[int]:
-    """The numbers of rows that came, each of which has to be whole."""
+    """Numbers of received rows, after checking that each row is intact."""
     assert (rows["obs"] == rows["number"][:, None]).all(), "torn rows"
     numbers: list[int] = rows["number"].tolist()
     return numbers
@@ -46,7 +46,7 @@ def numbers_in(rows: dict[str, Array]) -> list[int]:
 
 @contextmanager
 def draws_without_pause(server: ServerProcess, name: str) -> Iterator[None]:
-    """Draw meanwhile; every row has to be whole."""
+    """Draw batches during the block, and check that every row is intact."""
     stop, faults = Event(), []
 
     def draw() -> None:
@@ -97,7 +97,7 @@ def test_large_and_small_inserts_at_once_are_all_whole(start_server: StartServer
 def test_a_writers_stream_takes_blocks_of_megabytes(start_server: StartServer) -> None:
     with ReplayClient(start_server().address) as client:
         table = client.create_table("wide", columns={"obs": Column("float32", (50_000,))}, capacity=6400)
-        with table.writer(block_rows=6000) as writer:  # as many as one request may have are sent at once
+        with table.writer(block_rows=6000) as writer:  # the maximum of one request is sent at a time
             for number in range(60):
                 writer.append(obs=np.full(50_000, number, np.float32))
         obs = table.read(np.arange(60))["obs"]
@@ -105,7 +105,7 @@ def test_a_writers_stream_takes_blocks_of_megabytes(start_server: StartServer) -
 
 
 def insert_until_it_ends(table: Table, first: int) -> None:
-    """Insert rows, until the server is gone."""
+    """Insert rows until the server dies."""
     with suppress(ReplayError):
         table.insert(rows_of(first, ROWS), timeout_s=30)
 
@@ -158,7 +158,7 @@ def test_a_server_that_ends_amid_one_ends_well(start_server: StartServer, tmp_pa
 
 
 def _probe(address: str, names: list[str], pipe: Connection) -> None:
-    """Call without pause between two words, and say how long each call took, in milliseconds."""
+    """Call without pauses between two messages on the pipe, and send the duration of each call in milliseconds."""
     with ReplayClient(address) as client:
         tables = [client.table(name) for name in names]
         calls = [client.tables, *(lambda table=table: table.sample(32, beta=0.4) for table in tables)]
@@ -179,7 +179,7 @@ def _probe(address: str, names: list[str], pipe: Connection) -> None:
 def longest_calls_ms(
     server: ServerProcess, names: list[str], work: Callable[[], object]
 ) -> tuple[list[float], list[float]]:
-    """The longest call of another client to these tables, in each of five rounds without and with some work."""
+    """Longest call of another client to these tables, in each of five rounds without and with the work."""
     context = loaded_processes()
     here, there = context.Pipe()
     probe = context.Process(target=_probe, args=(server.address, names, there))
@@ -203,9 +203,9 @@ def longest_calls_ms(
 
 @pytest.mark.timed
 def test_nobody_waits_long_for_an_insert_of_200_mb(start_server: StartServer, tmp_path: Path) -> None:
-    """The longest call of the best of five rounds: other programs only add to it, as rounds without an insert tell.
+    """Compare the longest call in the best of five rounds, because other programs can only increase it.
 
-    The table is the one that has most to do for each row: it has checksums, and lies on the disk.
+    The table has the highest cost per row: it has checksums and is stored on disk.
     """
     server = start_server("--data-dir", str(tmp_path / "data"), "--durability", "power")
     with ReplayClient(server.address) as client:
@@ -220,12 +220,12 @@ def test_nobody_waits_long_for_an_insert_of_200_mb(start_server: StartServer, tm
 
 @pytest.mark.timed
 def test_nobody_waits_long_for_the_largest_request(start_server: StartServer) -> None:
-    """Whatever program sends it: gRPC assembles it on the loop."""
+    """Any program may send it, and gRPC assembles it on the event loop."""
     server = start_server()
     with ReplayClient(server.address) as client, grpc.insecure_channel(server.address) as channel:
         for name in ("large", "other"):
             client.create_table(name, columns=COLUMNS, capacity=4 * CAPACITY).insert(rows_of(0, 500))
-        count = 2000  # 8.0 MB of the 8 MiB that are allowed
+        count = 2000  # 8.0 MB of the allowed 8 MiB
         request = replay_pb2.InsertRequest(
             table="large", insertion=replay_pb2.Insertion(row_count=count), rows=bytes(4008 * count)
         )

@@ -10,7 +10,7 @@ WRITER, TABLE, LATER_TABLE = b"w" * 16, b"t" * 16, b"u" * 16
 
 
 class WatchedStream(Stream):
-    """A stream that remembers why it was ended."""
+    """A stream that records why it was ended."""
 
     def __init__(self) -> None:
         self.refusals: list[str] = []
@@ -37,7 +37,7 @@ def test_a_stream_that_claims_again_ends_nobody(streams: WriterStreams) -> None:
 
 
 def test_a_stream_that_moves_on_to_the_table_made_anew_leaves_no_claim_behind(streams: WriterStreams) -> None:
-    """It named its table without a uid, and the table was dropped and made anew."""
+    """The stream names its table without a uid, and the table was dropped and recreated."""
     moved_on, other = WatchedStream(), WatchedStream()
     streams.claim(moved_on, TABLE, WRITER)
     streams.claim(moved_on, LATER_TABLE, WRITER)

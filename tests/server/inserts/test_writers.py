@@ -26,7 +26,7 @@ KEPT = 16
 
 
 def new_writer() -> bytes:
-    """The id of a writer that there has not been."""
+    """A new writer id."""
     return secrets.token_bytes(16)
 
 
@@ -125,7 +125,7 @@ def test_a_repeat_is_answered_after_its_rows_are_gone(new_table: NewTable) -> No
 
 
 def test_a_writer_inserts_no_more_at_once_than_fits_into_the_slack(new_table: NewTable) -> None:
-    """So that an insert is committed whole or not at all."""
+    """So that inserts are atomic."""
     table = new_table(capacity=1000)
     slack = table.describe().slots - 1000
     writer = new_writer()
@@ -228,7 +228,7 @@ def test_every_stream_but_the_last_of_many_is_superseded(table: CalledTable) -> 
 
 
 def test_streams_of_a_writer_that_race_all_end(table: CalledTable) -> None:
-    """A stream may be superseded while its answer is being sent: it must not be left without an end."""
+    """A stream may be superseded while its reply is being sent, and must still end."""
     for _ in range(40):
         writer = new_writer()
         streams = [WriteStream(table, writer) for _ in range(6)]
@@ -289,7 +289,7 @@ def test_a_stream_to_a_table_that_was_replaced_learns_it(new_table: NewTable) ->
 
 
 def test_a_writer_forgotten_after_thousands_of_others_is_told(new_table: NewTable) -> None:
-    """The records of 4096 writers are kept, of those that inserted last."""
+    """The server keeps records of the 4096 writers that inserted last."""
     table = new_table(capacity=10)
     writers = [number.to_bytes(16, "little") for number in range(1, 4098)]
     rows = rows_of(np.arange(1))
@@ -310,7 +310,7 @@ def test_a_writer_forgotten_after_thousands_of_others_is_told(new_table: NewTabl
     assert table.describe().inserted == 4098
 
 
-# Over the end of a server.
+# Across the end of a server.
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
@@ -337,7 +337,7 @@ def test_repeats_are_known_after_a_restart(start_server: StartServer, call: Call
 def test_a_stream_that_is_cut_by_a_kill_goes_on_where_it_was(
     start_server: StartServer, call: Call, tmp_path: Path
 ) -> None:
-    """It has as many inserts in flight as can be repeated."""
+    """It has the maximum number of inserts in flight that can be retried."""
     server = start_server("--data-dir", str(tmp_path / "data"))
     table = call(server).create(capacity=1000)
     writer = new_writer()

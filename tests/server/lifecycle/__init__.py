@@ -1,1 +1,1 @@
-"""Start, end, restart, and disks without room."""
+"""Startup, shutdown, restart and full disks."""

@@ -27,7 +27,7 @@ Call = Callable[[ServerProcess], Caller]
 
 
 def compiled_in(folder: Path) -> set[str]:
-    """The kernels that were compiled there, with each of their signatures."""
+    """The compiled kernels in a folder, with each of their signatures."""
     return {path.name for path in folder.rglob("*.nbc")}
 
 
@@ -35,7 +35,7 @@ def test_servers_that_start_first_together_say_how_far_they_are_and_compile_once
     start_server: StartServer, call: Call, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     environment = {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
-    with ThreadPoolExecutor(2) as threads:  # each with a log of its own
+    with ThreadPoolExecutor(2) as threads:  # each with a separate log
         names = ("one", "other")
         for name in names:
             (tmp_path / name).mkdir()
@@ -75,13 +75,13 @@ def test_servers_that_start_first_together_say_how_far_they_are_and_compile_once
 
 
 def leave_to_other_tests(compiled: Path) -> None:
-    """Keep kernels where all other servers look for them: to compile them takes half a minute."""
+    """Copy the kernels to where all other servers look for them, because compiling them takes half a minute."""
     if not kernel_cache.is_complete(kernel_cache.folder()):
         shutil.copytree(compiled, kernel_cache.folder(), dirs_exist_ok=True)
 
 
 def test_a_server_that_starts_makes_nothing_but_tables_in_its_data_directory(tmp_path: Path) -> None:
-    """A killed one would leave it there."""
+    """If it created other files, a killed server would leave them behind."""
     data, seen = tmp_path / "data", set()
     command = server_command("--port", "0", "--data-dir", str(data))
     with subprocess.Popen(command, env=server_environment({}), stdout=subprocess.PIPE, text=True) as server:
@@ -118,7 +118,7 @@ def test_a_setting_is_refused_without_loading_the_server() -> None:
 
 
 def test_a_copy_of_the_kernels_serves_another_place(tmp_path: Path) -> None:
-    """Images are built in one place and run in another."""
+    """Container images are built in one place and run in another."""
     warm_up()
     shutil.copytree(kernel_cache.folder(), tmp_path / kernel_cache.folder().name)
     ended = run_to_its_end(

@@ -16,7 +16,7 @@ StartServer = Callable[..., ServerProcess]
 
 
 def taken_over(server: ServerProcess) -> dict[str, str]:
-    """What a process has from the one that started it, and what it made of that."""
+    """The inherited state of a process, and the state that it derived from it."""
     folder = Path(f"/proc/{server.pid}")
     lines = (folder / "status").read_text().splitlines()
     fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
@@ -50,7 +50,7 @@ def test_it_says_the_same_when_it_does_not_serve(flags: list[str], status: int) 
     forked, started = (run_to_its_end(*flags, forked=way) for way in (True, False))
     assert forked.returncode == started.returncode == status
     assert forked.stdout == started.stdout
-    # Before the message there is the time.
+    # The timestamp precedes the message.
     assert [line[23:] for line in forked.stderr.splitlines()] == [line[23:] for line in started.stderr.splitlines()]
 
 

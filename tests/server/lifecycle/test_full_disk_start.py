@@ -31,7 +31,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Leave not a byte."""
+    """Fill the disk completely."""
     with (disk / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 12))
@@ -45,8 +45,8 @@ def insert(table: CalledTable, count: int) -> replay_pb2.InsertResponse:
     )
 
 
-# A loss of power with checksums is left out: rows that were never stored to are looked at, and tmpfs, other than disks,
-# takes room for what is only read.
+# There is no test of a power loss with checksums: recovery reads slots that were never written, and tmpfs, unlike
+# disks, allocates space for pages that are only read.
 @pytest.mark.parametrize(
     ("flags", "lost_power"), [((), False), ((), True), (POWER, False)], ids=["killed", "lost power", "checksums"]
 )

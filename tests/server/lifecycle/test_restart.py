@@ -23,17 +23,17 @@ Call = Callable[[ServerProcess], Caller]
 BACKENDS = ("sum_tree", "rank", "uniform")
 ROUNDS = 4
 START_S = 3.0
-"""Processes, libraries and a million rows; kernels are compiled before, by the first start on a machine."""
+"""Limit on a restart: processes, libraries and a million rows. Kernels were compiled by the machine's first start."""
 
 
 @pytest.fixture
 def durable(start_server: StartServer, tmp_path: Path) -> ServerProcess:
-    """A server that keeps its tables."""
+    """A server with durable tables."""
     return start_server("--data-dir", str(tmp_path / "data"))
 
 
 def lived_in(table: CalledTable) -> dict[str, object]:
-    """All of a table that has to outlive its server."""
+    """All state of a table that must survive its server."""
     keys = table.live_keys()
     rows = table.read(keys)
     description = table.describe()
@@ -91,7 +91,7 @@ def test_everything_comes_back(durable: ServerProcess, call: Call, end: str) -> 
 def test_a_million_rows_are_back_within_three_seconds(
     start_server: StartServer, call: Call, tmp_path: Path, backend: str
 ) -> None:
-    # To load the server is part of its start.
+    # Loading the server's modules is part of its startup.
     durable = start_server("--data-dir", str(tmp_path / "data"), forked=False)
     rows, block = 1_000_000, 100_000
     table = call(durable).create(backend=backend, capacity=rows)
@@ -143,10 +143,10 @@ def _answers(table: CalledTable) -> bool:
 
 @wire_only
 def test_every_acknowledged_row_is_whole_after_a_kill_amid_inserts(durable: ServerProcess, call: Call) -> None:
-    """Writers fill a small ring again and again, around its end, while the server is killed a few times.
+    """Writers fill a small ring repeatedly, past its end, while the server is killed a few times.
 
-    Values say who inserted a row and as which: whatever was acknowledged and is live has to be there, under its key;
-    nothing else but what was sent may be.
+    Values identify a row's writer and number. Every acknowledged live row must exist under its key, and every existing
+    row must have been sent.
     """
     capacity, writers = 200, 3
     table = call(durable).create(capacity=capacity)
@@ -177,7 +177,7 @@ def test_every_acknowledged_row_is_whole_after_a_kill_amid_inserts(durable: Serv
 
 
 class _Storm(threading.Thread):
-    """A writer that sends without pause until the server is gone."""
+    """A writer that sends without pauses until the server dies."""
 
     ROWS = 7
 

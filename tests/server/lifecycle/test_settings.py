@@ -1,4 +1,4 @@
-"""Settings: sources and refusals."""
+"""Settings: sources and error messages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ done = { dtype = "bool" }
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a TOML file may be written; no variable is set."""
+    """Path for a TOML file; no environment variable is set."""
     for name in ("PORT", "CONFIG", "DATA_DIR", "HOST"):
         monkeypatch.delenv(f"REPLAY_SERVER_{name}", raising=False)
     return tmp_path / "server.toml"
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """What is printed about settings that cannot be used."""
+    """The message printed for invalid settings."""
     with pytest.raises(SystemExit) as end:
         load_settings(flags)
     assert end.value.code == 2

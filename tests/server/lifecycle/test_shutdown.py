@@ -109,7 +109,7 @@ def _refuses_calls(table: CalledTable) -> bool:
     try:
         table.describe()
     except grpc.RpcError as error:
-        # gRPC itself answers: with CANCELLED where the connection was there before.
+        # gRPC itself replies: with CANCELLED if the connection already existed.
         return code_of(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     return False
 

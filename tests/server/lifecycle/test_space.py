@@ -21,7 +21,7 @@ DISK_MB = 24
 
 @pytest.fixture(scope="module", params=["--memory-dir", "--data-dir", "--durability=power --data-dir"])
 def cramped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
-    """A caller of a server whose tables have 24 MB, in memory or on a disk, there with checksums or without."""
+    """A caller of a server with 24 MB for tables: in memory, or on disk with or without checksums."""
     folder = tmp_path_factory.mktemp("cramped")
     disk = folder / "small"
     server = ServerProcess(folder / "log", *request.param.split(), str(disk), within=with_small_disk(disk, DISK_MB))
@@ -32,14 +32,14 @@ def cramped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def caller(cramped: Caller) -> Iterator[Caller]:
-    """The same, with an empty disk."""
+    """The same caller, with an empty disk."""
     yield cramped
     for name in cramped.table_names():
         cramped.table(name).drop()
 
 
 def insert(table: CalledTable, value: int, count: int = 8, **insertion: int) -> replay_pb2.InsertResponse:
-    """Insert rows of 64 KB each that all hold one value."""
+    """Insert rows of 64 KB each that all contain ``value``."""
     rows = np.full(count, value, np.int64).tobytes() + bytes([value % 256]) * (count << 16)
     return table.stub.Insert(
         replay_pb2.InsertRequest(
@@ -52,7 +52,7 @@ def insert(table: CalledTable, value: int, count: int = 8, **insertion: int) -> 
 
 
 def fill(table: CalledTable, **insertion: int) -> int:
-    """Insert until there is no room; how many inserts were answered."""
+    """Insert until there is no space; return the number of successful inserts."""
     for number in range(1, 10 * DISK_MB):
         try:
             insert(table, number, **({"sequence": number} if insertion else {}))
@@ -110,7 +110,7 @@ def test_a_writer_repeats_what_found_no_room(caller: Caller) -> None:
 
 
 def test_a_ring_that_is_reserved_needs_no_more_room(caller: Caller) -> None:
-    """Once every slot has been written to, a full disk is nobody's business."""
+    """Once every slot has been written, inserts succeed on a full disk."""
     table = caller.create(schema=LARGE, capacity=32)
     slots = table.describe().slots
     for number in range(slots // 8 + 1):

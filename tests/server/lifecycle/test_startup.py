@@ -1,4 +1,4 @@
-"""Startup and its refusals: flags, variables, the TOML file, the content of the disk."""
+"""Startup and its errors: flags, variables, the TOML file, the content of the disk."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ done = { dtype = "bool" }
 
 @pytest.fixture
 def taken_port() -> Iterator[int]:
-    """A port that somebody listens on."""
+    """A port that is already in use."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 def listening_ports(server: ServerProcess) -> set[tuple[str, int]]:
-    """Where a server listens."""
+    """Addresses on which a server listens."""
     connections = psutil.Process(server.pid).net_connections("tcp")
     return {
         (each.laddr.ip.removeprefix("::ffff:"), each.laddr.port)
@@ -66,11 +66,11 @@ def listening_ports(server: ServerProcess) -> set[tuple[str, int]]:
 
 
 def started_in(folder: Path) -> list[Path]:
-    """What is left below a memory directory."""
+    """Remaining files below a memory directory."""
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-# A server that starts.
+# Successful starts.
 
 
 def test_it_listens_on_this_machine_alone_unless_told_otherwise(start_server: StartServer) -> None:
@@ -132,11 +132,11 @@ def test_tables_of_the_config_file_keep_their_rows(start_server: StartServer, ca
     assert again.read(range(3)).rows == bytes([1, 0, 1])
 
 
-# Where settings come from.
+# Sources of settings.
 
 
 def max_reply_mb(server: ServerProcess) -> int:
-    """The setting that can be told from outside: how large a reply may be."""
+    """The size limit of replies, a setting that is visible from outside."""
     with Caller(server.address) as caller:
         table = caller.create()
         table.insert([1])
@@ -272,7 +272,7 @@ def test_a_table_of_the_file_that_cannot_be_made_is_named(
     assert started_in(memory) == []
 
 
-# What is in the way.
+# Obstacles.
 
 
 def test_a_port_that_is_taken_is_named(taken_port: int, tmp_path: Path) -> None:
@@ -376,12 +376,12 @@ def test_a_stored_table_that_differs_from_the_file_is_named(
     assert call(start_server("--config", str(file), "--data-dir", data)).table_names() == ["acrobot", "cartpole"]
 
 
-# What is damaged.
+# Corruption.
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    """The directory of a table of a server that has ended."""
+    """The directory of a table whose server has exited."""
     root = Root.durable(tmp_path / "data")
     TableDirectory.create(root.tables, TableConfig("stored", WHOLE, capacity=100)).close()
     root.close()
@@ -437,11 +437,11 @@ def test_files_of_somebody_else_are_not_swept(start_server: StartServer, tmp_pat
     assert [path.name for path in started_in(memory)] == ["other", "replay-server-being-made"]
 
 
-# Its parent.
+# The parent process.
 
 
 def test_a_server_ends_with_the_process_that_holds_its_input(tmp_path: Path) -> None:
-    """The parent is killed, so that it cannot say goodbye."""
+    """The parent is killed, so it cannot stop the server itself."""
     memory = tmp_path / "memory"
     memory.mkdir()
     start = (
@@ -488,7 +488,7 @@ def test_a_server_that_watches_its_input_ends_in_order_when_it_is_told_to(start_
 
 
 def test_the_garbage_collector_never_looks_through_what_a_server_loads() -> None:
-    """Garbage collection would block calls: numba's modules alone take 60 ms."""
+    """Garbage collection would block calls: scanning numba's modules alone takes 60 ms."""
     seen = (
         "import gc; from replay_server.__main__ import load_server; load_server(); "
         "print(gc.isenabled(), gc.get_freeze_count(), len(gc.get_objects()))"

@@ -59,7 +59,7 @@ def test_every_rpc_has_a_handler_of_its_shape(tmp_path: Path, method: str) -> No
     root.close()
     described = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].methods_by_name[method]
     assert described.client_streaming == described.server_streaming == (method in STREAMS)
-    # All take a stream: the message of a unary call is received once it is known who calls.
+    # All handlers take a stream: the message of a unary call is received after the caller is authenticated.
     assert (handler.request_streaming, handler.response_streaming) == (True, described.server_streaming)
     assert asyncio.iscoroutinefunction(handler.stream_stream or handler.stream_unary)
 

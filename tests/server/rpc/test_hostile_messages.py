@@ -38,18 +38,18 @@ from tests.support.wire import (
 )
 
 DIFFERENTLY_READ = ("Insert", "Learn", "Stats")
-"""A message with rows, one on a stream, and a plain one, as representatives of all others."""
+"""Methods that represent all others: a message with rows, one on a stream, and a plain one."""
 EXAMPLES = settings(max_examples=examples(15), suppress_health_check=list(HealthCheck))
 
 
 def examples_of(method: str) -> settings:
-    """Fewer examples for methods whose messages are read like those of another one."""
+    """Fewer examples for methods whose messages are parsed like those of another method."""
     return EXAMPLES if method in DIFFERENTLY_READ else settings(EXAMPLES, max_examples=examples(4))
 
 
 @pytest.fixture(scope="module")
 def hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that has little memory to lose, whatever it is talked into."""
+    """A server with low memory limits."""
     folder: Path = tmp_path_factory.mktemp("hostile")
     process = ServerProcess(
         folder / "log",
@@ -65,7 +65,7 @@ def hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
 
 @pytest.fixture(scope="module")
 def hostile_caller(hostile_server: ServerProcess) -> Iterator[Caller]:
-    """Its caller."""
+    """A caller of that server."""
     with Caller(hostile_server.address) as made:
         yield made
 
@@ -77,7 +77,7 @@ def victim(hostile_caller: Caller) -> CalledTable:
 
 
 def send(table: CalledTable, method: str, message: bytes) -> bool:
-    """Send bytes; whether they were answered. A refusal has to be a typed one, and to change nothing."""
+    """Send bytes, and return whether they were answered. A refusal must be typed and change nothing."""
     before = table.state()
     try:
         call_raw(table.caller.channel, method, message)
@@ -89,12 +89,12 @@ def send(table: CalledTable, method: str, message: bytes) -> bool:
 
 
 def assert_usable(table: CalledTable) -> None:
-    """Whatever was answered before, the server goes on: a table made anew takes rows and gives them back."""
+    """Check that the server still works: a recreated table accepts rows and returns them."""
     anew = make_victim(table.caller)
     assert set(anew.sample(20).values) <= {*range(9, 20), 77}
 
 
-# Bytes that are no message.
+# Bytes that are not a valid message.
 
 NO_MESSAGES = {
     "ones": b"\xff" * 40,
@@ -152,7 +152,7 @@ def test_a_message_that_is_cut_anywhere_is_answered_or_refused(victim: CalledTab
 
 @pytest.mark.parametrize("method", METHODS)
 def test_fields_of_another_wire_type_are_unknown_fields(victim: CalledTable, method: str) -> None:
-    """Protobuf skips them, so that their field is missing: what needs it refuses the request."""
+    """Protobuf skips these, so the field is missing, and requests that need it are refused."""
     contents = {VARINT: varint(2**64 - 1), FIXED64: bytes(8), FIXED32: bytes(4)}
     names_no_table = b"".join(
         tag(number, wire) + content for number in range(1, 16) for wire, content in contents.items()
@@ -167,11 +167,11 @@ def test_fields_that_are_not_known_are_skipped(victim: CalledTable, method: str)
     assert send(victim, method, unknown + good_request(method, victim).SerializeToString() + unknown)
 
 
-# Rows, which are read in place.
+# Rows, which are parsed in place.
 
 
 def insertion_with(*, before: bytes = b"", after: bytes = b"", table: CalledTable) -> bytes:
-    """An insert of two rows, with bytes around all but its rows."""
+    """An insert of two rows without its rows field, with other bytes before and after it."""
     head = replay_pb2.InsertRequest(table=table.name, insertion=replay_pb2.Insertion(row_count=2))
     return before + head.SerializeToString() + after
 
@@ -207,7 +207,7 @@ def test_of_two_heads_the_later_fields_count(victim: CalledTable) -> None:
     assert victim.read(victim.live_keys()[-2:]).values.tolist() == [1, 2]
 
 
-# Random bytes, and messages that were damaged on their way.
+# Random bytes, and corrupted messages.
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -225,7 +225,7 @@ def test_random_bytes_are_answered_or_refused(hostile_caller: Caller, method: st
 
 @st.composite
 def damages(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """Ways to damage a message: places are fractions of its length."""
+    """Functions that damage a message; positions are fractions of its length."""
     place, other = draw(st.floats(0, 1)), draw(st.floats(0, 1))
     new = draw(st.binary(min_size=1, max_size=9))
     kind = draw(st.sampled_from(["replace", "insert", "remove", "repeat", "swap"]))
@@ -328,7 +328,7 @@ def test_an_insert_of_any_numbers_is_answered_or_refused(
             assert victim.describe().inserted == 21 + count
 
 
-# Streams, and what is not even gRPC.
+# Streams, and connections that do not speak gRPC.
 
 
 @pytest.mark.parametrize("method", STREAMS)

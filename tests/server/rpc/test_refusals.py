@@ -1,4 +1,4 @@
-"""What is refused, why, and that a refusal changes nothing."""
+"""Refused requests: their errors, and that they change nothing."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ WRITER = b"0123456789abcdef"
 
 @dataclass(frozen=True)
 class Case:
-    """One request that is refused."""
+    """A refused request."""
 
     what: str
-    """What is wrong with it."""
+    """The mistake in the request."""
     method: str
     """The RPC."""
     request: Callable[[CalledTable], Message]
-    """The request, for a table with rows."""
+    """Creates the request for a table with rows."""
     field: str
     """The field that the refusal names."""
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What else the refusal says."""
+    """Other text in the refusal."""
     reason: str = "INVALID_FIELD"
 
 
 def insertion(
     *, count: int = 2, priorities: bytes = b"", sequence: int = 0, writer: bytes = b"", rows: bytes | None = None
 ) -> Callable[[CalledTable], replay_pb2.InsertRequest]:
-    """An insert of two rows, one thing of which is wrong."""
+    """An insert of two rows with one mistake."""
 
     def request(table: CalledTable) -> replay_pb2.InsertRequest:
         return replay_pb2.InsertRequest(
@@ -72,17 +72,17 @@ def insertion(
 
 
 def sampling(batch_size: int = 4, **draw: object) -> Callable[[CalledTable], replay_pb2.SampleRequest]:
-    """A sample, one thing of which is wrong."""
+    """A Sample request with one mistake."""
     return lambda table: replay_pb2.SampleRequest(table=table.name, draw=make_draw(batch_size, **draw))
 
 
 def learning(**fields: object) -> Callable[[CalledTable], replay_pb2.LearnRequest]:
-    """A learner's request, one thing of which is wrong."""
+    """A learner's request with one mistake."""
     return lambda table: replay_pb2.LearnRequest(**{"table": table.name, "table_uid": table.uid, **fields})  # type: ignore[arg-type]
 
 
 def updating(keys: bytes, priorities: bytes) -> Callable[[CalledTable], replay_pb2.UpdatePrioritiesRequest]:
-    """An update, one thing of which is wrong."""
+    """An update with one mistake."""
     return lambda table: replay_pb2.UpdatePrioritiesRequest(
         table=table.name, table_uid=table.uid, update=replay_pb2.PriorityUpdate(keys=keys, priorities=priorities)
     )
@@ -94,7 +94,7 @@ def learning_update(keys: bytes, priorities: bytes) -> Callable[[CalledTable], r
 
 
 def writing(**fields: object) -> Callable[[CalledTable], replay_pb2.WriteRequest]:
-    """A message of a writer's stream, one thing of which is wrong."""
+    """A message of a writer's stream with one mistake."""
 
     def request(table: CalledTable) -> replay_pb2.WriteRequest:
         good = {
@@ -109,7 +109,7 @@ def writing(**fields: object) -> Callable[[CalledTable], replay_pb2.WriteRequest
 
 
 def at(place: int, bad: float) -> list[float]:
-    """Three priorities, one of which is bad."""
+    """Three priorities, one of them invalid."""
     return [bad if index == place else 0.5 for index in range(3)]
 
 
@@ -290,13 +290,13 @@ UIDS = [
 
 
 def ask(table: CalledTable, method: str, request: Message) -> object:
-    """Call an RPC by its name; of a stream, the answer to its only message."""
+    """Call an RPC by name; for a stream, return the reply to its only message."""
     rpc = getattr(table.stub, method)
     return next(rpc(iter([request]))) if method in ("Learn", "Write") else rpc(request)
 
 
 def table_with_rows(new_table: NewTable, **config: object) -> CalledTable:
-    """A table of 12 rows, some of them evicted, with priorities of their own and a history."""
+    """A table of 12 rows, some of them evicted, with different priorities and a history."""
     table = new_table(capacity=12, **config)
     table.insert(range(20), 1.0 + np.arange(20), stream=4, episode=5)
     table.update([10, 11, 3], [0.5, 0.25, 9.0])
@@ -313,15 +313,15 @@ CASES_AND_BACKENDS = [
     *((case, backend) for case in CASES_OF_PRIORITIES for backend in ("rank", "uniform")),
 ]
 OF_A_LEARNER = ("Sample", "UpdatePriorities", "Learn")
-"""The methods whose calls do not go over gRPC alone."""
+"""Methods whose calls may also use the local socket."""
 FIRST_OF_EACH_METHOD = [
     next(each for each in CASES_AND_BACKENDS if each[0].method == method) for method in OF_A_LEARNER
 ]
-"""What is wrong with a request is found in the same way whichever way it came; that it is said is seen by one."""
+"""All transports check requests with the same code, so one case per method is enough to test the reply."""
 
 
 def id_of(value: object) -> str:
-    """What a case of these tests is called."""
+    """Name of a test case."""
     return f"{value.method}: {value.what}" if isinstance(value, Case) else str(value)
 
 
@@ -368,11 +368,11 @@ NAMED = [
     ("Learn", replay_pb2.LearnRequest(draw=make_draw(1, wait_s=60.0))),
     ("Stats", replay_pb2.StatsRequest()),
 ]
-"""Every method that takes the name of a table."""
+"""Every method with a table name in its request."""
 
 
 def named(request: Message, name: str, uid: bytes = b"") -> Message:
-    """The same request for the table of this name, and of this uid if the message has one."""
+    """The same request with this table name, and with this uid if the message has a uid field."""
     copy = type(request)()
     copy.CopyFrom(request)
     copy.table = name  # type: ignore[attr-defined]
@@ -401,7 +401,7 @@ def test_a_table_that_is_not_there_is_named(
 def test_a_long_name_is_not_sent_back_at_length(
     caller: Caller, method: str, request_without_name: Message, letter: str
 ) -> None:
-    """gRPC would drop a status of more than a few kilobytes, and its reason with it."""
+    """gRPC would drop a status of more than a few kilobytes, including its reason."""
     with refused("TABLE_NOT_FOUND") as refusal:
         ask(CalledTable(caller, "", b""), method, named(request_without_name, letter * 100_000))
     assert refusal.metadata["table"].startswith(letter * 100)
@@ -470,13 +470,13 @@ def _live_through(table: CalledTable, history: str) -> None:
         table.reset()
 
 
-# Configs that cannot be used.
+# Invalid configs.
 
 TWO = Schema({"value": Column("int64"), "done": Column("bool")})
 
 
 def config(**changes: object) -> replay_pb2.TableConfig:
-    """A config, with fields of the message changed."""
+    """A config with changed fields."""
     made = table_config(new_name(), schema=TWO)
     for name, value in changes.items():
         if isinstance(value, Message):
@@ -487,7 +487,7 @@ def config(**changes: object) -> replay_pb2.TableConfig:
 
 
 def column(name: str = "x", data_type: int = 5, shape: tuple[int, ...] = ()) -> replay_pb2.TableConfig:
-    """A config with one column more."""
+    """A config with an additional column."""
     made = config()
     stored = replay_pb2.StoredColumn(shape=shape)
     stored.data_type = data_type  # type: ignore[assignment]
@@ -629,7 +629,7 @@ def test_an_update_beside_a_draw_that_is_too_large_is_not_applied(new_table: New
 @wire_only
 @pytest.mark.parametrize("method", ["Sample", "Learn"])
 def test_a_batch_of_small_rows_is_too_large_by_what_comes_with_its_rows(new_table: NewTable, method: str) -> None:
-    """A row of one byte takes twenty more for its key, its probability and its weight."""
+    """A row of one byte needs twenty more for its key, its probability and its weight."""
     table = new_table(schema=Schema({"x": Column("uint8")}))
     insert = replay_pb2.InsertRequest(table=table.name, insertion=replay_pb2.Insertion(row_count=9), rows=bytes(9))
     table.stub.Insert(insert)
@@ -652,7 +652,7 @@ def test_a_request_that_is_too_large_is_refused_and_the_next_one_answered(new_ta
     request = insertion(rows=bytes(65 << 20))(table)
     with pytest.raises(grpc.RpcError) as error:
         table.stub.Insert(request)
-    # gRPC refuses it before the service sees it: there is no ErrorInfo.
+    # gRPC refuses it before the service sees it, so there is no ErrorInfo.
     assert code_of(error.value) is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert table.state() == before
 

@@ -14,18 +14,18 @@ from tests.support.frame_stub import HEAD, FrameLink, greeted, hello_for
 
 pytestmark = pytest.mark.parametrize("data_path", [SAME_HOST], indirect=True, scope="session")
 SOON_S = 1.0
-"""Well before a connection has been silent for too long."""
+"""Well below the time limit of silent connections."""
 
 
 @pytest.fixture
 def described(new_table: Callable[..., CalledTable], caller: Caller) -> replay_pb2.TableDescription:
-    """A table to call about."""
+    """A table for calls."""
     return new_table(capacity=10).describe()
 
 
 @pytest.fixture
 def open_silent(described: replay_pb2.TableDescription) -> Iterator[Callable[[], FrameLink]]:
-    """Opens connections on which nothing is said."""
+    """Opens connections on which nothing is sent."""
     links: list[FrameLink] = []
 
     def open_one() -> FrameLink:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class SetClock:
-    """Tells the time it was set to."""
+    """A clock that returns the time to which it was set."""
 
     def __init__(self, now: float = 1000.25) -> None:
-        """Begin at some time."""
+        """Start at a time in seconds."""
         self.now = now
 
     def __call__(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return self.now

@@ -33,7 +33,7 @@ def test_in_a_small_table_every_row_has_its_own_age() -> None:
 @pytest.mark.parametrize("capacity", [1, 255, 256, 257, 300, 511, 512, 513, 1000, 100_000])
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_an_age_is_right_to_a_256th_of_the_capacity(capacity: int, rows: int) -> None:
-    """One row comes every millisecond, so ages are places, and resolution is a number of rows."""
+    """One row is inserted every millisecond, so ages are positions, and the resolution is a number of rows."""
     clock = SetClock(0.0)
     ages = InsertClock(capacity, inserted=0, clock=clock)
     inserted = 0

@@ -1,4 +1,4 @@
-"""What the rows of a table look like: against all of its rows, sorted."""
+"""Inspections of a table, compared with all of its rows, sorted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def floats(data: bytes) -> NDArray[np.float64]:
 
 
 def in_order_of_rank(keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Places of rows, the largest priority first, of equal ones the newest."""
+    """Positions of rows, largest priority first, newest first if equal."""
     return np.lexsort((-keys, -priorities))
 
 
@@ -102,7 +102,7 @@ def test_how_often_rows_were_drawn_is_exact(new_table: NewTable) -> None:
 def test_ages_go_from_the_newest_row_to_the_oldest(new_table: NewTable) -> None:
     table = new_table(capacity=100)
     table.insert(range(50))
-    time.sleep(0.3)  # an age is what is tested
+    time.sleep(0.3)  # ages are tested
     table.insert(range(50, 100))
     ages = floats(inspect(table).ages_s)
     assert len(ages) == 100

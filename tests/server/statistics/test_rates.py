@@ -66,7 +66,7 @@ def test_a_rate_is_that_of_the_events_in_the_window(steps: list[tuple[float, int
         clock.now += passed
         rate.add(count)
         events.append((clock.now, count))
-    # The window begins with a whole second, between 10 and 11 seconds ago.
+    # The window starts at a whole second, between 10 and 11 seconds ago.
     start = int(clock.now) - WINDOW_S
     counted = sum(count for at, count in events if int(at) >= start)
     covered = min(clock.now - start, clock.now - began)

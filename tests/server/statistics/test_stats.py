@@ -92,7 +92,7 @@ def test_quantiles_of_priority_are_exact_in_small_tables(new_table: NewTable, si
 
 
 def test_quantiles_of_priority_are_close_in_large_tables(new_table: NewTable) -> None:
-    """Of 4096 rows chosen at random a quantile lies within 6 standard deviations of that of all rows."""
+    """A quantile of 4096 random rows is within 6 standard deviations of the quantile of all rows."""
     table = new_table(capacity=50_000)
     priorities = np.random.default_rng(0).permutation(50_000) / 50_000
     table.insert(range(50_000), priorities)
@@ -157,7 +157,7 @@ def test_all_tables_come_in_the_order_of_their_names(caller: Caller, new_table: 
 
 @pytest.fixture
 def lone(start_server: StartServer, call: Call) -> tuple[ServerProcess, Caller]:
-    """A server that nobody else calls."""
+    """A separate server without other callers."""
     server = start_server()
     return server, call(server)
 
@@ -220,7 +220,7 @@ def test_bytes_grow_with_the_rows_and_no_further_than_the_ring(new_table: NewTab
 @pytest.mark.timed
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_figures_of_a_million_rows_take_no_time(new_table: NewTable, backend: str) -> None:
-    """Well under 20 ms, by the best of some calls: others may keep the machine busy."""
+    """The fastest of several calls takes well under 20 ms; other processes may keep the machine busy."""
     table = new_table(capacity=1_000_000, backend=backend, schema=Schema({"value": Column("int8")}))
     random = np.random.default_rng(0)
     for _ in range(200):

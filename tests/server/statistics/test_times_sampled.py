@@ -16,7 +16,7 @@ SLOTS = CAPACITY + 5
     st.lists(st.one_of(st.integers(1, 5), st.lists(st.integers(0, CAPACITY - 1), min_size=1, max_size=40)), max_size=40)
 )
 def test_bars_count_the_live_rows_by_how_often_they_were_drawn(steps: list[int | list[int]]) -> None:
-    """A number inserts as many rows; a list draws rows by their place among the live ones."""
+    """A number is a number of rows to insert; a list has the positions of live rows to draw."""
     sampled, counts, inserted = TimesSampled(SLOTS), dict[int, int](), 0
     for step in steps:
         if isinstance(step, int):

@@ -1,1 +1,1 @@
-"""What a table stores, and what it finds again."""
+"""Storage of tables, and recovery."""

@@ -23,7 +23,7 @@ class CutShortError(BaseException):
 
 
 class Cut:
-    """Ends whoever syncs for the n-th time."""
+    """Raises at the n-th sync."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, files: dict[str, bytes]) -> None:
         self.left = at
@@ -46,7 +46,7 @@ class Cut:
 
 
 def torn_table(folder: Path, seed: int) -> dict[str, bytes]:
-    """The files of a table that a loss of power tore, rows long synced among them."""
+    """The files of a table after a power loss that also tore rows synced long ago."""
     life = Life(folder, seed)
     life.use(60)
     life.sync()
@@ -55,7 +55,7 @@ def torn_table(folder: Path, seed: int) -> dict[str, bytes]:
     life.table.close()
     pages = random.Random(seed)
     left = {name: mixture(pages, [each[name] for each in versions], 0.3) for name in life.synced}
-    # It tells of rows that are lost.
+    # The header counts rows that are lost.
     left["header.bin"] = versions[-1]["header.bin"]
     write_files(folder / "table", left)
     damage_pages(folder / "table" / "column-001.bin", pages, 1)
@@ -63,7 +63,7 @@ def torn_table(folder: Path, seed: int) -> dict[str, bytes]:
 
 
 def recovered(folder: Path) -> tuple[dict[int, int], int, int, int]:
-    """What comes back: the live rows, and how many were inserted, lost, and by which writers' records."""
+    """Recovered state: live rows, and numbers of inserted rows, lost rows and writers' records."""
     table = Table(TableDirectory.open(folder, after_power_loss=True))
     check_table(table)
     directory = table.directory
@@ -92,7 +92,7 @@ def test_the_next_recovery_comes_to_the_same(
             except CutShortError:
                 pass
         if loses_power:
-            # Of what was stored since the last sync that ended, any pages may be on the disk.
+            # Any pages written since the last completed sync may be on the disk.
             pages = random.Random(seed * 100 + cut_at)
             left = copy_of(folder)
             write_files(folder, {name: mixture(pages, [cut.on_disk[name], left[name]], 0.5) for name in left})

@@ -23,15 +23,14 @@ from tests.support.rows import WHOLE, columns_of
 
 CAPACITY = 1500
 MANY = 1200
-"""Rows on several pages of every column, most of which nothing is stored to later."""
+"""Rows on several pages of every column, most of which are not written again."""
 WRITER = b"0123456789abcdef"
 
 
 class Disk:
-    """What of a table's files is on the disk, as Linux has it.
+    """The part of a table's files that is on disk, as in Linux.
 
-    A sync that fails leaves its pages in memory as if they were clean: no later sync writes them, unless something is
-    stored to them again.
+    A failed sync marks its pages as clean: later syncs write them only if they are modified again.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int, code: int) -> None:
@@ -54,12 +53,12 @@ class Disk:
         monkeypatch.setattr(os, "fdatasync", self._sync)
 
     def begin(self, folder: Path) -> None:
-        """All there is now is on the disk."""
+        """Treat the current content as synced."""
         self._clean = copy_of(folder)
         self._on_disk = {name: bytearray(content) for name, content in self._clean.items()}
 
     def left(self) -> dict[str, bytes]:
-        """The files after a loss of power."""
+        """The files after a power loss."""
         return {name: bytes(content) for name, content in self._on_disk.items()}
 
     def _sync(self, descriptor: int) -> None:
@@ -99,7 +98,7 @@ def insert_many(table: Table, values: range) -> None:
 
 
 def record_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are synced from now on."""
+    """Record the names of files that are synced from now on."""
     synced: list[str] = []
 
     def record(descriptor: int) -> None:
@@ -122,7 +121,7 @@ def sync(table: Table) -> None:
 def test_what_counts_as_synced_outlives_a_loss_of_power(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, failing: int, is_killed: bool
 ) -> None:
-    """Whichever file it is that the disk refuses, also if the server is killed before it is asked again."""
+    """Whichever file fails to sync, and even if the server is killed before the next attempt."""
     disk = Disk(monkeypatch, failing, code)
     table = Table(
         TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=CAPACITY), checked=True),
@@ -198,7 +197,7 @@ def test_what_is_stored_anew_is_dirty(tmp_path: Path) -> None:
 
 
 def dirty_kb(path: Path) -> int:
-    """Of a mapped file, the kilobytes that the next sync would write."""
+    """Kilobytes of a mapped file that the next sync would write."""
     found = 0
     is_ours = False
     for line in Path("/proc/self/smaps").read_text().splitlines():

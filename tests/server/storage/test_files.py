@@ -80,7 +80,7 @@ def test_files_that_are_closed_give_their_descriptors_back(tmp_path: Path) -> No
 
 
 def test_a_view_outlives_the_closing_of_its_file(tmp_path: Path) -> None:
-    """A table that is dropped may still be read from."""
+    """A dropped table may still be read."""
     file = MappedFile(tmp_path / "file", 100, create=True)
     file.reserve(100)
     view = file.view(np.dtype("u1"), (100,))
@@ -103,7 +103,7 @@ def test_a_header_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored", range(STATE_WORDS))
 def test_a_reset_that_a_kill_cut_short_is_finished(tmp_path: Path, stored: int) -> None:
-    """Else a limiter would owe samples of rows that are gone, or go on counting rows whose draws it has forgotten."""
+    """Otherwise, a limiter would owe samples of removed rows, or count rows without their draws."""
     before = TableState(inserted=500, floor=20, counted_from=10, sampled=3920)
     after = TableState(inserted=500, floor=500, counted_from=500)
     header = Header(tmp_path, times=0, create=True)
@@ -121,7 +121,7 @@ def test_a_reset_that_a_kill_cut_short_is_finished(tmp_path: Path, stored: int) 
 
 
 def test_a_horizon_ahead_of_the_commit_point_is_taken_back(tmp_path: Path) -> None:
-    """The server ended amid an insert: nothing is being written any more."""
+    """The server died during an insert, so no write is in progress any more."""
     header = Header(tmp_path, times=0, create=True)
     header.store("inserted", 10)
     header.write_horizon = 17

@@ -1,4 +1,4 @@
-"""Repeated power losses at any moment: the recovered table is intact, in a state that once existed."""
+"""Repeated power losses at any moment: the recovered table is intact and in a state that once existed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.support.rows import WHOLE, columns_of, values_in
 
 WRITERS = [bytes([number + 1]) * 16 for number in range(4)]
 CAPACITY = 1500
-"""Of each column, a few pages."""
+"""Number of rows that fill a few pages of each column."""
 LOSSES = 25
 MOST_ROWS = 60
 
 
 def live_values(table: Table) -> dict[int, int]:
-    """Value by key of the live rows, which have to be whole."""
+    """Values of the live rows by key, after checking that the rows are intact."""
     keys = np.arange(table.oldest, table.inserted)
     out: dict[str, Array] = dict(columns_of(np.zeros(len(keys), np.int64)))
     table.directory.rows.gather(keys, out)
@@ -40,7 +40,7 @@ def live_values(table: Table) -> dict[int, int]:
 
 
 class Life:
-    """A table that is used, synced, and loses power, and what is known of it."""
+    """A table that is used, synced and loses power, and its expected content."""
 
     def __init__(self, folder: Path, seed: int, backend: str = "sum_tree", capacity: int = CAPACITY) -> None:
         self.folder = folder
@@ -80,13 +80,13 @@ class Life:
         self.synced, self.synced_inserted = copy_of(directory.folder), self.table.inserted
 
     def lose_power(self, newest_share: float) -> None:
-        """Leave each page with its content at the last sync, now, or at a moment in between."""
+        """Set each page on disk to its content at the last sync, now, or at a moment in between."""
         versions = [self.synced, copy_of(self.table.directory.folder)]
         if self.random.random() < 0.5:
             self.use(self.random.randrange(20))
             versions.append(copy_of(self.table.directory.folder))
         if self.random.random() < 0.3:
-            # Amid a sync: rows are on the disk, the sync point only in part.
+            # During a sync: rows are on disk, but the sync point only partially.
             directory = self.table.directory
             before = copy_of(directory.folder)
             directory.sync(directory.sync_point())
@@ -99,7 +99,7 @@ class Life:
         write_files(self.folder / "table", left)
         self.table = Table(TableDirectory.open(self.folder / "table", after_power_loss=True))
         self.audit(before_oldest, before_inserted, self.table.directory.lost - lost, newest_share)
-        # Without another sync: that is the server's to do.
+        # Without another sync, which is the server's task.
         self.synced, self.synced_inserted = copy_of(self.folder / "table"), self.table.inserted
 
     def audit(self, oldest: int, inserted: int, reported: int, newest_share: float) -> None:
@@ -109,11 +109,11 @@ class Life:
         found = live_values(table)
         assert found == {key: self.value_of[key] for key in found}
         missing = [key for key in range(oldest, inserted) if key not in found]
-        # Rows that overwrote the ones right after the sync point do not tell what came between.
+        # Rows that overwrote those right after the sync point do not show what was inserted in between.
         if newest_share == 1 and inserted - self.synced_inserted <= table.config.slots:
             assert not missing, f"{missing[:5]} are lost without a reason"
             assert table.inserted == inserted
-        # A header that is not on the disk does not tell of rows that were inserted after it.
+        # A header from before a row's insert does not count that row.
         assert reported <= len(missing) + table.config.slots
         if table.inserted == inserted:
             assert reported >= len(missing) - table.config.slots
@@ -121,7 +121,7 @@ class Life:
             kept = [each for each in keys if each.stop <= table.inserted]
             assert all(each.start >= table.inserted for each in keys[len(kept) :]), "an insert was cut in two"
             if table.size == 0:
-                # Keys go on after a reset, but inserts before it whose rows are gone may be forgotten.
+                # Keys continue after a reset, but inserts before it may be forgotten, because their rows are gone.
                 kept = kept[: table.directory.writers.last_sequence(writer)]
             self.sent[writer] = kept
             for sequence in range(max(1, len(kept) - 10), len(kept) + 1):
@@ -165,7 +165,7 @@ def table(tmp_path: Path) -> Iterator[Table]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_pages_that_are_zeros_or_of_elsewhere_are_never_served(table: Table, tmp_path: Path, seed: int) -> None:
-    """Worse than a loss of power: what had been synced is damaged, too."""
+    """Worse than a power loss: synced data is also damaged."""
     folder = tmp_path / "copy" / "table"
     write_files(folder, copy_of(table.directory.folder))
     pages = random.Random(seed)
@@ -211,7 +211,7 @@ def test_a_sync_point_that_is_nowhere_whole_is_named(table: Table, tmp_path: Pat
 
 
 def test_rows_that_were_lost_do_not_make_a_limiter_wait(tmp_path: Path) -> None:
-    """What samplers are owed goes with the rows that it was owed for."""
+    """Samples owed for lost rows are no longer owed."""
     limit = RateLimit.of(1, 2.0, 100.0)
     config = TableConfig("table", WHOLE, capacity=1000, rate_limit=limit)
     table = Table(TableDirectory.create(tmp_path, config, checked=True))
@@ -231,7 +231,7 @@ def test_rows_that_were_lost_do_not_make_a_limiter_wait(tmp_path: Path) -> None:
 
 
 def test_rows_that_the_header_does_not_know_of_do_not_make_a_limiter_wait(tmp_path: Path) -> None:
-    """The header on the disk may be older than the rows: draws since then have made room that it does not tell of."""
+    """The header on disk may be older than the rows, and lack draws since then that allowed more inserts."""
     limit = RateLimit.of(1, 2.0, 100.0)
     config = TableConfig("table", WHOLE, capacity=1000, rate_limit=limit)
     table = Table(TableDirectory.create(tmp_path, config, checked=True))
@@ -272,7 +272,7 @@ def test_a_table_gets_checksums_later(tmp_path: Path) -> None:
     table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=100)))
     insert_all(table, NewRows(columns_of(np.arange(150)), 150))
     table.close()
-    # What an attempt left that was cut short.
+    # Left behind by an interrupted attempt.
     (tmp_path / "table" / "checksums.bin").write_bytes(b"half")
     directory = TableDirectory.open(tmp_path / "table")
     assert not directory.is_checked

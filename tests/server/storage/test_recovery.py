@@ -18,16 +18,16 @@ from tests.support.rows import WHOLE, columns_of, values_in
 
 WRITER = b"0123456789abcdef"
 TOO_WIDE = np.zeros((40, 5))
-"""Fits into no column."""
+"""A value that fits into no column."""
 
 
 def rows(first: int, count: int) -> NewRows:
-    """Rows that hold consecutive values."""
+    """Rows with consecutive values."""
     return NewRows(columns_of(np.arange(first, first + count)), count)
 
 
 def values(table: Table) -> list[int]:
-    """Values of the live rows, which have to be whole."""
+    """Values of the live rows, after checking that the rows are intact."""
     keys = np.arange(table.oldest, table.inserted)
     out: dict[str, Array] = dict(columns_of(np.zeros(len(keys), np.int64)))
     table.directory.rows.gather(keys, out)
@@ -38,7 +38,7 @@ def values(table: Table) -> list[int]:
 @pytest.mark.parametrize("broken", list(WHOLE))
 @pytest.mark.parametrize("before", [0, 5, 100, 164, 170])
 def test_an_insert_that_breaks_off_was_never_there(tmp_path: Path, backend: str, broken: str, before: int) -> None:
-    """The columns before the broken one have been written by then, around the end of the ring or not."""
+    """The columns before the broken one have already been written, possibly across the end of the ring."""
     table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=100, backend=backend)))
     for first in range(0, before, 50):
         table.insert(rows(first, min(50, before - first)), None)
@@ -62,7 +62,7 @@ def test_an_insert_that_breaks_off_was_never_there(tmp_path: Path, backend: str,
 
 
 def test_a_reader_is_warned_before_a_row_is_written(tmp_path: Path) -> None:
-    """The horizon is ahead of the commit point while rows are being written, and of all rows that they overwrite."""
+    """While rows are being written, the horizon is ahead of the commit point, and past all rows being overwritten."""
     table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=100)))
     insert_all(table, rows(0, 150))
     columns = dict(rows(150, 40).columns)
@@ -79,7 +79,7 @@ def test_a_reader_is_warned_before_a_row_is_written(tmp_path: Path) -> None:
 def test_a_record_of_an_insert_that_was_not_committed_is_forgotten(tmp_path: Path) -> None:
     table = Table(TableDirectory.create(tmp_path, TableConfig("table", WHOLE, capacity=100)))
     table.insert(rows(0, 5), WriterStamp(WRITER, 1))
-    # As if the server had ended between the record and the commit point.
+    # As if the server had died between writing the record and the commit point.
     table.directory.writers.store(WRITER, 2, 5, 7)
     folder = table.directory.folder
     table.close()

@@ -14,7 +14,7 @@ from replay_server.storage.root import TEMPORARY, Root
 
 
 def abandoned(parent: Path) -> Path:
-    """A directory in memory whose server was killed."""
+    """A memory directory whose server was killed."""
     root = Root.in_memory(parent)
     (root.tables / "table").mkdir()
     (root.tables / "table" / "column-000.bin").write_bytes(b"rows")
@@ -84,7 +84,7 @@ def test_what_is_not_a_root_is_not_swept(tmp_path: Path) -> None:
 
 
 def test_a_root_that_is_being_swept_is_taken_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that starts there in between would lose its tables."""
+    """Otherwise, a server that starts there meanwhile would lose its tables."""
     dead = abandoned(tmp_path)
     removed = shutil.rmtree
     refused = []
@@ -126,7 +126,7 @@ def test_a_server_whose_new_root_is_swept_before_it_is_locked_makes_another(
 
 
 def nested(folder: Path, depth: int) -> None:
-    """Folders in folders, more than a path can name."""
+    """Create nested folders, deeper than the longest path."""
     here = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir("in", dir_fd=here)

@@ -1,4 +1,4 @@
-"""The rings of rows, against plain arrays by key."""
+"""The rings of rows, compared with plain arrays by key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = Schema(
 
 
 def random_columns(random: np.random.Generator, count: int) -> dict[str, NDArray[np.generic]]:
-    """Rows of every kind, of random bytes where that is allowed."""
+    """Rows with columns of every kind, with random bytes if the dtype allows."""
     return {
         name: random.integers(0, 2, (count, *column.shape)).astype(column.dtype)
         if column.dtype == np.bool_

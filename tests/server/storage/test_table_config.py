@@ -37,7 +37,7 @@ BACKENDS: st.SearchStrategy[tuple[str, dict[str, float]]] = st.one_of(
 
 @st.composite
 def configs(draw: st.DrawFn) -> TableConfig:
-    """Any config that there can be."""
+    """Any valid config."""
     backend, parameters = draw(BACKENDS)
     capacity = draw(st.integers(1, BACKEND_CLASSES["uniform" if backend == "fifo" else backend].most_rows))
     return TableConfig(
@@ -53,7 +53,7 @@ def configs(draw: st.DrawFn) -> TableConfig:
 
 @st.composite
 def rate_limits(draw: st.DrawFn, capacity: int) -> RateLimit:
-    """Any limit that a table of this capacity can have."""
+    """Any valid rate limit of a table with this capacity."""
     min_size = draw(st.integers(1, min(capacity, 1 << 20)))
     ratio = draw(st.none() | st.floats(1e-3, 1e3))
     buffer = None if ratio is None else max(1.0, ratio) * draw(st.floats(1.1, 1e3))
@@ -73,7 +73,7 @@ def test_a_config_survives_the_contract_and_the_manifest(config: TableConfig) ->
 def test_a_difference_is_found_from_either_side(first: TableConfig, second: TableConfig) -> None:
     one, other = first.difference(second), second.difference(first)
     assert (one is None) == (other is None)
-    # Names are compared by whoever looks a table up; seeds may differ.
+    # Names are compared when a table is looked up; seeds may differ.
     same = all(
         getattr(first, name) == getattr(second, name)
         for name in ("schema", "capacity", "backend", "parameters", "rate_limit")
@@ -88,7 +88,7 @@ def test_the_ring_is_longer_than_the_capacity(config: TableConfig) -> None:
 
 
 def table(**changes: object) -> TableConfig:
-    """A config, with something changed."""
+    """A config with changed fields."""
     return TableConfig(**{"name": "table", "schema": WHOLE, "capacity": 100, **changes})  # type: ignore[arg-type]
 
 

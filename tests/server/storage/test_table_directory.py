@@ -45,7 +45,7 @@ def test_two_tables_have_uids_and_nonces_of_their_own(tmp_path: Path) -> None:
 
 
 def edit(folder: Path, **changes: object) -> None:
-    """Change what the manifest says."""
+    """Change fields of the manifest."""
     path = folder / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), "utf-8")
 
@@ -89,7 +89,7 @@ def test_a_file_that_is_damaged_is_named_and_left_alone(stored: Path, damage: st
 @pytest.mark.parametrize("name", ["inserted", "floor"])
 @pytest.mark.parametrize("value", [-1, 2**62])
 def test_a_header_that_cannot_be_true_is_damaged(stored: Path, name: str, value: int) -> None:
-    """Negative numbers, a reset that is ahead of all rows, or more rows than keys."""
+    """Negative numbers, a reset past all rows, or more rows than keys."""
     place = {"inserted": 1, "floor": 2}[name]
     words = np.fromfile(stored / "header.bin", "<i8")
     words[place] = value

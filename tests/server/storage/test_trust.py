@@ -19,13 +19,13 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give fil
 
 
 def give_away(path: Path) -> None:
-    """Let a path, or a link itself, belong to another user."""
+    """Change the owner of a path, or of a link itself, to another user."""
     os.chown(path, ANOTHER_USER, ANOTHER_USER, follow_symlinks=False)
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory within another one, both of the server's user alone."""
+    """A directory within another one, both accessible only to the server's user."""
     place = tmp_path / "above" / "place"
     place.mkdir(parents=True, mode=0o700)
     place.parent.chmod(0o700)
@@ -60,7 +60,7 @@ def test_a_directory_in_memory_may_be_sticky(place: Path) -> None:
 
 def test_a_private_group_may_write_and_another_may_not(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place.chmod(0o770)
-    trust.make_folder(place)  # the group of whoever runs the tests
+    trust.make_folder(place)  # the group of the user who runs the tests
     monkeypatch.setattr(trust, "_is_own_group", lambda number: False)
     with pytest.raises(UntrustedError, match=re.escape(f"chmod g-w {place}")):
         trust.make_folder(place)
@@ -100,7 +100,7 @@ def test_links_of_ones_own_are_followed_wherever_they_lead(place: Path, tmp_path
 
 
 def data_of_a_server(folder: Path) -> Path:
-    """What a server leaves in its data directory."""
+    """A data directory as a server leaves it."""
     root = Root.durable(folder)
     (root.tables / "table").mkdir(mode=0o700)
     (root.tables / "table" / "header.bin").touch(mode=0o600)
@@ -149,7 +149,7 @@ def share(root: Root) -> None:
 
 @pytest.mark.parametrize("change", [keep_private, pytest.param(share, marks=needs_root)])
 def test_modes_are_changed_of_no_link(tmp_path: Path, change: Callable[[Root], None]) -> None:
-    """Wherever the check before was told to be left out."""
+    """Even if the preceding check was disabled."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o711)
     elsewhere.chmod(0o711)

@@ -16,14 +16,14 @@ WRITERS = [bytes([number]) * 16 for number in range(4)]
 
 
 class Oracle:
-    """What the records should say: every insert, in order."""
+    """The expected records: every insert, in order."""
 
     def __init__(self) -> None:
         self.inserted = 0
         self.inserts: dict[bytes, dict[int, tuple[int, int]]] = {}
 
     def store(self, writer: bytes, count: int) -> tuple[int, int]:
-        """The next insert of a writer; its sequence and first key."""
+        """Record a writer's next insert; return its sequence number and first key."""
         mine = self.inserts.setdefault(writer, {})
         sequence, first = len(mine) + 1, self.inserted
         mine[sequence] = (first, count)
@@ -31,7 +31,7 @@ class Oracle:
         return sequence, first
 
     def forget_after(self, inserted: int) -> None:
-        """The server ended before these were committed."""
+        """Forget inserts that were not committed before the server died."""
         self.inserted = inserted
         for writer, mine in list(self.inserts.items()):
             kept = {sequence: (first, count) for sequence, (first, count) in mine.items() if first + count <= inserted}
@@ -40,7 +40,7 @@ class Oracle:
                 del self.inserts[writer]
 
     def check(self, records: WriterRecords) -> None:
-        """Every answer about every writer."""
+        """Check every answer about every writer."""
         for writer in WRITERS:
             mine = self.inserts.get(writer, {})
             last = len(mine)
@@ -56,14 +56,14 @@ class Oracle:
 
 
 def refusal(records: WriterRecords, writer: bytes, sequence: int) -> replay_pb2.ErrorReason.ValueType:
-    """Why an insert is refused."""
+    """Reason of an insert's refusal."""
     with pytest.raises(RequestError) as error:
         records.find(writer, sequence)
     return error.value.reason
 
 
 def open_records(folder: Path, inserted: int) -> WriterRecords:
-    """The records as a server finds them again."""
+    """The records as a restarted server finds them."""
     return WriterRecords(folder, inserted=inserted, create=False)
 
 
@@ -97,7 +97,7 @@ def test_records_say_what_a_dict_says(operations: list[tuple[bytes, int] | str])
 def test_records_beyond_the_commit_point_are_forgotten(
     inserts: list[tuple[bytes, int]], uncommitted: int, more: list[bytes]
 ) -> None:
-    """A server that was killed had stored the records of a few inserts that were never committed."""
+    """A killed server had stored records of a few inserts that were never committed."""
     with tempfile.TemporaryDirectory() as folder:
         records, oracle = WriterRecords(Path(folder), inserted=0, create=True), Oracle()
         commit_points = [0]
@@ -107,7 +107,7 @@ def test_records_beyond_the_commit_point_are_forgotten(
             commit_points.append(oracle.inserted)
         committed = commit_points[max(0, len(commit_points) - 1 - uncommitted)]
         records.close()
-        # An uncommitted record has taken the place of the one 16 inserts before it, whose keys are lost.
+        # An uncommitted record has overwritten the record of 16 inserts before, whose keys are lost.
         oracle.forget_after(committed)
         records = open_records(Path(folder), committed)
         for writer in WRITERS:

@@ -1,1 +1,1 @@
-"""Tables: creation, concurrency and a model of what they do."""
+"""Tables: creation, concurrency and a model of their behavior."""

@@ -18,8 +18,8 @@ from tests.support.server_process import ServerProcess
 DURATION_S = 1.0
 
 
-# Not every way with every backend: what tears or loses a row is not in how one is chosen. The small ring is overwritten
-# most often, which matters most where a client copies rows while inserts go on.
+# Not every data path is combined with every backend, because torn or lost rows do not depend on how rows are chosen.
+# The small ring is overwritten most often, which matters most if a client copies rows during inserts.
 @pytest.mark.parametrize(
     ("data_path", "backend", "capacity"),
     [(WIRE, "rank", 3000), (SAME_HOST, "sum_tree", 3000), (SAME_HOST, "uniform", 300)],
@@ -46,7 +46,7 @@ def test_two_processes_insert_and_two_learn_at_once(
     assert min(each.sampled for each in learned) > 1000
     assert stats.table.inserted == total
     assert (stats.table.size, stats.evicted) == (capacity, total - capacity)
-    # Batches that inserts overtook while a client copied them are replaced, and both count.
+    # If inserts overwrite a batch while a client copies it, the batch is replaced, and both count.
     assert stats.sampled >= sum(each.sampled for each in learned)
     assert stats.updated == sum(each.updated for each in learned)
     assert stats.stale == sum(each.stale for each in learned)

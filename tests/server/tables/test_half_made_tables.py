@@ -1,4 +1,4 @@
-"""Creating and dropping tables is atomic if callers hang up or something fails."""
+"""Creating and dropping tables is atomic, even if callers disconnect or something fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.rows import WHOLE
 
 CONFIG = TableConfig("t", WHOLE, capacity=1000)
 TURNS = 6
-"""Turns of the event loop before the caller hangs up."""
+"""Turns of the event loop before the caller disconnects."""
 
 
 async def hang_up(call: asyncio.Task[Any], turns: int) -> None:

@@ -1,6 +1,6 @@
 """A table compared with a plain Python model under random operations, checking all invariants after each.
 
-In process, because thousands of small operations are wanted; the same operations go over gRPC elsewhere.
+It runs in process to allow thousands of small operations; other tests use gRPC.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WRITERS = [bytes([number]) * 16 for number in range(3)]
 
 @dataclass
 class ModelRow:
-    """What a row should be."""
+    """Expected content of a row."""
 
     value: int
     priority: float
@@ -74,7 +74,7 @@ class TableMachine(RuleBasedStateMachine):
             self.table.close()
         shutil.rmtree(self.parent)
 
-    # What can be done.
+    # Operations.
 
     @rule(count=st.integers(1, 12), data=st.data(), link=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 9)))
     def insert(self, count: int, data: st.DataObject, link: tuple[int, int]) -> None:
@@ -168,13 +168,13 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def come_back(self) -> None:
-        """The end of the server, in whatever way: what was stored is in the page cache, and is mapped anew."""
+        """Restart the server after any kind of end: stored data is in the page cache, and is mapped again."""
         folder, uid = self.table.directory.folder, self.table.uid
         self.table.close()
         self.table = Table(TableDirectory.open(folder))
         assert self.table.uid == uid
 
-    # What has to hold after each.
+    # Invariants after each operation.
 
     @invariant()
     def the_table_is_sound(self) -> None:

@@ -147,7 +147,7 @@ def test_a_dropped_table_is_gone_and_its_name_is_free(new_table: NewTable, calle
 def test_a_dropped_table_gives_its_files_back_whatever_was_refused_before(
     new_table: NewTable, server: ServerProcess
 ) -> None:
-    """Space is free once its last descriptor is closed; a refusal must not keep one."""
+    """Disk space is freed when the last descriptor is closed; a refusal must not keep one open."""
     table = new_table()
     table.insert(range(5))
     stream = LearnStream(table)
@@ -173,7 +173,7 @@ def test_a_dropped_table_gives_its_files_back_whatever_was_refused_before(
 
 
 def open_files(server: ServerProcess) -> list[str]:
-    """Where the descriptors of a server lead to."""
+    """Targets of a server's file descriptors."""
     targets = []
     for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
