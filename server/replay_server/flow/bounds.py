@@ -90,7 +90,7 @@ class Bounds:
         return ("max_request_mb" if by_message else "max_rows_per_call") + " of the server"
 
     def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
-        """Refuse a request with too many bytes without its rows (``size``), or also without its arrays (``plain``)."""
+        """Check the bytes of a request without its rows (``size``), and also without its arrays (``plain``)."""
         _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
         most, setting = self.max_head_bytes, self.head_setting
         if is_insert:

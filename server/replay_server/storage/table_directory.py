@@ -103,7 +103,7 @@ class TableDirectory:
         checked: bool = False,
         fill: Callable[[TableDirectory], None] = lambda directory: None,
     ) -> TableDirectory:
-        """Create a table's directory below ``parent``; ``fill`` can store rows before it is named.
+        """Create a table's directory below ``parent``; ``fill`` can store rows before the directory gets its name.
 
         If ``checked``, rows have checksums, and the table has sync points.
 

@@ -88,7 +88,7 @@ class OldestFirst(Gate):
         return Lack("rows", granted, rows)
 
     def check_insert(self, rows: int) -> None:
-        """Refuse inserts that might never fit next to rows granted to a waiting draw."""
+        """Refuse inserts that might never fit, because rows granted to a waiting draw stay in the ring."""
         largest = min(self._config.capacity, self._config.slack)
         if rows > largest and not self.insert_allowed(rows):
             raise errors.too_large("rows of one insert", largest, rows, "capacity of the queue")

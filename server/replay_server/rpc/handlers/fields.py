@@ -36,7 +36,7 @@ MAX_BATCHES = 256
 
 
 def table_uid(value: bytes, *, required: bool = False) -> bytes:
-    """A table's uid, or empty if optional."""
+    """Check a table's uid, which may be empty unless ``required``."""
     if len(value) == UID_BYTES or (not value and not required):
         return value
     allowed = f"{UID_BYTES} bytes" + ("" if required else ", or none")
@@ -44,21 +44,21 @@ def table_uid(value: bytes, *, required: bool = False) -> bytes:
 
 
 def writer_id(value: bytes) -> bytes:
-    """A writer's id."""
+    """Check a writer's id."""
     if len(value) != WRITER_ID_BYTES:
         raise FieldError("writer_id", f"{WRITER_ID_BYTES} bytes", f"{len(value)} bytes")
     return value
 
 
 def keys(value: bytes) -> NDArray[np.int64]:
-    """int64[n]: keys."""
+    """Convert keys to int64[n]."""
     if len(value) % 8:
         raise FieldError("keys", "int64[n]: a multiple of 8 bytes", f"{len(value)} bytes")
     return np.frombuffer(value, "<i8").copy()  # kernels need writable arrays
 
 
 def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
-    """float64[count]: priorities.
+    """Convert priorities to float64[count], and check them.
 
     Args:
         value: the bytes received.
@@ -76,7 +76,7 @@ def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
 
 
 def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
-    """Rows of an insert by column, as views of the message."""
+    """Split the rows of an insert into columns, which are views of the message."""
     expected = count * schema.row_bytes
     if len(rows) != expected:
         raise FieldError("rows", f"{expected} bytes ({count} rows of {schema.row_bytes})", f"{len(rows)} bytes")
@@ -95,7 +95,7 @@ def at_least(field: str, least: int, value: int, where: str = "") -> int:
 
 
 def draw(value: replay_pb2.Draw) -> Draw:
-    """The parameters of a draw."""
+    """Convert and check the parameters of a draw."""
     at_least("batch_size", 1, value.batch_size)
     if not (math.isfinite(value.beta) and value.beta >= 0):
         raise FieldError("beta", "a finite number of at least 0", str(value.beta))
@@ -109,12 +109,12 @@ def draw(value: replay_pb2.Draw) -> Draw:
 
 
 def insert_wait_s(insertion: replay_pb2.Insertion) -> float | None:
-    """Time limit of an insert's wait, in seconds; None: as long as its call lasts."""
+    """Time limit in seconds for an insert's wait; None: as long as its call lasts."""
     return wait_s(insertion.wait_s) if insertion.HasField("wait_s") else None
 
 
 def wait_s(value: float) -> float:
-    """How long to wait, in seconds; infinity: as long as the call or stream lasts."""
+    """Check a time limit in seconds; infinity: as long as the call or stream lasts."""
     if not value >= 0:
         raise FieldError("wait_s", "a number of seconds, at least 0", str(value))
     return value

@@ -135,7 +135,7 @@ class RowChecksums:
 
 
 def _as_words(column: Array) -> Array:
-    """View the bytes as the widest words that divide a row."""
+    """View the bytes of a column as words: the widest type whose size divides a row's size."""
     row_bytes = column.nbytes // len(column)
     width = next(width for width in (8, 4, 2, 1) if row_bytes % width == 0)
     return column.view(np.dtype(f"<u{width}"))
