@@ -71,7 +71,7 @@ def draw_growth(growth: Growth, path: Path) -> None:
         axes.set(title=title, xlabel="rows", xscale="log", yscale="log")
         axes.grid(which="both", alpha=0.2)
     all_axes[0].set_ylabel("microseconds per learner step")
-    # Below the panels, where it covers no curve.
+    # Below the panels, to avoid covering curves.
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.savefig(path, dpi=RESOLUTION_DPI, format="png")

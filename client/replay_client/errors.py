@@ -1,4 +1,4 @@
-"""Exceptions of this library, one type for each case that a caller may want to handle.
+"""Exceptions of this library, one type for each error that a caller may handle.
 
     try:
         sampler.update_priorities(batch, priorities)

@@ -67,7 +67,7 @@ def prepare_process(stopping: Event, token: str | None) -> None:
 def run_training(values: Mapping[str, Any]) -> Validations | None:
     """Train, and return the learning curve; None if stopped.
 
-    An interrupted run starts over, because its table is gone or incomplete.
+    An interrupted run starts over, because its table is missing or incomplete.
 
     Args:
         values: settings of the trainer, including name and directory of the run.

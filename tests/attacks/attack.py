@@ -140,7 +140,7 @@ class Attack:
     """Limit on the growth of the server's log."""
 
     def prepare(self, arena: Arena) -> None:
-        """Create what the attacker is entitled to; attributes of ``self`` are passed to the attackers' processes."""
+        """Create the tables and checkpoints of the attack. Attributes of ``self`` are passed to their processes."""
 
     def act(self, target: Target) -> None:
         """Attack until the time is up, in a separate process."""

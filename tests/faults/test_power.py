@@ -248,7 +248,7 @@ def test_a_table_whose_rows_nothing_vouches_for_gets_no_checksums(start_server: 
     assert refused.returncode == 1
     assert table.name in refused.stderr
     assert "Without checksums" in refused.stderr
-    # As the message says.
+    # As the error message advises.
     server.restart()
     server.terminate()
     server = start_server("--data-dir", str(data), *POWER)

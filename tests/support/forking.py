@@ -45,7 +45,7 @@ def load_replay() -> Callable[[], None]:
 
 
 def load_actor() -> Callable[[], None]:
-    """Load ``replay-actor``, and return what runs it."""
+    """Load ``replay-actor``, and return its main function."""
     from replay_agent.commands import replay_actor
 
     importlib.import_module("replay_agent.distributed.acting_run")  # the command imports it lazily

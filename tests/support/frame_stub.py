@@ -325,7 +325,7 @@ class _LearnCall:
             self._link.cut()
 
     def _wait_for_something(self) -> None:
-        """Wait until a request is in flight, no more will come, or the server sends something unprompted."""
+        """Wait until a request is in flight, no more will follow, or the server sends data unprompted."""
         with self._changed:
             while not (self._over_grpc or self._sent or self._is_complete or self._failure):
                 if self._link is not None and select.select([self._link.socket], [], [], 0)[0]:

@@ -112,8 +112,8 @@ def _check_node(
         tree: the tree.
         node: which node.
         height: of the node; 0 for a leaf.
-        begin: its boundary, which no row of it outranks.
-        end: the next boundary, which every row of it outranks.
+        begin: boundary of the node, which no row of the node outranks.
+        end: the next boundary, which every row of the node outranks.
         leaves: leaves so far, in order.
         inner: inner nodes so far.
     """

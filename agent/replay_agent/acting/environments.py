@@ -21,7 +21,7 @@ class UnsupportedEnvironmentError(ValueError):
 
 @dataclass(frozen=True)
 class EnvironmentInfo:
-    """What the agent needs to know about an environment.
+    """The properties of an environment that the agent needs.
 
     Attributes:
         env_id: its Gymnasium id.

@@ -28,7 +28,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class LearnerAccess:
-    """Who may join a learner.
+    """Access control of a learner: which actors may join.
 
     Attributes:
         tls_cert: TLS certificate; None: connections are not encrypted.

@@ -160,7 +160,7 @@ class LearnerClient:
                 self._raise_if_told_to_stop()
 
     def _result(self, call: grpc.Future[Response]) -> Response:
-        """Wait for the answer, or until told to stop."""
+        """Wait for the reply, or until told to stop."""
         while True:
             try:
                 return call.result(STOP_LOOK_S)

@@ -107,7 +107,7 @@ class LearnerServer:
     def _unary(
         self, message_type: type[M], answer: Callable[[M], Message], *, beside: bool = False
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Answer calls on the loop, or in worker threads ``beside`` it."""
+        """Handle calls on the event loop, or in worker threads if ``beside``."""
 
         async def call(_requests: object, context: Context) -> bytes:
             try:

@@ -88,7 +88,7 @@ class RunTable:
             is_shared: whether others may have inserted rows since. If so, new rows do not count as steps of the run.
 
         Returns:
-            False if that table is gone.
+            False if that table no longer exists.
 
         Raises:
             ReplayError: one of `TABLE_LOST` or another failure.
@@ -108,7 +108,7 @@ class RunTable:
             self._link.flush()
 
     def lose(self, error: Exception) -> None:
-        """Record that the table is gone, so that the next `link` creates a new one."""
+        """Record that the table no longer exists, so that the next `link` creates a new one."""
         log.warning("the table is gone, creating a new one: %s", error)
         if self._link is None:
             time.sleep(RETRY_S)

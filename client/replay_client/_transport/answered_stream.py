@@ -1,8 +1,8 @@
 """A stream of requests with replies in order, which reconnects when it breaks.
 
     stream = AnsweredStream(connection, "Learn", reconnect_timeout_s=60.0, keep_refused=False)
-    stream.send(Request(message))                   # returns at once
-    request, answer = stream.receive()              # waits; answers come in the order of the requests
+    stream.send(Request(message))                   # returns immediately
+    request, answer = stream.receive()              # waits; replies have the order of the requests
 
 Unanswered requests are kept. If the server goes away, the stream is reopened with backoff, and these requests are sent
 again in order. So requests must be idempotent, or carry a sequence number. Refusals are raised without a retry.
@@ -226,7 +226,7 @@ class AnsweredStream(Generic[R]):
         self._failing_since = None
         if isinstance(error, ReplayError) and not self._keep_refused:
             with self.changed:
-                self.pending.popleft()  # a refusal is also a reply, and replies come in order
+                self.pending.popleft()  # a refusal is also a reply, and replies arrive in order
 
     def _wait_until(self, moment: float) -> None:
         while not self._closed and (left_s := moment - time.monotonic()) > 0:

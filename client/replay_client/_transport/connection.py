@@ -224,7 +224,7 @@ class Connection:
         return self._repeated(method, request, deadline, margin_s)
 
     def reach(self) -> None:
-        """Wait for the first contact with the server; later calls return at once.
+        """Wait for the first contact with the server; later calls return immediately.
 
         Raises:
             ServerUnavailableError: no server answers; the message says what to do.

@@ -2,7 +2,7 @@
 
     stream = FrameStream(link)                  # a connected socket
     stream.send(request)
-    answer = stream.receive()                   # replies come in the order of the requests
+    answer = stream.receive()                   # replies have the order of the requests
 
 See `FrameHello` in the protocol.
 """
@@ -28,7 +28,7 @@ _LONGEST_BYTES: Final = (1 << 32) - 1
 _LONGEST_WAIT_MS: Final = (1 << 31) - 1
 """Limit of the system call."""
 _SEND_PATIENCE_S: Final = 0.05
-"""How long to wait for a server that does not read."""
+"""Time limit for a server that does not read."""
 
 
 class FrameStream:

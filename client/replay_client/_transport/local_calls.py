@@ -62,7 +62,7 @@ class LocalCalls:
 
         Returns:
             The reply. None if there is no server, the connection broke, or the server is shutting down: use gRPC, which
-            waits for it to come back.
+            waits until the server is back.
 
         Raises:
             ReplayError: the request was refused, or took longer than ``timeout_s`` seconds.

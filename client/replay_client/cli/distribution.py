@@ -106,8 +106,8 @@ class Distributions:
 def bars(values: Floats, rows: Floats, count: int = BARS) -> list[Bar]:
     """Divide the range of the values into intervals, and count the rows in each.
 
-    The intervals are logarithmic if the values, except the smallest ones, span more than two orders of magnitude. Then
-    the smallest values are in the first interval, and zeros have a separate bar.
+    If the values span more than two orders of magnitude, not counting the smallest values, the intervals are
+    logarithmic. The smallest values are then in the first interval, and zeros have a separate bar.
 
     Args:
         values: float64[n], at least 0.

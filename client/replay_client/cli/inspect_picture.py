@@ -75,7 +75,7 @@ def _draw_probability(axes: Axes, found: Distributions, by: str, x: Floats, styl
         alpha = number_text(inspection.table.parameters["alpha"])
         label = f"fit: {by} ^ {law.exponent:.3f} (configured: {sign}{alpha})"
         axes.plot(x[positive], law.at(x[positive]), "--", color=_FIT_COLOR, label=label)
-    # Below the axes, where it covers no curve.
+    # Below the axes, to avoid covering curves.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, _BELOW_AXES), ncols=3, frameon=False)
     axes.grid(alpha=0.3)
 

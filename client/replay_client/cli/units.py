@@ -8,7 +8,7 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 
 
 def count_text(count: float) -> str:
-    """A number of things: 9,876 or 12.3k or 4.56M."""
+    """A count: 9,876 or 12.3k or 4.56M."""
     for size, letter in _COUNT_STEPS:
         if count >= size:
             return f"{_three_digits(count / (1e3 if letter == 'k' else size))}{letter}"
@@ -24,7 +24,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A time: 3.2 s, 4 min 5 s, 2 h 3 min, 1 d 4 h."""
+    """A duration: 3.2 s, 4 min 5 s, 2 h 3 min, 1 d 4 h."""
     if seconds < _MINUTE_S:
         return f"{seconds:.1f} s"
     whole = int(seconds)

@@ -1,4 +1,4 @@
-"""Inserts interrupted midway, as by a kill: committed rows are intact, all others are gone."""
+"""Inserts interrupted midway, as by a kill: committed rows are intact, all other rows are gone."""
 
 from __future__ import annotations
 
