@@ -172,7 +172,7 @@ class ReplayClient:
         """Open an existing table.
 
         Raises:
-            TableNotFoundError: it does not exist.
+            TableNotFoundError: the table does not exist.
         """
         return Table(self._link, self._link.described(name))
 
@@ -187,7 +187,7 @@ class ReplayClient:
         """Drop the table with this name.
 
         Raises:
-            TableNotFoundError: it does not exist.
+            TableNotFoundError: the table does not exist.
         """
         drop_table(self._link.connection, name, b"")
 
@@ -252,7 +252,7 @@ class ReplayClient:
 
         Raises:
             CheckpointDamagedError: a file is corrupt; the message names it.
-            CheckpointNotFoundError: it does not exist.
+            CheckpointNotFoundError: the checkpoint does not exist.
         """
         response = self._link.connection.call_message(
             "VerifyCheckpoint",

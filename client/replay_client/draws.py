@@ -58,7 +58,7 @@ def beta_for(backend: str, beta: float | None) -> float:
     """The exponent of the weights, optional for backends whose weights are always 1.
 
     Raises:
-        InvalidArgumentError: it is missing but required.
+        InvalidArgumentError: ``beta`` is required but missing.
     """
     if beta is not None:
         return beta

@@ -52,7 +52,7 @@ class Wide:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it still contains valid halves."""
+        """Whether the halves are still valid."""
         return getattr(self.halves, "dtype", None) == _HALF and np.shape(self.halves)[-1:] == (2,)
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Wide:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a type is flattened: its columns, then these attributes."""
+    """Flattening of a type: its columns, then these attributes."""
 
     made: type[Any]
     plain: tuple[str, ...]

@@ -62,7 +62,7 @@ class Table:
     ) -> None:
         """Created by `ReplayClient`; ``data_path`` defaults to the link's shortcuts."""
         self.created: Final = created
-        """Whether `ReplayClient.create_table` created it; False if it existed."""
+        """Whether `ReplayClient.create_table` created the table; False if it already existed."""
         self.name: Final = description.name
         """Unique on the server."""
         self.uid: Final = description.uid
@@ -88,8 +88,8 @@ class Table:
         """Number of live rows; a cheap call.
 
         Raises:
-            TableNotFoundError: it was dropped.
-            TableReplacedError: it was dropped, and another table has its name.
+            TableNotFoundError: the table was dropped.
+            TableReplacedError: the table was dropped, and another one has its name.
         """
         description = self.describe()
         if description.uid != self.uid:
@@ -353,7 +353,7 @@ class Table:
         The lookup is by name; compare `TableDescription.uid` to detect another table.
 
         Raises:
-            TableNotFoundError: it was dropped.
+            TableNotFoundError: the table was dropped.
         """
         return self._link.described(self.name)
 
@@ -361,7 +361,7 @@ class Table:
         """Fetch statistics of the table; a cheap call.
 
         Raises:
-            TableNotFoundError: it was dropped.
+            TableNotFoundError: the table was dropped.
         """
         response = self._connection.call_message(
             "Stats", replay_pb2.StatsRequest(table=self.name), replay_pb2.StatsResponse, repeat=True
@@ -397,8 +397,8 @@ class Table:
         """Drop the table.
 
         Raises:
-            TableNotFoundError: it was already dropped.
-            TableReplacedError: it was dropped, and another table has its name.
+            TableNotFoundError: the table was already dropped.
+            TableReplacedError: the table was dropped, and another one has its name.
         """
         drop_table(self._connection, self.name, self.uid)
 
@@ -494,7 +494,7 @@ def drop_table(connection: Connection, name: str, uid: bytes) -> None:
     """Drop a table; an empty uid matches any table with the name. Not retried: it might drop a newer table.
 
     Raises:
-        TableNotFoundError: it does not exist.
+        TableNotFoundError: the table does not exist.
         TableReplacedError: another table has its name.
     """
     request = replay_pb2.DropTableRequest(table=name, table_uid=uid)

@@ -30,7 +30,7 @@ class Arena:
     """A server with a running bystander."""
 
     def __init__(self, setup: Setup, *, is_brief: bool = False) -> None:
-        """Start them.
+        """Start server and bystander.
 
         Args:
             setup: how the server is started.

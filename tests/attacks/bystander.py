@@ -131,7 +131,7 @@ class Bystander:
         self._pipe.send("resume")
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the process."""
         self._pipe.close()
         self._process.join(_PATIENCE_S)
         self._process.kill()

@@ -98,7 +98,7 @@ class TrainerProcess:
         return self._log.read_text("utf-8", errors="replace")
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the trainer."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 

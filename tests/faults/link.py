@@ -130,13 +130,13 @@ class Link:
             _remove(space)
 
     def __enter__(self) -> Link:
-        """Close it."""
+        """Return this link, for a ``with`` block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the link."""
         self.close()
 
     def _shape(self, space: str, discipline: Sequence[str]) -> bool:

@@ -63,13 +63,13 @@ class Proxy:
         self.reset()
 
     def __enter__(self) -> Proxy:
-        """Close it."""
+        """Return this proxy, for a ``with`` block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the proxy."""
         self.close()
 
     def _accept(self) -> None:

@@ -1,4 +1,4 @@
-"""Killed clients: their complete inserts are kept, nothing else, and the server frees their resources."""
+"""Killed clients: the server keeps only their complete inserts, and frees their resources."""
 
 from __future__ import annotations
 

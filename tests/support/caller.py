@@ -49,10 +49,10 @@ class InsertCall(Protocol):
     """A started insert."""
 
     def done(self) -> bool:
-        """Whether it has exited."""
+        """Whether the call has ended."""
 
     def cancel(self) -> bool:
-        """Cancel it."""
+        """Cancel the call."""
 
     def result(self) -> replay_pb2.InsertResponse:
         """Wait for the reply."""
@@ -62,10 +62,10 @@ class SampleCall(Protocol):
     """A started draw."""
 
     def done(self) -> bool:
-        """Whether it has exited."""
+        """Whether the call has ended."""
 
     def cancel(self) -> bool:
-        """Cancel it."""
+        """Cancel the call."""
 
     def result(self) -> replay_pb2.SampleResponse:
         """Wait for the reply."""
@@ -143,13 +143,13 @@ class Caller:
             self.stub = cast(replay_pb2_grpc.ReplayServiceStub, self._frames)
 
     def __enter__(self) -> Caller:
-        """Close it."""
+        """Return this caller, for a ``with`` block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the connection."""
         self.close()
 
     def close(self) -> None:
@@ -354,7 +354,7 @@ class CalledTable:
         ).result
 
     def describe(self) -> replay_pb2.TableDescription:
-        """Describe it."""
+        """Describe the table."""
         return self.stub.DescribeTable(replay_pb2.DescribeTableRequest(table=self.name), timeout=CALL_TIMEOUT_S).table
 
     def stats(self) -> replay_pb2.TableStats:
@@ -369,7 +369,7 @@ class CalledTable:
         ).removed
 
     def drop(self) -> None:
-        """Remove it."""
+        """Drop the table."""
         self.stub.DropTable(replay_pb2.DropTableRequest(table=self.name, table_uid=self.uid), timeout=CALL_TIMEOUT_S)
 
     def live_keys(self) -> NDArray[np.int64]:
@@ -411,7 +411,7 @@ class LearnStream:
     """A learner's stream, message by message."""
 
     def __init__(self, table: CalledTable) -> None:
-        """Open it."""
+        """Open the stream."""
         self._table = table
         self._requests: queue.SimpleQueue[replay_pb2.LearnRequest | None] = queue.SimpleQueue()
         self.call = table.stub.Learn(iter(self._requests.get, None), timeout=CALL_TIMEOUT_S)
@@ -472,7 +472,7 @@ class WriteStream:
     """A writer's stream, message by message."""
 
     def __init__(self, table: CalledTable, writer_id: bytes) -> None:
-        """Open it."""
+        """Open the stream."""
         self._table = table
         self._writer_id = writer_id
         self._requests: queue.SimpleQueue[replay_pb2.WriteRequest | None] = queue.SimpleQueue()

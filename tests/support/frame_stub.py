@@ -143,7 +143,7 @@ class TableFiles:
     """A table's column and header files on the server's host."""
 
     def __init__(self, table: replay_pb2.TableDescription) -> None:
-        """Map them."""
+        """Map the files."""
         folder = Path(table.directory)
         self.nonce = (folder / "nonce").read_bytes()
         self._slots = table.slots
@@ -309,7 +309,7 @@ class _LearnCall:
         return self._answer()
 
     def code(self) -> grpc.StatusCode:
-        """How it ended."""
+        """Status code of the stream."""
         return grpc.StatusCode.OK if self._failure is None else self._failure.code()
 
     def cancel(self) -> None:

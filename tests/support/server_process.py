@@ -32,7 +32,7 @@ class ServerProcess:
         stdin: int = subprocess.DEVNULL,
         forked: bool = False,
     ) -> None:
-        """Start it, and wait until it is ready to serve.
+        """Start the server, and wait until it is ready to serve.
 
         Args:
             log: file that its standard error is added to.
@@ -91,7 +91,7 @@ class ServerProcess:
         return status
 
     def kill(self) -> None:
-        """Kill it, unless it has ended."""
+        """Kill the server, unless it has exited."""
         self.process.kill()
         self.process.wait(_PATIENCE_S)
         self._close_pipes()

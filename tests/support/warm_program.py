@@ -40,7 +40,7 @@ class ForkedProcess:
         self._handle = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """Exit status; None while the program runs."""
         return self._status_within(0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -51,16 +51,16 @@ class ForkedProcess:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal, unless the program has ended."""
         if self.poll() is None:
             signal.pidfd_send_signal(self._handle, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Terminate the program."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the program."""
         self.send_signal(signal.SIGKILL)
 
     def _status_within(self, timeout: float | None) -> int | None:

@@ -44,7 +44,7 @@ def make_environment(env_id: str) -> Environment:
     """Create an environment.
 
     Raises:
-        UnsupportedEnvironmentError: it is unknown to Gymnasium, or a dependency is missing.
+        UnsupportedEnvironmentError: Gymnasium does not know it, or a dependency is missing.
     """
     try:
         return gymnasium.make(env_id)

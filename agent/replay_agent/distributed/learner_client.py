@@ -174,9 +174,9 @@ class LearnerClient:
             raise ToldToStopError(f"told to stop while waiting for the learner at {self._address}")
 
     def __enter__(self) -> LearnerClient:
-        """Use it in a ``with`` block."""
+        """Return this client, for a ``with`` block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the client."""
         self.close()

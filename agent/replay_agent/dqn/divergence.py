@@ -58,7 +58,7 @@ def require_return(value: float, of: str) -> None:
     """Check a return before it enters the learning curve.
 
     Raises:
-        DivergedError: it is not finite, or too large to add up.
+        DivergedError: the return is not finite, or too large to sum.
     """
     if not math.fabs(value) <= MAX_RETURN:
         raise DivergedError(f"expected a return from {-MAX_RETURN:g} to {MAX_RETURN:g} of {of}, got {value}")

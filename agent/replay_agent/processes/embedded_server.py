@@ -89,7 +89,7 @@ class EmbeddedServer:
         )
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         stop(self._process, STOP_TIMEOUT_S)
 
     def _wait_for_address(self, already_logged: int) -> str:

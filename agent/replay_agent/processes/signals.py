@@ -20,7 +20,7 @@ class StopRequest(threading.Event):
         super().__init__()
         self._earlier: dict[signal.Signals, Any] = {}
         self.signal: signal.Signals | None = None
-        """The signal that requested it, if any."""
+        """The signal that requested the stop, if any."""
 
     def __enter__(self) -> StopRequest:
         """Install handlers; does nothing outside the main thread, where Python forbids it."""

@@ -32,7 +32,7 @@ class ProgressView(AbstractContextManager["ProgressView"]):
         """Show the status; called several times per second."""
 
     def __exit__(self, *_: object) -> None:
-        """Stop showing it."""
+        """Stop showing the status."""
 
 
 class _BarAboveFigures(Progress):
@@ -85,7 +85,7 @@ class ProgressLines(ProgressView):
         self._next = 0.0
 
     def show(self, status: Status) -> None:
-        """Log a line if it is time."""
+        """Log a line if one is due."""
         if self._clock() < self._next:
             return
         self._next = self._clock() + self._interval_s

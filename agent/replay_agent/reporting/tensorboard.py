@@ -12,7 +12,7 @@ from replay_agent.reporting.status import Status
 
 
 class MetricsLog:
-    """Writes event files, if it has a directory."""
+    """Writes event files, or nothing without a directory."""
 
     def __init__(self, directory: Path | None) -> None:
         """Write into ``directory``; None: write nothing."""

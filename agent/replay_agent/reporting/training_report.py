@@ -62,11 +62,11 @@ class TrainingReport:
     history: str
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the report as JSON."""
         path.write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n")
 
     def show(self, console: Console) -> None:
-        """Print it as a table."""
+        """Print the report as a table."""
         table = Table(title=f"{self.env}, {self.backend}, seed {self.seed}", show_header=False, title_justify="left")
         for name, value in self._rows():
             table.add_row(name, value)

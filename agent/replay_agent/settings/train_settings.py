@@ -237,7 +237,7 @@ class TrainSettings(Settings):
         return self.table is None if self.keep_table is None else not self.keep_table
 
     def save(self, path: Path) -> None:
-        """Save them for resuming."""
+        """Save the settings, so that the run can be resumed."""
         path.write_text(self.model_dump_json(indent=2, exclude=set(NOT_RESUMED)) + "\n")
 
 

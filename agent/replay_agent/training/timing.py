@@ -20,7 +20,7 @@ class Interval:
         self._due_at = self._clock() + self._seconds
 
     def is_due(self) -> bool:
-        """Whether it is due; if so, restart."""
+        """Whether the timer is due; if so, restart it."""
         if self._clock() < self._due_at:
             return False
         self.restart()

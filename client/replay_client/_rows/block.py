@@ -41,7 +41,7 @@ class RowBlock:
     def __init__(self, schema: Schema, capacity: int) -> None:
         self.capacity = capacity
         self.count = 0
-        """Rows in it."""
+        """Number of rows in the block."""
         self.has_priorities = False
         """Whether its rows have priorities: all do, or none."""
         self._schema = schema

@@ -33,7 +33,7 @@ class Request:
     data: bytes
     """Serialized and self-contained: it may become the first message of a new stream."""
     attempts: int = 0
-    """Number of streams on which it was sent."""
+    """Number of streams on which the message was sent."""
 
 
 R = TypeVar("R", bound=Request)

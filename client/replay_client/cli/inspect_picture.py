@@ -34,7 +34,7 @@ def draw_picture(found: Distributions, path: Path) -> None:
     """Write the distributions of a table as a PNG picture.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)

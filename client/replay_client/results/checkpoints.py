@@ -43,6 +43,6 @@ class Checkpoint:
 
     @classmethod
     def from_proto(cls, message: replay_pb2.CheckpointDescription) -> Checkpoint:
-        """Read it from a message."""
+        """Convert a message."""
         tables = {table.name: mirrored(CheckpointTable, table, uid=table.table_uid) for table in message.tables}
         return mirrored(cls, message, tables=tables)

@@ -64,7 +64,7 @@ class TableDescription:
 
     @classmethod
     def from_proto(cls, message: replay_pb2.TableDescription) -> TableDescription:
-        """Read it from a message.
+        """Convert a message.
 
         Raises:
             InternalServerError: this version of the client does not support its columns or rate limiter.

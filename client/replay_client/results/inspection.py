@@ -84,7 +84,7 @@ class Inspection:
 
     @classmethod
     def from_proto(cls, message: replay_pb2.InspectResponse) -> Inspection:
-        """Read it from a message."""
+        """Convert a message."""
         largest = message.largest
         return cls(
             table=TableDescription.from_proto(message.table),

@@ -108,7 +108,7 @@ class TableStats:
     failed_syncs: int
     """Failed syncs to disk, since the start."""
     repeated_inserts: int
-    """Retried inserts that were answered without applying them again, since the start."""
+    """Retried inserts that were acknowledged but not applied again, since the start."""
     rates: Rates
     """Rates over the last seconds."""
     waiting: int
@@ -167,7 +167,7 @@ class TableStats:
 
     @classmethod
     def from_proto(cls, message: replay_pb2.TableStats) -> TableStats:
-        """Read it from a message."""
+        """Convert a message."""
         return mirrored(
             cls,
             message,
@@ -191,7 +191,7 @@ class Stats:
 
     @classmethod
     def from_proto(cls, message: replay_pb2.StatsResponse) -> Stats:
-        """Read them from a message."""
+        """Convert a message."""
         methods = {method.method: mirrored(MethodStats, method) for method in message.server.methods}
         return cls(
             server=mirrored(ServerStats, message.server, methods=methods),
