@@ -238,7 +238,7 @@ class Waiters:
         wait_s: float | None,
         lacks: Callable[[], Lack],
     ) -> T:
-        """Wait for a call's turn, and count it meanwhile."""
+        """Wait for a call's turn, and count the call as waiting meanwhile."""
         if not admitted.done():
             if self._closing:
                 raise errors.shutting_down()

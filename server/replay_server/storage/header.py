@@ -68,7 +68,10 @@ class Header:
         self._store_all(state)
 
     def reset(self) -> None:
-        """Remove all rows. The first store commits this; if the server is then killed, the next one completes it."""
+        """Remove all rows.
+
+        The first store commits the reset. If the server is killed after it, the next server completes the reset.
+        """
         self._words[_WORD_OF["sampled"]] = RESETTING
         self._store_all(self._state.after_reset())
 

@@ -49,7 +49,7 @@ def samples_allowed(limit: RateLimit, counters: Counters, wanted: int) -> int:
 
 
 def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:
-    """Whether this many rows may be inserted one after the other; the last one is the hardest to allow.
+    """Whether this many rows may be inserted. If the last row is allowed, so are the rows before it.
 
     An insert that crosses ``min_size`` is allowed as a whole up to `RateLimit.largest_insert`, because no draw could
     make room for it.
