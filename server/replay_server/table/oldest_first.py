@@ -17,7 +17,7 @@ from replay_server.table.gates import Gate
 
 
 class OldestFirst(Gate):
-    """Draws from a queue, and its gate: inserts never overwrite live rows.
+    """Chooses the rows of draws from a queue, and is its gate: inserts never overwrite live rows.
 
     Each time a row is handed out counts as a delivery. Deliveries are numbered; those of row k start at ``k * times``.
     The number of the next delivery determines the oldest live row. It is stored before a reply is sent, so no row is

@@ -1,9 +1,9 @@
 """A binary sum tree over an array of masses that stores only every third level.
 
 A node of the binary tree is always recomputed as the sum of its two children, never adjusted by differences. So sums do
-not drift: the root is exactly the pairwise sum of the masses. Eight neighboring masses fill one cache line. The two
-binary levels between them and their sum would cost a cache miss each to store, but only a few additions to recompute.
-So the stored tree has fan-out 8 and takes 9.2 bytes per mass.
+not drift: the root is exactly the pairwise sum of the masses. Eight neighboring masses fill one cache line. Storing the
+two binary levels between the masses and their sum would cost a cache miss per level, but recomputing them takes only a
+few additions. So the stored tree has fan-out 8 and takes 9.2 bytes per mass.
 
 Batches are processed level by level, so that the cache misses of a level overlap. On levels too large for the L1 and L2
 caches, entries are prefetched as soon as their indices are known.
