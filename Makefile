@@ -77,7 +77,8 @@ bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # The stamp is written once the environment is complete. Python compiles modules when they are first imported, which is
-# faster than compiling a gigabyte of them now.
+# faster than compiling a gigabyte of them now. One pip serves all environments, because installing pip takes longer than
+# installing their packages.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --upgrade pip
@@ -90,14 +91,14 @@ $(VENV)/.imported: $(VENV)/.installed
 	$(BIN)/pytest --collect-only --quiet --quiet >/dev/null || true
 	touch $@
 
-$(PROTO_VENV)/.installed: scripts/proto-requirements.txt
-	$(PYTHON) -m venv $(PROTO_VENV)
-	$(PROTO_VENV)/bin/pip install --quiet --no-compile --requirement scripts/proto-requirements.txt
+$(PROTO_VENV)/.installed: scripts/proto-requirements.txt | $(VENV)/.installed
+	$(PYTHON) -m venv --without-pip $(PROTO_VENV)
+	$(BIN)/pip --python $(PROTO_VENV)/bin/python install --quiet --no-compile --requirement scripts/proto-requirements.txt
 	touch $@
 
-$(AUDIT_VENV)/.installed: scripts/audit-requirements.txt
-	$(PYTHON) -m venv $(AUDIT_VENV)
-	$(AUDIT_VENV)/bin/pip install --quiet --no-compile --requirement scripts/audit-requirements.txt
+$(AUDIT_VENV)/.installed: scripts/audit-requirements.txt | $(VENV)/.installed
+	$(PYTHON) -m venv --without-pip $(AUDIT_VENV)
+	$(BIN)/pip --python $(AUDIT_VENV)/bin/python install --quiet --no-compile --requirement scripts/audit-requirements.txt
 	touch $@
 
 clean:  ## Remove the environments.

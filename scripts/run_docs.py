@@ -255,6 +255,11 @@ def namespaces() -> list[str]:
     return ["unshare", *user, "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
+def inside_command(page: Path) -> list[str]:
+    """The command that runs a page in namespaces of its own."""
+    return [*namespaces(), sys.executable, __file__, "--inside", str(page)]
+
+
 def main(*pages: Path, inside: Annotated[bool, Parameter(show=False)] = False) -> int:
     """Run pages; returns 0, 1 if a block failed, or `NO_NAMESPACE`.
 
@@ -270,7 +275,7 @@ def main(*pages: Path, inside: Annotated[bool, Parameter(show=False)] = False) -
         print(f"no network of its own can be made here: {found.stderr.strip()}", file=sys.stderr)
         return NO_NAMESPACE
     for page in pages:
-        done = subprocess.run([*namespaces(), sys.executable, __file__, "--inside", str(page)], check=False)
+        done = subprocess.run(inside_command(page), check=False)
         if done.returncode:
             return 1
     return 0

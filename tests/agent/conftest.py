@@ -24,10 +24,14 @@ from replay_client import ReplayClient
 
 from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Trained, flags_of
 from tests.support.server_process import ServerProcess
-from tests.support.warm_program import ACTOR, SERVER, ForkedProcess, warm_program
+from tests.support.warm_program import ACTOR, AGENT, SERVER, TRAIN, ForkedProcess, warm_program
 
-FORKED = {"replay_server": SERVER, "replay_agent.commands.replay_actor": ACTOR}
-"""Modules that a trainer starts, and the programs that tests fork instead."""
+FORKED = {
+    "replay_server": (SERVER,),
+    "replay_agent.commands.replay_train": (AGENT, TRAIN),
+    "replay_agent.commands.replay_actor": (AGENT, ACTOR),
+}
+"""Modules that tests start, and the programs that they fork instead, with the first arguments of these."""
 
 
 def fork_module(
@@ -41,14 +45,15 @@ def fork_module(
 ) -> subprocess.Popen[str] | ForkedProcess:
     """Like `start_module`, but fork the program if that is equivalent."""
     variables = os.environ if environment is None else environment
-    warm = warm_program(FORKED[module])
+    program, *first = FORKED[module]
+    warm = warm_program(program)
     if not warm.can_fork(variables):
         return start_module(
             module, arguments, log_path, pipe_output=pipe_output, environment=environment, keep_open=keep_open
         )
     with log_path.open("a") as log:
         return warm.start(
-            arguments,
+            [*first, *arguments],
             variables,
             subprocess.PIPE,
             log.fileno(),

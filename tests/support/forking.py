@@ -1,8 +1,8 @@
 """A process that has loaded a program, and forks it on request: the other end of `warm_program`.
 
-Loading the server or the command `replay` takes a second of CPU time, and an actor three, mostly for modules and
-kernels. A forked program runs the same code as the command, from parsing its command line to the interpreter's
-shutdown. Before the fork, gRPC is not started, and there are no Python threads.
+Loading the server or the command `replay` takes a second of CPU time, and a trainer or an actor three, mostly for
+modules and kernels. A forked program runs the same code as the command, from parsing its command line to the
+interpreter's shutdown. Before the fork, gRPC is not started, and there are no Python threads.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.warm_program import ACTOR, LONGEST_REQUEST, REPLAY, SERVER
+from tests.support.warm_program import ACTOR, AGENT, LONGEST_REQUEST, REPLAY, SERVER, TRAIN
 
 STREAMS = 3
 """Standard input, output and error are sent with each request for a program."""
@@ -44,15 +45,17 @@ def load_replay() -> Callable[[], None]:
     return replay_client.cli.main
 
 
-def load_actor() -> Callable[[], None]:
-    """Load ``replay-actor``, and return its main function."""
-    from replay_agent.commands import replay_actor
+def load_agent() -> Callable[[], None]:
+    """Load ``replay-train`` and ``replay-actor``; return a function that runs the one named by the first argument."""
+    from replay_agent.commands import replay_actor, replay_train
 
-    importlib.import_module("replay_agent.distributed.acting_run")  # the command imports it lazily
-    return lambda: sys.exit(replay_actor.main())
+    for module in ("distributed.acting_run", "training.run"):  # the commands import them lazily
+        importlib.import_module(f"replay_agent.{module}")
+    commands = {TRAIN: replay_train.main, ACTOR: replay_actor.main}
+    return lambda: sys.exit(commands[sys.argv.pop(1)]())
 
 
-LOAD = {SERVER: load_server, REPLAY: load_replay, ACTOR: load_actor}
+LOAD = {SERVER: load_server, REPLAY: load_replay, AGENT: load_agent}
 
 
 def fork_when_asked(control: socket.socket) -> bool:
@@ -90,8 +93,17 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    _customize()
     sys.argv = [sys.argv[1], *request["arguments"]]
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _customize() -> None:
+    """Run the ``sitecustomize`` of a folder added to ``PYTHONPATH``, like an interpreter at startup."""
+    for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        module = os.path.join(folder, "sitecustomize.py")
+        if folder not in sys.path and os.path.exists(module):
+            runpy.run_path(module)
 
 
 if __name__ == "__main__":

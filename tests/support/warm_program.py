@@ -14,14 +14,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-SERVER, REPLAY, ACTOR = "replay-server", "replay", "replay-actor"
-"""The programs that can be forked."""
+SERVER, REPLAY, AGENT = "replay-server", "replay", "agent"
+"""The programs that can be forked. `AGENT` is `TRAIN` or `ACTOR`, depending on its first argument."""
+TRAIN, ACTOR = "replay-train", "replay-actor"
 LONGEST_REQUEST = 1 << 17
 """Bytes of a request to the program that forks."""
-_READ_LATE = ("REPLAY_", "COLUMNS", "TERM", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_")
+_READ_LATE = ("REPLAY_", "COLUMNS", "TERM", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "PYTHONPATH", "DISK_")
 """Variables that a program reads only after the fork, if at all. Others may have been read before.
 
-A library that a test imports sets the last one.
+A library that a test imports sets one of them. Tests of failing disks set the last two; see `forking`.
 """
 _SET_BY_PROGRAMS = ("GRPC_VERBOSITY", "NONE")
 """Programs set this variable themselves, and so does this process when a test runs a command in it."""
@@ -74,7 +75,7 @@ class WarmProgram:
     """The process that forks a program, as a child of this one."""
 
     def __init__(self, name: str) -> None:
-        """Start to load `SERVER`, `REPLAY` or `ACTOR`."""
+        """Start to load `SERVER`, `REPLAY` or `AGENT`."""
         self._environment = _other_variables(os.environ)
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -156,7 +157,7 @@ _loaded: dict[str, WarmProgram] = {}
 
 
 def warm_program(name: str) -> WarmProgram:
-    """The process that forks `SERVER`, `REPLAY` or `ACTOR` for this one."""
+    """The process that forks `SERVER`, `REPLAY` or `AGENT` for this one."""
     if name not in _loaded:
         _loaded[name] = WarmProgram(name)
     return _loaded[name]
@@ -174,7 +175,7 @@ def run_forked(
     """Run a program to completion.
 
     Args:
-        name: `SERVER`, `REPLAY` or `ACTOR`.
+        name: `SERVER`, `REPLAY` or `AGENT`.
         arguments: its command line.
         environment: all of its variables.
         text: its standard input.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -35,11 +36,13 @@ from replay_agent.training.run_directory import RunDirectory, RunDirectoryError
 from replay_agent.training.trainer import Ending, Trainer
 from replay_client import ReplayClient
 
+from tests.agent.conftest import fork_module
 from tests.agent.short_runs import PATIENCE_S, RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher, flags_of
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
+from tests.support.warm_program import ForkedProcess
 
-TRAIN = [sys.executable, "-m", "replay_agent.commands.replay_train"]
+TRAIN, ACT = "replay_agent.commands.replay_train", "replay_agent.commands.replay_actor"
 
 
 @contextmanager
@@ -140,17 +143,16 @@ def test_an_actor_joins_late_and_leaves_when_the_run_is_over(
     stop = StopRequest()
     trainer = make_trainer(stop, StopAtAnActorsEpisode(stop), steps=10_000_000, validate_interval=10_000_000)
     learner = LearnerServer(trainer.service, "127.0.0.1", 0)
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[subprocess.Popen[str] | ForkedProcess] = []
+    log = tmp_path / "actor.log"
 
     def join() -> None:
-        command = [sys.executable, "-m", "replay_agent.commands.replay_actor"]
-        command += ["--server", server.address, "--learner", learner.address]
-        with (tmp_path / "actor.log").open("w") as log:
-            started.append(subprocess.Popen(command, stderr=log))
+        flags = ["--server", server.address, "--learner", learner.address]
+        started.append(fork_module(ACT, flags, log, pipe_output=False))
 
     assert trainer.train(Watcher(400, join), None) is Ending.STOPPED
     trainer.service.finish()
-    assert started[0].wait(PATIENCE_S) == 0, (tmp_path / "actor.log").read_text()
+    assert started[0].wait(PATIENCE_S) == 0, log.read_text()
     learner.close()
     assert trainer.service.actors_joined == 1
 
@@ -197,13 +199,6 @@ def test_actors_that_give_up_at_once_again_and_again_end_the_run_with_their_log(
     pool.close()
 
 
-@pytest.fixture
-def train_command(tmp_path: Path) -> list[str]:
-    """``replay-train`` with its own server, for a run that does not end by itself."""
-    values = {**SHORT_RUN, "steps": 10_000_000, "runs_dir": tmp_path, "name": "run"}
-    return [*TRAIN, *flags_of(values)]
-
-
 def lines_of(process: subprocess.Popen[str]) -> queue.Queue[str]:
     """The lines of a process's standard error, followed by an empty string."""
     lines: queue.Queue[str] = queue.Queue()
@@ -218,38 +213,24 @@ def lines_of(process: subprocess.Popen[str]) -> queue.Queue[str]:
     return lines
 
 
-def wait_for(lines: queue.Queue[str], part: str) -> None:
-    """Read until a line contains ``part``."""
-    seen: list[str] = []
-    while part not in (line := lines.get(timeout=PATIENCE_S)):
-        assert line, "".join(seen)
-        seen.append(line)
-
-
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio_when_it_is_resumed(
-    train_command: list[str], tmp_path: Path, end: signal.Signals
+    tmp_path: Path, end: signal.Signals
 ) -> None:
-    run, moved = tmp_path / "run", tmp_path / "moved"
-    with subprocess.Popen(
-        [*train_command, "--keep-table", "--checkpoint-interval-s", "0.2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        lines = lines_of(process)
-        wait_for(lines, "learner at")
-        wait_for(lines, "steps/s")
-        wait_until(lambda: steps_of(run) > 300, "the run has made 300 steps", PATIENCE_S)
-        children = psutil.Process(process.pid).children()
-        if end is signal.SIGINT:
-            os.killpg(process.pid, end)  # like a terminal
-        else:
-            process.kill()
-        assert process.stdout is not None
-        shown = process.stdout.read()
-        assert process.wait(PATIENCE_S) == (128 + end if end is signal.SIGINT else -end)
+    run, moved, log = (tmp_path / name for name in ("run", "moved", "log"))
+    values = {**SHORT_RUN, "steps": 10_000_000, "runs_dir": tmp_path, "name": "run", "keep_table": True}
+    flags = flags_of({**values, "checkpoint_interval_s": 0.2})
+    process = fork_module(TRAIN, flags, log, pipe_output=True)
+    wait_until(lambda: re.search("(?s)learner at.*steps/s", log.read_text()) is not None, "it trains", PATIENCE_S)
+    wait_until(lambda: steps_of(run) > 300, "the run has made 300 steps", PATIENCE_S)
+    children = psutil.Process(process.pid).children()
+    if end is signal.SIGINT:
+        os.killpg(process.pid, end)  # like a terminal
+    else:
+        process.kill()
+    assert process.stdout is not None
+    shown = process.stdout.read()
+    assert process.wait(PATIENCE_S) == (128 + end if end is signal.SIGINT else -end)
     # Do not wait: after the trainer was killed, its server may not have noticed yet.
     run.rename(moved)
     saved = steps_of(moved)

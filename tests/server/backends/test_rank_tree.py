@@ -12,7 +12,7 @@ from replay_server.backends.structures.rank_tree.nodes import LEAST_ENTRIES
 from tests.support.invariants import rows_in_order
 
 ROWS = 60_000
-PIECE = 6_000
+PIECE = 12_000
 
 
 def order_of(kind: str, priorities: NDArray[np.float64]) -> NDArray[np.int64]:
