@@ -33,7 +33,7 @@ class OnLearner(Attack):
 
     def prepare(self, arena: Arena) -> None:
         assert isinstance(arena, LearnerArena)
-        self.alone = arena.steps_per_s(_HARDLY_ANY_S)
+        self.alone = arena.alone_steps_per_s
 
     def meanwhile(self, arena: Arena) -> None:
         assert isinstance(arena, LearnerArena)

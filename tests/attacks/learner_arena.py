@@ -26,6 +26,7 @@ LEARNER: Final = "/replay.v1.LearnerService"
 _LISTENS: Final = re.compile(r"replay server at \S+:(\d+), learner at \S+:(\d+),")
 _START_S: Final = 60.0
 _LOOK_S: Final = 0.05
+_ALONE_S: Final = 0.5
 _CALL_S: Final = 20.0
 _FLAGS: Final = (
     *("--env", "CartPole-v1", "--steps", "1000000000", "--solved-return", "none", "--hidden-sizes", "16"),
@@ -126,6 +127,8 @@ class LearnerArena(Arena):
         self._actor = Reporting(WRITE)
         wait_until(lambda: self._versions() > 1, "training has begun")
         self.bystander = Bystander(self.target(), Reporting(WRITE), SLOWLY_S if is_brief else OFTEN_S)
+        self.alone_steps_per_s = self.steps_per_s(_ALONE_S)
+        """Training speed before all attacks."""
 
     def target(self) -> Target:
         """The attackers' view of the learner."""

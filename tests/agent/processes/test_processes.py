@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.warm_program import ForkedProcess
 
 TRAIN, ACT = "replay_agent.commands.replay_train", "replay_agent.commands.replay_actor"
+_PAUSE_S = 0.01
 
 
 @contextmanager
@@ -190,6 +192,7 @@ def supervise_until_it_raises(pool: ActorPool) -> None:
     """Supervise like the training loop, up to the test's time limit."""
     while True:
         pool.supervise()
+        time.sleep(_PAUSE_S)
 
 
 def test_actors_that_give_up_at_once_again_and_again_end_the_run_with_their_log(tmp_path: Path) -> None:
