@@ -1,4 +1,4 @@
-"""A server's tables by name: creates, finds, lists, drops and reopens them."""
+"""The catalog of a server: creates, finds, lists, drops and reopens tables by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Catalog:
-    """Tables by name. Long operations (allocating, removing) run in a worker thread."""
+    """The tables of a server. Long operations (allocating and removing files) run in a worker thread."""
 
     def __init__(self, root: Root, bounds: Bounds | None = None, *, checked: bool = False) -> None:
         """Start without tables; `restore` opens those stored in ``root``.
@@ -100,7 +100,7 @@ class Catalog:
         return iter([self._tables[name] for name in sorted(self._tables)])
 
     async def in_turns(self) -> AsyncIterator[Table]:
-        """Iterate over tables, sorted by name, yielding to other calls in between; these may drop tables."""
+        """Iterate over all tables, sorted by name. Other calls run in between, and may drop some."""
         for name in sorted(self._tables):
             table = self._tables.get(name)
             if table is not None:

@@ -26,8 +26,8 @@ class RequestError(Exception):
 
         Args:
             reason: from the protocol, without ``ERROR_REASON_``.
-            message: for people: what was expected, what came, what to do.
-            **metadata: for programs; the protocol lists it for each reason.
+            message: tells people what was expected, what was received and what to do.
+            **metadata: details for programs; the protocol lists them for each reason.
         """
         super().__init__(_shortened(message))
         self.reason = replay_pb2.ErrorReason.Value(f"ERROR_REASON_{reason}")
@@ -81,7 +81,7 @@ class Lack:
     """Amount that lets the call proceed; see `_PROGRESS` for units."""
 
     def __str__(self) -> str:
-        """For messages: "3,120 of 10,000 rows"."""
+        """Text for messages, such as "3,120 of 10,000 rows"."""
         return _PROGRESS[self.waited_for].format(have=self.have, needed=self.needed)
 
 
@@ -185,7 +185,7 @@ def checkpoint_damaged(name: str, file: str, fault: str) -> RequestError:
 
 
 def internal() -> RequestError:
-    """An internal error, whose details are in the log."""
+    """An internal error; the log has the details."""
     return RequestError("INTERNAL", "internal error; the server's log has the traceback")
 
 
@@ -200,7 +200,7 @@ def permission_denied(caller: str, one_of: Sequence[str], on: str, table: str = 
     Args:
         caller: name of its token.
         one_of: rights, one of which is required.
-        on: description of the object.
+        on: the object of the right, in words.
         table: the table, if the caller named it.
     """
     right = " or ".join(one_of)

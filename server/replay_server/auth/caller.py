@@ -3,8 +3,8 @@
     caller = authenticator.caller_of(metadata, peer)    # once per call, stream or connection
     caller.check(Right.WRITE, "cartpole")               # before each operation
 
-Without a tokens file, every caller has all rights. With one, a removed or expired token is refused from then on, and
-its waiting calls and open streams end.
+Without a tokens file, every caller has all rights. With one, a token is refused once it is removed or expires, and its
+waiting calls and open streams end.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Caller:
         self.grant()
 
     def may(self, one_of: Right, table: str | None = None) -> bool:
-        """Whether it has one of these rights on a table; None: on any table."""
+        """Whether it has one of these rights on a table; None: on at least one table."""
         grant = self.grant()
         return grant is None or grant.allows(one_of, table)
 
     def check(self, one_of: Right, table: str | None = None) -> None:
-        """Require one of these rights on a table; None: on any table.
+        """Require one of these rights on a table; None: on at least one table.
 
         Raises:
             RequestError: PERMISSION_DENIED.
@@ -134,10 +134,10 @@ class Authenticator:
         self._revocations = Revocations(self._check)
 
     def caller_of(self, metadata: Iterable[tuple[str, str | bytes]], peer: str = "") -> Caller:
-        """Identify a caller by the metadata of its call and its peer, in gRPC's format.
+        """Identify a caller by the metadata of its call and by its address, ``peer``, in gRPC's format.
 
         Raises:
-            RequestError: UNAUTHENTICATED if a token is required and this one is missing, wrong or expired.
+            RequestError: UNAUTHENTICATED if a token is required, but is missing, unknown or expired.
         """
         if self._tokens is None:
             return Caller(of_peer(peer))

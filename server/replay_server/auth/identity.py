@@ -1,8 +1,8 @@
-"""Groups callers that share budgets: those with the same token, or on the same host.
+"""Identifies callers, so that clients with the same token, or on the same host, share budgets.
 
-With tokens, a caller is identified by the token's name, regardless of its address. Without tokens, a caller is a host:
-an IPv4 address, an IPv6 /64 network (the usual size for one customer), or this machine, via loopback or the local
-socket. Processes on one machine cannot be distinguished reliably.
+If the server requires tokens, the name of the token identifies a caller, from any address. Otherwise, a caller is a
+host: an IPv4 address, an IPv6 /64 network (the usual size for one customer), or this machine, if the client connects
+over loopback or the local socket. Processes on one machine cannot be distinguished reliably.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def of_token(name: str) -> str:
 
 
 def of_peer(peer: str) -> str:
-    """Identity of a peer, in gRPC's format: ``ipv4:10.0.0.7:52100``, ``ipv6:%5B2001:db8::1%5D:52100``, ``unix:``."""
+    """Identity of a peer, named as in gRPC: ``ipv4:10.0.0.7:52100``, ``ipv6:%5B2001:db8::1%5D:52100`` or ``unix:``."""
     kind, _, address = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return THIS_HOST
@@ -31,7 +31,7 @@ def of_peer(peer: str) -> str:
 
 @lru_cache(maxsize=1024)
 def of_host(address: str) -> str:
-    """Identity of an address without a port; empty: this machine."""
+    """Identity of a host by its address, without a port; an empty address is this machine."""
     try:
         found = ip_address(address)
     except ValueError:

@@ -1,7 +1,9 @@
-"""Ends waiting calls and open streams whose token is removed or expires.
+"""Ends waiting calls and open streams when their token is removed or expires.
 
-with caller.while_valid(end):         # end(refusal) is called if its token becomes invalid
-await event
+    with caller.while_valid(end):
+        await event
+
+If the caller's token becomes invalid inside the block, `end` is called with a refusal.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ End = Callable[[RequestError], None]
 
 
 class Revocations:
-    """Periodically checks the tokens of waiting calls, once per token."""
+    """Periodically checks each token that a waiting call or an open stream uses."""
 
     def __init__(self, check: Callable[[bytes], object]) -> None:
         """Start with no waiting calls.
@@ -35,7 +37,7 @@ class Revocations:
 
     @contextmanager
     def ending(self, digest: bytes, end: End) -> Iterator[None]:
-        """Inside the block, call ``end`` at most `REFRESH_S` plus one second after the token becomes invalid."""
+        """Inside the block, call ``end`` when the token becomes invalid, at most `REFRESH_S` plus one second later."""
         call = object()
         self._ends.setdefault(digest, {})[call] = end
         if self._next_look is None:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: a JSON file with its tables, the checksum of every file, and a checksum of itself."""
+"""The manifest of a checkpoint: a JSON file that describes all tables and files, with a checksum for each file."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class CheckpointRemovedError(FatalError):
 
 @contextmanager
 def unless_removed(folder: Path) -> Iterator[None]:
-    """Guard reading a checkpoint that retention may remove concurrently.
+    """Inside the block, read a checkpoint that may be removed meanwhile.
 
     Raises:
-        CheckpointRemovedError: replaces errors caused by the removal.
+        CheckpointRemovedError: the checkpoint was removed; raised instead of the error that this caused.
     """
     try:
         yield
@@ -68,9 +68,9 @@ class TableManifest:
     config: TableConfig
     uid: bytes
     state: TableState
-    """The table's counters. Its rows have the keys from ``state.floor`` up to ``state.inserted``."""
+    """The table's counters. The keys of its rows are ``range(state.floor, state.inserted)``."""
     left_out: int
-    """Oldest rows that were overwritten before they could be copied."""
+    """Number of rows, the oldest ones, that were overwritten before they could be copied."""
     files: Sequence[FileManifest]
 
     @property
@@ -111,10 +111,10 @@ class TableManifest:
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """A checkpoint."""
+    """The manifest of a checkpoint."""
 
     taken_s: float
-    """When, in seconds since 1970 (UTC)."""
+    """Time of the checkpoint, in seconds since 1970 (UTC)."""
     tables: Sequence[TableManifest]
     """Sorted by name."""
 

@@ -55,7 +55,7 @@ def verify(folder: Path) -> CheckpointManifest:
 
 
 def restore(folder: Path, tables: Path, *, checked: bool = False) -> CheckpointManifest:
-    """Restore the tables of a checkpoint into ``tables``, all or none.
+    """Restore all tables of a checkpoint, or none, into the directory ``tables``.
 
     Raises:
         DamagedCheckpointError: a file is corrupt.

@@ -1,7 +1,7 @@
 """Snapshots of tables at one moment: state, priorities and writers' records.
 
-The rows are copied later in a worker thread: a live row never changes, and its slot is overwritten only by the row
-``slots`` keys later.
+The rows of large tables are copied later, in a worker thread: a live row never changes, and the thread can tell which
+rows were overwritten after they were evicted.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from replay_server.storage.table_state import TableState
 from replay_server.table.table import Table
 
 TURN_BYTES = 32 << 20
-"""Bytes copied in one turn of the event loop (about 10 ms); later turns copy the rest."""
+"""Maximum bytes copied without a break, which takes about 10 ms; then other calls run before the rest is copied."""
 INLINE_BYTES = 1 << 20
-"""If a table's rows have at most this many bytes, they are copied on the event loop, too."""
+"""If all rows of a table have at most this many bytes, they are copied on the event loop, too."""
 
 
 class SnapshotRows:
     """Rows of a table at one moment: copied immediately, or left in the ring while writes continue."""
 
     def __init__(self, table: Table, *, copied: bool) -> None:
-        """Keep a reference to the mapped files, so the copy continues if the table is dropped."""
+        """Copy the rows now if ``copied``. Otherwise, keep the mapped files open even if the table is dropped."""
         self._table = table
         self._rings = table.directory.rows.values()
         self._first = table.oldest
@@ -40,7 +40,7 @@ class SnapshotRows:
     def copy(self, first_key: int, count: int) -> Sequence[Array]:
         """Copy consecutive rows: ``dtype[count, elements]`` per column, in the order of the table's files.
 
-        Call `oldest_whole` afterwards to find out which of them are intact.
+        Check `oldest_whole` afterwards: rows before it may have been overwritten during the copy.
         """
         if self._copied is not None:
             start = first_key - self._first
@@ -83,13 +83,13 @@ class TableSnapshot:
 
 
 class _Turn:
-    """Limits the bytes copied in one turn of the event loop."""
+    """Limits the bytes copied before other calls run."""
 
     def __init__(self) -> None:
         self._left = TURN_BYTES
 
     async def make_room(self, size: int) -> None:
-        """Yield to other calls first if ``size`` more bytes exceed the limit."""
+        """Let other calls run first if ``size`` more bytes would exceed the limit."""
         if size > self._left:
             await asyncio.sleep(0)
             self._left = TURN_BYTES
@@ -97,10 +97,10 @@ class _Turn:
 
 
 async def take_snapshots(tables: Sequence[Table]) -> list[TableSnapshot]:
-    """Copy everything except rows: all tables at the same moment if that is at most `TURN_BYTES`, otherwise one by one.
+    """Take a snapshot of each table, all at the same moment if they copy at most `TURN_BYTES` together.
 
-    More than `TURN_BYTES` of priorities are copied over several turns, so they are from different moments; rows evicted
-    in between are omitted.
+    Otherwise, other calls run in between. If one table has more than `TURN_BYTES` of priorities, these are copied at
+    several moments, and rows that are evicted in between are omitted.
     """
     turn = _Turn()
     return [await _take(table, turn) for table in tables]

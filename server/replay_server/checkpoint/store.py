@@ -3,7 +3,7 @@
     <checkpoint-dir>/lock                   held by the server that writes here
     <checkpoint-dir>/<series>-000001/       see docs/checkpoints.md
 
-A checkpoint is renamed to its final name once all of it is on disk, and renamed back before it is removed.
+A checkpoint gets its final name once all of it is on disk, and another name before it is removed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Checkpoints:
     """Writes checkpoints, one at a time, and manages existing ones."""
 
     def __init__(self, catalog: Catalog, folder: Path, keep: int) -> None:
-        """Lock the directory of checkpoints and remove partial ones; keep the newest ``keep`` of each series.
+        """Lock the directory, and remove partial checkpoints. By default, a series keeps its ``keep`` newest ones.
 
         Raises:
             InUseError: another server uses the directory.
@@ -105,7 +105,7 @@ class Checkpoints:
         Args:
             tables: names of the tables; empty: all.
             series: prefix of its name.
-            keep: checkpoints to keep in the series, including this one; 0: the setting.
+            keep: checkpoints to keep in the series, including this one; 0: the default.
             check: called with the tables in the series; raises if the caller may not administer all of them. None: for
                 the server's own checkpoints, which are exempt from limits.
 
@@ -152,7 +152,7 @@ class Checkpoints:
         return made
 
     async def create_every(self, interval_s: float) -> None:
-        """Write checkpoints of all tables periodically, forever; log failures."""
+        """Write a checkpoint of all tables every ``interval_s`` seconds until cancelled; log failures."""
         while True:
             await asyncio.sleep(interval_s)
             try:

@@ -27,11 +27,11 @@ _SYNC_BYTES = 32 << 20
 
 
 class CancelledError(Exception):
-    """The server shuts down, and the checkpoint is canceled."""
+    """The checkpoint was canceled, because the server is shutting down."""
 
 
 class _ChecksummedFile:
-    """A sequentially written file that can be restarted from the beginning."""
+    """A file with a checksum, written from start to end; `begin_anew` empties it."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
@@ -66,7 +66,7 @@ class _ChecksummedFile:
 def write_checkpoint(
     folder: Path, snapshots: Sequence[TableSnapshot], taken_s: float, cancelled: threading.Event
 ) -> CheckpointManifest:
-    """Write all files of a checkpoint into ``folder``, which is empty, and sync them.
+    """Write and sync all files of a checkpoint in the empty directory ``folder``.
 
     Raises:
         OSError: if they cannot be written, for instance because the disk is full.
@@ -96,9 +96,10 @@ def _write_table(parent: Path, snapshot: TableSnapshot, cancelled: threading.Eve
 
 
 def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.Event) -> list[FileManifest]:
-    """Write the rows, chunk by chunk over all columns.
+    """Write the rows in chunks, each with all columns.
 
-    If a chunk was overwritten during the copy, all rows up to its end are left out, because rows must be consecutive.
+    If inserts overwrite rows before they are copied, the files are started again from a later row, because the rows of
+    a checkpoint must be consecutive.
     """
     rows_at_once = max(1, _CHUNK_BYTES // snapshot.config.schema.row_bytes)
     files = [_ChecksummedFile(folder / column_file(index)) for index in range(len(snapshot.rows.copy(0, 0)))]
@@ -110,7 +111,7 @@ def _write_columns(folder: Path, snapshot: TableSnapshot, cancelled: threading.E
             count = min(rows_at_once, snapshot.state.inserted - key)
             columns = snapshot.rows.copy(key, count)
             if key < snapshot.rows.oldest_whole:
-                # Skip ahead of the oldest whole row: writers are about to overwrite the rows after it.
+                # Skip some intact rows, too: inserts are about to overwrite them.
                 key = min(snapshot.rows.oldest_whole + snapshot.config.slack, snapshot.state.inserted)
                 snapshot.first_key = key
                 for file in files:

@@ -16,8 +16,8 @@ _NEVER: Final = (1 << 31) - 1
 def loading() -> Iterator[None]:
     """Disable garbage collection in the block, and freeze all objects that exist at its end.
 
-    Numba's modules contain 145,000 objects that never become garbage. Scanning them takes 0.1 s at startup, 0.2 s at
-    shutdown, and would block all calls for 60 ms each time in between.
+    Numba's modules contain 145,000 objects that never become garbage. Scanning them would take 0.1 s at startup and
+    0.2 s at shutdown, and each scan in between would block all calls for 60 ms.
     """
     gc.disable()
     try:
@@ -28,7 +28,7 @@ def loading() -> Iterator[None]:
 
 
 async def collect_rarely(every_s: float = _FULL_COLLECTION_EVERY_S) -> None:
-    """Run a full collection every ``every_s`` seconds, and no others, until cancelled.
+    """Until cancelled, run full collections only every ``every_s`` seconds.
 
     A full collection blocks all calls, for 0.3 s if 10,000 streams are open. By default, Python runs one whenever the
     number of objects has grown by a quarter, so a client that opens many streams would cause several within seconds.

@@ -63,7 +63,7 @@ def run(settings: ServerSettings) -> None:
 
 
 async def serve(settings: ServerSettings) -> None:
-    """Serve until ``stop`` is set.
+    """Serve until a signal stops the server or, with ``exit_with_parent``, until the parent process ends.
 
     Raises:
         FatalError: if the server cannot start, or cannot sync its tables at the end.
@@ -127,7 +127,7 @@ async def serve(settings: ServerSettings) -> None:
 
 
 async def _warm_up(stop: asyncio.Event) -> bool:
-    """Compile or load kernels before opening tables, and exclude them from garbage collection.
+    """Compile or load the kernels, and exempt their objects from garbage collection.
 
     Returns:
         False if ``stop`` was set meanwhile.
@@ -154,7 +154,7 @@ def _root(settings: ServerSettings) -> Root:
 
 
 def _in_directory(settings: ServerSettings, setting: str, check: Callable[[Path], None], use: Callable[[Path], T]) -> T:
-    """Check a directory before it is used.
+    """Check the directory named by a setting, and return the result of ``use``.
 
     Raises:
         FatalError: if it cannot be used, or another user can change its contents and ``trust_dirs`` is not set.
@@ -192,7 +192,7 @@ async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:
 
 
 def _stop_with_parent(stop: asyncio.Event) -> None:
-    """Stop when standard input ends, because the parent process has exited or died."""
+    """Set ``stop`` when standard input ends: then the parent process has exited or died."""
     loop = asyncio.get_running_loop()
 
     def watch() -> None:

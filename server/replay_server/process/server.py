@@ -23,8 +23,8 @@ from replay_server.rpc.over_grpc.methods import grpc_handler
 _CUT_OFF = 2
 """gRPC rejects messages that exceed the limit by this factor."""
 _OTHER_CALLS = 32
-"""Calls allowed per connection besides streams. The limit matters because a client that keeps opening and canceling
-calls delays others by as many calls as its connection may have."""
+"""Maximum calls per connection besides streams. The more calls it may have, the longer a client that keeps opening and
+canceling calls can delay others."""
 
 
 class ReplayServer:
@@ -84,7 +84,7 @@ class ReplayServer:
         await self.lanes.start()
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new and waiting calls, and give running calls this many seconds to finish."""
+        """Refuse new and waiting calls, and give running calls ``drain_s`` seconds to finish."""
         if self._health is not None:
             self._health.stop()
         self._catalog.waiters.close()

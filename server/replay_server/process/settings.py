@@ -254,7 +254,7 @@ class ServerSettings(Settings):
 
 
 def load_settings(arguments: Sequence[str]) -> ServerSettings:
-    """Read the settings from the command line, without the program's name; see `read_settings`."""
+    """Read the settings, see `read_settings`; ``arguments`` do not include the program's name."""
     return read_settings(ServerSettings, "replay-server", "REPLAY_SERVER_", arguments)
 
 

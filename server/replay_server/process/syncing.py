@@ -1,4 +1,4 @@
-"""Syncs tables with checksums to disk periodically, several at a time, in worker threads.
+"""Periodically syncs all tables with checksums, several at a time, in worker threads.
 
 Each table has its own schedule, so a slow one does not delay others. Calls do not wait for syncs: data acknowledged
 since the last sync point is in the page cache, which survives a killed server but not a power loss.
@@ -23,7 +23,8 @@ _LONGEST_LOOK_S = 0.02
 _AT_ONCE = 16
 """Tables synced at the same time; their threads mostly wait for the disk, which handles concurrent syncs well."""
 _MOST_UNSYNCED = 4
-"""A table is synced early when 1/4 of its ring is new. A power loss may lose the new rows and the rows they evicted."""
+"""A table is synced early when unsynced rows fill 1/4 of its ring: a power loss may lose them and the rows they
+evicted."""
 
 
 class Syncer:
@@ -56,7 +57,7 @@ class Syncer:
         await asyncio.gather(*self._syncing.values())
 
     def _look(self) -> None:
-        # A separate method: in the loop, its local variables would keep a dropped table and its space alive.
+        # A separate method, because local variables of the loop would keep a dropped table and its files alive.
         for table in self._catalog:
             if table.directory.is_checked and table.uid not in self._syncing and self._is_due(table):
                 task = asyncio.create_task(self._sync_held(table.name, table.uid), name=f"sync-{table.name}")
@@ -70,7 +71,7 @@ class Syncer:
             return True
         if _state(table) == last.state:
             return False
-        # A failing disk is not retried more often than the schedule requires.
+        # After a failure, retry only at the regular interval.
         crowded = bool(last.state) and table.inserted - last.inserted >= table.config.slots // _MOST_UNSYNCED
         return time.monotonic() - last.at_s >= self._every_s or crowded
 

@@ -1,7 +1,7 @@
 """Compiles or loads every kernel before the server starts serving, so that no call waits for a compilation.
 
 On a new machine, or with a new version, two processes compile the kernels in parallel while this one logs their
-progress. The compiled kernels are loaded afterwards, and on every later start.
+progress. Then, and on every later start, this process loads the compiled kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from replay_server.table.updates import first_unusable, resolve_update
 log = logging.getLogger(__name__)
 
 _SHARES = ("rank.warm_up_writing", "_warm_up_the_rest")
-"""Functions that each process runs, with similar compile times and no shared kernels; see `kernel_cache`."""
+"""Functions that compile the kernels, one per process. They share no kernels and take about equally long."""
 _RANK = rank.RankIndex.name
 _LOOK_S = 0.1
 _SAY_S = 3.0
@@ -70,7 +70,7 @@ def _warm_up_the_rest() -> None:
 
 
 def _compile_beside(cancelled: threading.Event) -> None:
-    """Compile in other processes, or wait for those of another server."""
+    """Compile in other processes, or wait while another server compiles."""
     folder = kernel_cache.folder()
     progress = _Progress()
     while True:

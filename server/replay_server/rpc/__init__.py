@@ -1,1 +1,1 @@
-"""Requests and replies: `endpoints.py` lists every RPC, two transports call them."""
+"""RPCs, listed in `endpoints.py`. Two transports serve them: gRPC and the local socket."""

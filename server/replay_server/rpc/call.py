@@ -1,4 +1,4 @@
-"""The context of a request and its stream: everything handlers know about the transport."""
+"""The context of a request: what its handler knows about the caller, the stream and the reply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T", str, bytes)
 
 
 class Stream:
-    """A stream of requests while it is open."""
+    """An open stream of requests."""
 
     def __init__(self, end: Callable[[RequestError], None]) -> None:
         self.end = end
@@ -48,7 +48,7 @@ class Stream:
         self._when_closed.append(do)
 
     def close(self) -> None:
-        """Mark the stream as ended."""
+        """Run the callbacks, because the stream has ended."""
         while self._when_closed:
             self._when_closed.pop()()
 
@@ -57,21 +57,21 @@ class Call:
     """The context of a request."""
 
     def __init__(self, caller: Caller, stream: Stream | None = None) -> None:
-        """Create the context; without a ``stream``, it is a unary call."""
+        """Create the context of a request on a stream, or of a unary call if there is no ``stream``."""
         self.caller = caller
         self._stream = stream
         self._when_sent: list[Callable[[], None]] = []
 
     @property
     def stream(self) -> Stream:
-        """Its stream."""
+        """The stream of the request."""
         if self._stream is None:
             raise RuntimeError("expected a request on a stream, got a unary call")
         return self._stream
 
     @property
     def stream_table(self) -> str:
-        """The table named earlier on its stream, if any."""
+        """The table named by an earlier request on the stream; empty if there is none."""
         return "" if self._stream is None else self._stream.table
 
     @property

@@ -4,7 +4,7 @@
     answer = await endpoint.answer(data, call)
 
 A transport receives bytes, identifies the caller, calls the endpoint, and sends the reply, or the refusal from
-`as_refusal`. Requests and replies are bytes because those with rows are read and built in place.
+`as_refusal`. Requests and replies are bytes, because messages with rows are read and built in place.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Endpoint(Generic[M]):
             The serialized reply. The transport calls `call.sent` when it has been sent or has failed.
 
         Raises:
-            Exception: of any type; see `as_refusal`.
+            Exception: of any type; `as_refusal` converts it.
         """
         began = time.perf_counter()
         self.figures.active += not self.is_stream

@@ -29,8 +29,7 @@ def all_endpoints(
 
     Args:
         catalog: the tables.
-        socket: path of the local socket; None: clients on this host may neither use it nor copy rows from the
-            tables' files.
+        socket: path of the local socket; None: there is none, and clients may not copy rows from the tables' files.
         checkpoints: the server's checkpoints; None: disabled.
     """
     endpoints: dict[str, AnyEndpoint] = {}

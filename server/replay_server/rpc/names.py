@@ -3,8 +3,8 @@
     named = only(replay_pb2.LearnRequest, "table", "update").FromString(request)
     named.table, named.HasField("update")
 
-Protobuf itself reads these fields, by the same rules as when it parses the whole request later: the last of duplicate
-fields wins, and messages are merged. So a caller cannot show one name to the check and another to the handler.
+Protobuf reads these fields by the same rules as when it parses the whole request later: if a field occurs twice, the
+last value wins, or nested messages are merged. So the check and the handler always see the same name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def only(message_type: type[Message], *paths: str) -> type[Message]:
 
     Args:
         message_type: the original type.
-        *paths: non-repeated fields, such as "table", or "config.name" in a nested message. If only a nested message is
-            named, its content is skipped, but `HasField` works.
+        *paths: non-repeated fields, such as "table", or "config.name" in a nested message. If a path names a whole
+            nested message, its content is skipped, and only `HasField` works.
     """
     described = message_type.DESCRIPTOR
     file = FileDescriptorProto(name=f"{described.full_name}.names", package=_PACKAGE, syntax="proto3")

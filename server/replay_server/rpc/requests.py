@@ -1,6 +1,6 @@
 """Reads requests: checks the size, then the caller's rights, and only then parses.
 
-The number of rows bounds the cost of each step, because protobuf parses at most `PLAIN_BYTES` besides rows and arrays.
+Besides rows and arrays, protobuf parses at most `PLAIN_BYTES`, so the number of rows bounds the cost of a request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from replay_server.rpc.rights import Demand
 M = TypeVar("M", bound=Message)
 
 MOST_FIELDS: Final = 32
-"""Maximum fields of a message with rows, and of each long message in it: three times as many as ours have."""
+"""Maximum fields of a message with rows, and of each long message in it: three times as many as clients send."""
 _ARRAYS: Final = {
     "replay.v1.Insertion.priorities",
     "replay.v1.PriorityUpdate.keys",
@@ -30,7 +30,7 @@ _ARRAYS: Final = {
 _LENGTH_DELIMITED: Final = 2
 
 RequestReader = Callable[[bytes, Caller, str], Framed[M]]
-"""Reads a request, given its caller and the table named earlier on its stream."""
+"""Reads a request. Takes its bytes, its caller, and the table named earlier on the stream."""
 
 
 def request_reader(message_type: type[M], demand: Demand, bounds: Bounds) -> RequestReader[M]:

@@ -16,7 +16,7 @@ from replay_server.checkpoint.store import DEFAULT_SERIES, PERIODIC_SERIES
 from replay_server.rpc.names import only
 
 _TABLE_NAME = only(replay_pb2.DescribeTableRequest, "table")
-"""All requests about one table have its name in a field with the same number."""
+"""Reads the table's name in any request about one table: its field has the same number in all of them."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Demand:
 
 
 def on_table(one_of: Right) -> Demand:
-    """Requires one of these rights on the message's table."""
+    """Require one of these rights on the message's table."""
     return Demand(_TABLE_NAME, lambda caller, named, stream_table: caller.check(one_of, named.table or stream_table))
 
 
@@ -45,7 +45,7 @@ TO_CREATE = Demand(
 TO_LIST = Demand(None, lambda caller, _named, _: caller.check(Right.READ))
 """The right to read at least one table; the reply omits tables that the caller may not read."""
 TO_SEE_FIGURES = Demand(_TABLE_NAME, lambda caller, named, _: caller.check(Right.READ, named.table or None))
-"""The right to read the named table, or at least one if none is named; the reply omits tables that it may not read."""
+"""The right to read the named table or, if none is named, at least one; the reply omits all unreadable tables."""
 TO_ADMINISTER_ALL = Demand(None, lambda caller, _named, _: caller.check_on_all(Right.ADMIN))
 """The right to administer all tables, even if there are none."""
 
@@ -62,7 +62,7 @@ TO_LEARN = Demand(only(replay_pb2.LearnRequest, "table", "update"), _check_learn
 
 
 def to_copy(most: int) -> Demand:
-    """Requires the right to administer the series and each named table (at most ``most``), or all if none is named."""
+    """Require the right to administer the series and the named tables (at most ``most``), or all if none is named."""
 
     def check(caller: Caller, request: replay_pb2.CheckpointRequest, _: str) -> None:
         if len(request.tables) > most:
@@ -86,7 +86,7 @@ def series_of(request: replay_pb2.CheckpointRequest, caller: Caller) -> str:
 def check_series(caller: Caller, series: str, tables: Iterable[str] = ()) -> None:
     """Refuse a series of checkpoints if the caller may not administer all tables in it.
 
-    The name requires the same right as a table's, so callers cannot take over each other's names.
+    The caller also needs this right on a table with the name of the series, so callers cannot take each other's names.
     """
     what = f"series {series!r}, which takes it on a table of that name, and on all tables in the series"
     if series == PERIODIC_SERIES:

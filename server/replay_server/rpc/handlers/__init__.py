@@ -1,1 +1,1 @@
-"""Handlers of all RPCs: check fields, call tables, build messages."""
+"""Handlers of all RPCs. They check fields, call tables and build replies."""

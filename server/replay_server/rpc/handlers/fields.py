@@ -32,7 +32,7 @@ _LARGEST_FINITE = float(np.finfo(np.float64).max)
 MAX_AHEAD = 1 << 20
 """Limit on batches in flight: far above realistic values, and small enough that their sum cannot overflow."""
 MAX_BATCHES = 256
-"""Maximum batches per message, where 0 counts as 1: they are drawn together while other callers wait."""
+"""Maximum batches per request: other callers wait while they are drawn."""
 
 
 def table_uid(value: bytes, *, required: bool = False) -> bytes:
@@ -62,8 +62,8 @@ def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
 
     Args:
         value: the bytes received.
-        count: expected number.
-        limit: the backend's largest priority.
+        count: expected number of priorities.
+        limit: largest priority that the backend accepts.
     """
     if len(value) != 8 * count:
         raise FieldError("priorities", f"float64[{count}]: {8 * count} bytes", f"{len(value)} bytes")
@@ -88,7 +88,7 @@ def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
 
 
 def at_least(field: str, least: int, value: int, where: str = "") -> int:
-    """Check a lower limit; refusals add ``where`` to it."""
+    """Check that a number is at least ``least``; a refusal adds ``where`` to this condition."""
     if value < least:
         raise FieldError(field, f"at least {least}{where}", str(value))
     return value
@@ -109,7 +109,7 @@ def draw(value: replay_pb2.Draw) -> Draw:
 
 
 def insert_wait_s(insertion: replay_pb2.Insertion) -> float | None:
-    """Time limit in seconds for an insert's wait; None: as long as its call lasts."""
+    """Maximum time in seconds that an insert may wait; None: as long as its call lasts."""
     return wait_s(insertion.wait_s) if insertion.HasField("wait_s") else None
 
 

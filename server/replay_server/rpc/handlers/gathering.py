@@ -18,8 +18,8 @@ from replay_server.rpc.call import Call
 from replay_server.table.table import Table
 
 INLINE_BYTES = 1 << 22
-"""Bytes gathered on the event loop, in about 0.3 ms; larger gathers use a worker thread, whose round trip blocks the
-loop for 0.1 ms."""
+"""Maximum bytes gathered on the event loop, which takes about 0.3 ms. More are gathered in a worker thread; handing over
+to it and back blocks the loop for 0.1 ms."""
 _ATTEMPTS_BESIDE = 3
 """Maximum attempts in a worker thread. If inserts overwrite the rows each time, they are gathered on the event loop."""
 
@@ -37,8 +37,8 @@ async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool
 
     Args:
         call: the call to answer.
-        catalog: the tables, whose calls share the budget.
-        size: of the reply, in bytes.
+        catalog: has the budget, which all calls share.
+        size: size of the reply in bytes.
         rows: number of rows.
 
     Returns:
@@ -74,9 +74,9 @@ async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int)
     """Build a reply with rows of a table.
 
     Args:
-        table: where the rows are.
-        choose: chooses keys (int64[n] per batch) and the rest of the reply. If rows are overwritten during the gather,
-            it is called again, and the result of the last call is used.
+        table: the table of the rows.
+        choose: returns the keys (int64[n] per batch) and the rest of the reply. If rows are overwritten while they are
+            gathered, it is called again, and only the last result is used.
         rows: maximum number of rows.
 
     Returns:

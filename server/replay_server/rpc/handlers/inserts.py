@@ -30,7 +30,7 @@ class InsertHandlers:
         return replay_pb2.InsertResponse(keys=[_key_range(keys)], table_uid=table.uid).SerializeToString()
 
     async def write(self, request: Framed[replay_pb2.WriteRequest], call: Call) -> bytes:
-        """Add rows, for a writer's stream."""
+        """Add rows from a writer's stream."""
         head, stream = request.head, call.stream
         name = stream.constant("table", head.table)
         uid = stream.constant("table_uid", fields.table_uid(head.table_uid))

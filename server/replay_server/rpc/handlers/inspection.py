@@ -17,7 +17,7 @@ from replay_server.table.inspection import Ranked, look, rank
 from replay_server.table.table import Table
 
 _AGES = 257
-"""Number of ages: both ends, and a resolution of 1/256 between them."""
+"""Maximum number of ages in a reply: 256 equal steps from the newest row to the oldest."""
 
 
 class InspectionHandler:

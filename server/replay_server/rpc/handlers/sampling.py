@@ -24,7 +24,7 @@ Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
 
 
 class _Wanted(NamedTuple):
-    """The draws of a request."""
+    """What a request asks to draw."""
 
     table: str
     uid: bytes
@@ -91,7 +91,7 @@ class SamplingHandlers:
         return replay_pb2.UpdatePrioritiesResponse(result=result).SerializeToString()
 
     async def learn(self, request: Framed[replay_pb2.LearnRequest], call: Call) -> bytes:
-        """Set priorities and draw batches, for a learner's stream."""
+        """Set priorities, then draw batches, on a learner's stream."""
         message = request.head
         name = call.stream.constant("table", message.table)
         uid = call.stream.constant("table_uid", fields.table_uid(message.table_uid))
@@ -141,7 +141,7 @@ class SamplingHandlers:
         return self._same_host and table.draws.copyable and hmac.compare_digest(same_host.nonce, table.directory.nonce)
 
     def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
-        """Whether a draw replaces an admitted and counted one whose rows the caller could not copy."""
+        """Whether a draw replaces an earlier one, already counted, whose rows the caller could not copy in time."""
         return same_host.overtaken and table.size > 0 and self._may_copy(table, same_host)
 
     async def _admit(self, call: Call, wanted: _Wanted) -> Table:
@@ -167,7 +167,7 @@ class SamplingHandlers:
             raise
 
     async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, *, copies: bool) -> bytes:
-        """Build the reply, without rows if the caller ``copies`` them. Statistics count only the returned rows."""
+        """Draw and build the reply, without rows if the caller ``copies`` them. Retried draws count once."""
         resets = table.resets
         points = table.draws.choose_points(wanted.draw, wanted.batches)
         drawn: list[DrawnBatch] = []

@@ -35,7 +35,7 @@ class TableHandlers:
     """Handlers of RPCs on whole tables."""
 
     def __init__(self, catalog: Catalog, *, socket: Path | None) -> None:
-        """Serve these tables; descriptions tell clients on this host the ``socket``, if any, and the tables' paths."""
+        """Serve these tables. With a ``socket``, descriptions include its path and the path of the table's files."""
         self._catalog = catalog
         self._socket = socket
 
@@ -75,6 +75,6 @@ class TableHandlers:
         return replay_pb2.ResetTableResponse(removed=removed).SerializeToString()
 
     def _describe(self, table: Table, caller: Caller) -> replay_pb2.TableDescription:
-        """Describe a table; discloses the path of its files to callers that may read it."""
+        """Describe a table; include the path of its files only if the caller may read the table."""
         is_offered = table.draws.copyable and caller.may(Right.READ, table.name)
         return describe(table, socket=self._socket if is_offered else None)

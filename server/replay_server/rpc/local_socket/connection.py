@@ -33,7 +33,7 @@ _QUEUED_BYTES: Final = 4 << 20
 _JOINED_BYTES: Final = 1 << 16
 """Contents up to this size are sent together with their head; longer ones are sent separately."""
 _IN_A_ROW: Final = 8
-"""Queued requests of one client answered before others get a turn."""
+"""Maximum requests of one client that are answered before requests of other clients."""
 
 
 class Admitted(NamedTuple):
@@ -45,7 +45,7 @@ class Admitted(NamedTuple):
 
 
 class LocalConnection(asyncio.Protocol):
-    """See the module. All methods run on the event loop."""
+    """A connection, see the module. All methods run on the event loop."""
 
     def __init__(self, host: LocalSocket) -> None:
         self._host = host

@@ -16,14 +16,14 @@ T = TypeVar("T")
 def start(work: Coroutine[Any, Any, T]) -> T | asyncio.Task[T]:
     """Run a coroutine until it first waits.
 
-    Until then there is no current task, so the coroutine must not use `asyncio.timeout` or `asyncio.current_task`
-    before it waits.
+    Before it first waits, the coroutine must not use `asyncio.timeout` or `asyncio.current_task`, because it is not yet
+    in a task.
 
     Returns:
-        Its result, or a task that runs the rest.
+        The coroutine's result or, if it has to wait, a task that runs the rest.
 
     Raises:
-        Exception: what the coroutine raised.
+        Exception: whatever the coroutine raises.
     """
     try:
         awaited = work.send(None)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 SOCKET_NAME: Final = ".socket"
 """Name in the tables' folder; not a valid table name."""
 METHODS: Final = ("Learn", "Sample", "UpdatePriorities")
-"""Supported methods: those of a learner step."""
+"""Supported methods; a learner needs no others for a step."""
 MOST_SILENT: Final = 64
 """Maximum connections without a hello. Clients send it immediately, so there are never many."""
 _PRIVATE: Final = 0o600
@@ -53,7 +53,7 @@ class LocalSocket:
         authenticator: Authenticator,
         streams: OpenStreams,
     ) -> None:
-        """Create the socket without listening yet. ``endpoints`` are by method name."""
+        """Create the socket without listening yet; ``endpoints`` maps method names to endpoints."""
         self.streams = streams
         self._catalog = catalog
         self._endpoints = endpoints

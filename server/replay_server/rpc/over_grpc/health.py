@@ -1,6 +1,6 @@
-"""gRPC's health service. It requires no token, and therefore reads no requests.
+"""gRPC's health service, which requires no token.
 
-Its reply is the same for every service name, so requests are not even received.
+The reply is the same for every request, so the content of requests, which may come from anyone, is never received.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _NETWORK_HEADER: Final = 0xFFF00000
 """SKF_NET_OFF: the offset of the IP header in classic BPF."""
 _Options = list[tuple[str, int]]
 Credentials = Callable[[], grpc.ServerCredentials]
-"""Creates credentials: gRPC supports dynamic ones for one server only."""
+"""Creates credentials for one gRPC server: several servers cannot share credentials that are reloaded."""
 
 
 class Lanes:
@@ -107,7 +107,7 @@ _INSTRUCTION: Final = struct.Struct("=HBBI")
 
 
 def _program(lanes: int) -> Iterator[bytes]:
-    """Classic BPF: the client's IPv4 address, or its IPv6 network of 64 bits, modulo the number of lanes."""
+    """Classic BPF instructions: the client's IPv4 address, or its IPv6 /64 network, modulo the number of lanes."""
     make = _INSTRUCTION.pack
     yield make(0x30, 0, 0, _NETWORK_HEADER)  # ldb [0]: version and length of the header
     yield make(0x74, 0, 0, 4)  # rsh #4

@@ -80,7 +80,7 @@ async def _answer_each(endpoint: AnyEndpoint, caller: Caller, context: Context) 
 
 
 class _Reader:
-    """Reads a stream. Other tasks may end it, but not during a reply: then its status could not be sent."""
+    """Reads a stream, which other tasks may end. It ends only between replies, so that its status can be sent."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -95,7 +95,7 @@ class _Reader:
             self._task.cancel()
 
     async def read(self) -> object:
-        """Read the next message; the result is not bytes at the end of the stream.
+        """Return the next message as bytes; at the end of the stream, return a value of another type.
 
         Raises:
             RequestError: the refusal passed to `end`.

@@ -1,7 +1,7 @@
 """gRPC's reflection service, restricted to valid callers and small requests.
 
-gRPC has one size limit per server, and ours allows for rows. Reflection would parse such large requests on the event
-loop.
+gRPC has one size limit for all services of a server, and ours is large enough for rows. Reflection would parse requests
+of this size on the event loop.
 """
 
 from __future__ import annotations
