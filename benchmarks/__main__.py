@@ -40,7 +40,10 @@ def backend_section(rows: tuple[int, ...]) -> Section:
             ]
             for result in results
         ],
-        notes=["Medians with the 10th and 90th percentile. An insert writes new rows and clears as many old ones."],
+        notes=[
+            "Medians, with the 10th and 90th percentiles in parentheses. An insert writes new rows and clears the same "
+            "number of old ones."
+        ],
     )
 
 

@@ -42,8 +42,8 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
         header=[
             "backend",
             *(f"{capacity:,} rows, us" for capacity in CAPACITIES),
-            "10^7 over 10^5",
-            f"over sum_tree at {middle:,}",
+            f"ratio, {largest:,} to {smallest:,} rows",
+            f"ratio to sum_tree, {middle:,} rows",
         ],
         rows=[
             [
@@ -56,7 +56,7 @@ def measure(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
         ],
         notes=[
             f"{rounds} rounds with windows of {window_s:g} s; the tables take turns, each in its own server. "
-            "Ratios are of medians, with the smallest and largest ratio of a round in parentheses."
+            "Ratios are ratios of medians, with the smallest and largest ratio of a round in parentheses."
         ],
     )
 

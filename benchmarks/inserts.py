@@ -64,9 +64,9 @@ def measure(workload: Workload, rounds: int = ROUNDS, window_s: float = WINDOW_S
         command=f"python -m benchmarks.inserts {workload.name}",
         header=["figure", "value"],
         rows=[
-            ["time of `append`, us per row, bursts", spread(appends)],
-            ["rows per second arriving", spread(arriving)],
-            ["MB per second arriving", f"{bytes_per_s / 1e6:.0f}"],
+            ["time of `append` in short bursts, us per row", spread(appends)],
+            ["rows arriving per second", spread(arriving)],
+            ["MB arriving per second", f"{bytes_per_s / 1e6:.0f}"],
         ],
     )
 

@@ -116,7 +116,7 @@ def measure(workload: Workload, peers: Path, rounds: int = ROUNDS, window_s: flo
     return Section(
         title=f"Learner step, {workload.name}: batches of {workload.batch_size}, capacity {workload.capacity}",
         command=f"python -m benchmarks.learner_step {workload.name}",
-        header=["contestant", "us per step", *(f"over {other}" for other in others)],
+        header=["contestant", "us per step", *(f"ratio to {other}" for other in others)],
         rows=rows,
         notes=[f"{rounds} rounds with windows of {window_s:g} s; the contestants take turns."],
         times_us=times,

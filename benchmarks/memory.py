@@ -69,9 +69,9 @@ def measure(steps: int = STEPS) -> Section:
         header=[
             "backend",
             "empty server, MB",
-            "full table over it, MB",
-            "bytes per row beyond 1.02 x payload",
-            "the same after the steps",
+            "added by the full table, MB",
+            "bytes per row, less 1.02 x payload",
+            "after the steps: bytes per row, less 1.02 x payload",
             "growth from step 10,000 to the end, MB",
         ],
         rows=[measure_backend(backend, steps) for backend in ("sum_tree", "rank")],

@@ -102,7 +102,7 @@ def _section(times: Times, all_rows: Sequence[int], rounds: int, window_s: float
             "contestant",
             "step",
             *(f"us per step, {rows:,} rows" for rows in all_rows),
-            f"growth from {first:,} to {last:,}",
+            f"ratio, {last:,} to {first:,} rows",
         ],
         rows=[
             [
@@ -115,9 +115,9 @@ def _section(times: Times, all_rows: Sequence[int], rounds: int, window_s: float
             for name, by_rows in contestants.items()
         ],
         notes=[
-            f"Rows of {CARTPOLE.row_bytes} bytes; draw by priority, look at the batch, set its priorities. "
-            f"The service through a sampler with prefetch {PREFETCH}, the others "
-            "(`benchmarks/notebook_buffers.py`) in the learner's process. "
+            f"With rows of {CARTPOLE.row_bytes} bytes, each step draws by priority, reads the batch and updates its "
+            f"priorities. The learner uses the service through a sampler with prefetch {PREFETCH}; the other buffers "
+            "(`benchmarks/notebook_buffers.py`) run in the learner's process. "
             f"{rounds} rounds with windows of {window_s:g} s; the contestants take turns."
         ],
         picture=PICTURE,

@@ -79,12 +79,12 @@ def write_document(path: Path, sections: Sequence[Section]) -> None:
         "# Benchmarks",
         "",
         machine(),
-        "The machine is shared, and its speed drifts by half from hour to hour: trust the ratios within a table more "
-        "than absolute times. Figures are medians, followed by minimum and maximum in parentheses.",
+        "The machine is shared, and its speed changes by up to half from hour to hour: trust the ratios within a table "
+        "more than absolute times. Figures are medians, followed by minimum and maximum in parentheses.",
         "",
-        "`make bench` runs all benchmarks and writes this page; with `ARGS=--quick` it takes a few minutes, "
-        "with windows of 1 s.",
-        "`benchmarks/peers/install.sh` installs the peers first, where possible.",
+        "`make bench` runs all benchmarks and writes this page. With `ARGS=--quick`, it measures in windows of 1 s and "
+        "takes a few minutes.",
+        "To include cpprb and Reverb, run `benchmarks/peers/install.sh` first.",
         "",
         f"![Time per learner step]({picture.name})",
         "",
