@@ -18,8 +18,8 @@ from replay_server.rpc.call import Call
 from replay_server.table.table import Table
 
 INLINE_BYTES = 1 << 22
-"""Maximum bytes gathered on the event loop, which takes about 0.3 ms. More are gathered in a worker thread; handing over
-to it and back blocks the loop for 0.1 ms."""
+"""Maximum bytes gathered on the event loop, which takes about 0.3 ms. More are gathered in a worker thread; switching
+there and back blocks the loop for 0.1 ms."""
 _ATTEMPTS_BESIDE = 3
 """Maximum attempts in a worker thread. If inserts overwrite the rows each time, they are gathered on the event loop."""
 
