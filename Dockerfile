@@ -29,7 +29,7 @@ RUN touch README.md \
 
 # The project with its compiled kernels. Numba discards a compiled kernel if the timestamp of its source has changed.
 # Layers store only whole seconds, so all files get a round date. The image's cache belongs to root, so the service
-# works on a copy in its user's cache. On another type of CPU, it compiles the kernels again there.
+# copies it to its user's cache. On another type of CPU, it compiles the kernels again into that copy.
 FROM service-dependencies AS application
 COPY . .
 RUN pip install --quiet --no-deps --no-compile --target /opt/replay/application . \
@@ -43,7 +43,7 @@ COPY --from=application /var/cache/numba /var/cache/numba
 COPY docker/healthcheck.py /opt/replay/
 USER replay
 WORKDIR /data
-# It listens for other machines, so it requires tokens, client certificates or --insecure: see docs/security.md.
+# The server listens on all interfaces, so it requires tokens, client certificates or --insecure: see docs/security.md.
 ENV REPLAY_SERVER_HOST=0.0.0.0
 EXPOSE 50051
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s CMD ["python", "/opt/replay/healthcheck.py", "localhost:50051"]

@@ -8,12 +8,12 @@ AUDIT_VENV := .venv-audit
 KILLS := 500
 N := 1000000
 MINUTES := 30
-# With ARGS, pytest may select no timed tests, or only timed ones. It then exits with status 5.
+# With ARGS, one of the two pytest runs of `make test` may select no tests, and then exits with status 5.
 MAY_END_WITH := $(if $(ARGS),5,0)
 PINNED := --constraint constraints.txt --build-constraint constraints.txt
 
 # The first step of a test run compiles the kernels once, so that the workers do not all compile them at the same time.
-# The test of a first start compiles all kernels, and the other tests reuse them.
+# The test of a server's first start compiles all kernels, and the other tests reuse them.
 FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
@@ -76,17 +76,17 @@ soak: $(VENV)/.installed  ## Keep a server under mixed load for MINUTES, write d
 bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# The stamp is written once the environment is complete. Python compiles modules when they are first imported, which is
-# faster than compiling a gigabyte of them now. One pip serves all environments, because installing pip takes longer than
-# installing their packages.
+# The file .installed is written when the environment is complete. Python compiles modules when they are first imported,
+# which is faster than compiling a gigabyte of them now. The pip in .venv installs into all environments, because
+# installing pip in each of them would take longer than installing their packages.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --upgrade pip
 	$(BIN)/pip install --quiet --no-compile $(PINNED) --editable '.[server,cli,agent]' --group dev --group integrations
 	touch $@
 
-# Compiles the modules that the tests import once, instead of in every worker at the same time. Errors are ignored here:
-# the test run reports them.
+# Imports all test modules once, so that Python does not compile them in every worker at the same time. The test run
+# reports errors, so they are ignored here.
 $(VENV)/.imported: $(VENV)/.installed
 	$(BIN)/pytest --collect-only --quiet --quiet >/dev/null || true
 	touch $@

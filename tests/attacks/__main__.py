@@ -37,7 +37,7 @@ def main(*, report: Path | None = None, seconds: float = 6.0, only: str = "") ->
         chosen = [kind for kind in kinds if only in kind.name]
         outcomes = [best_round(kind, seconds, ALONE_S) for kind in track(chosen, description=group)]
         alone = all_of([outcome.alone for outcome in outcomes])
-        lines = [line_of("nothing", alone, 0.0), *(outcome.line() for outcome in outcomes)]
+        lines = [line_of("no attack", alone, 0.0), *(outcome.line() for outcome in outcomes)]
         for name, *figures in (HEADS, *lines):
             print(f"{name:70}", *(f"{figure:>10}" for figure in figures))
         if report is not None:

@@ -48,7 +48,7 @@ class OnLearner(Attack):
 class HeldReports(OnLearner):
     """Starts calls without a token and never sends their bodies."""
 
-    name = "learner: 64 calls without a body"
+    name = "learner: 64 calls that never send a body"
     calls = 64
 
     def act(self, target: Target) -> None:
@@ -62,7 +62,7 @@ class HeldReports(OnLearner):
 class LearnerBombs(OnLearner, GzipBombs):
     """Sends reports that decompress to a thousand times their size."""
 
-    name = "learner: gzip bombs of 1 MB on the wire"
+    name = "learner: 6 gzip bombs of 1 MB on the wire each, repeatedly"
     method = f"{LEARNER}/Report"
 
     def prepare(self, arena: Arena) -> None:
@@ -80,7 +80,7 @@ class LearnerReset(OnLearner, RapidReset):
 class LearnerRefusedCalls(OnLearner, RefusedCalls):
     """Makes as many calls without a token as the connection allows."""
 
-    name = "learner: calls without a token, as fast as one connection takes them"
+    name = "learner: calls without a token, as many as one connection allows"
     path = f"{LEARNER}/Report"
     message = learner_pb2.ReportRequest(actor_id=1, run_id="x").SerializeToString()
 
@@ -88,7 +88,7 @@ class LearnerRefusedCalls(OnLearner, RefusedCalls):
 class ForgedNames(OnLearner):
     """Joins with a name that contains a newline and escapes, to forge log lines and control the terminal."""
 
-    name = "learner: a name with a newline and escapes"
+    name = "learner: an actor's name with a newline and escape sequences"
 
     def act(self, target: Target) -> None:
         with target.channel() as channel:
@@ -104,7 +104,7 @@ class ForgedNames(OnLearner):
 class ManyEpisodes(OnLearner):
     """Reports two million episodes in one message, with huge, infinite and NaN returns."""
 
-    name = "learner: reports of 2 million episodes, returns of 1e300, inf and NaN"
+    name = "learner: reports of 2 million episodes with returns of 1e300, inf and NaN"
     most_mb = 100.0
     returns = (1e300, math.inf, math.nan)
 

@@ -35,7 +35,7 @@ def become_nobody() -> None:
 class PlantedInMemory(Attack):
     """Plants fake tables of a killed server, which are hard to sweep, in the memory directory."""
 
-    name = "planted folders in the memory directory: 1,500 levels deep, a link, a pipe for a lock"
+    name = "folders planted in the memory directory: 1,500 levels deep, a link, a pipe as lock file"
 
     def prepare(self, arena: Arena) -> None:
         self.memory = _shared_folder(arena)
@@ -79,7 +79,7 @@ class PlantedInMemory(Attack):
 class PlantedDataDirectory(Attack):
     """Creates the data directory before the server does, with links to another user's files."""
 
-    name = "a data directory that another user made, with links"
+    name = "a data directory created by another user, with links"
 
     def prepare(self, arena: Arena) -> None:
         self.data = _shared_folder(arena) / "data"
@@ -105,7 +105,7 @@ class PlantedDataDirectory(Attack):
 class EmbeddedServer(OnLearner):
     """Calls the server that another user's trainer started for itself, which listens on the loopback address."""
 
-    name = "calls to the replay server of another user's trainer"
+    name = "calls to the replay server that another user's trainer started"
 
     def prepare(self, arena: Arena) -> None:
         super().prepare(arena)

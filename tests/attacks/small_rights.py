@@ -43,7 +43,7 @@ _CALLERS_MB: Final = 300.0
 class AnothersSeries(Attack):
     """Writes checkpoints of its own table into another user's series, keeping only the last one."""
 
-    name = "checkpoints of a table of one's own in another's series, keep=1"
+    name = "checkpoints of the attacker's table in another user's series, with keep=1"
     most_mb = _CALLERS_MB
 
     def prepare(self, arena: Arena) -> None:
@@ -63,7 +63,7 @@ class AnothersSeries(Attack):
 class CheckpointsOfNoTables(Attack):
     """Requests a checkpoint of all tables on a server without tables, with a write-only token."""
 
-    name = "checkpoints, and a list of them, by a token for writing where there are no tables"
+    name = "creating and listing checkpoints with a write-only token, on a server without tables"
     setup = Setup(has_tables=False)
 
     def prepare(self, arena: Arena) -> None:
@@ -87,7 +87,7 @@ class CheckpointsOfNoTables(Attack):
 class NamesInARefusal(Attack):
     """Requests a checkpoint of all tables, to learn their names from the refusal."""
 
-    name = "a checkpoint of all tables, for the names in its refusal"
+    name = "a checkpoint of all tables, to learn their names from the refusal"
 
     def act(self, target: Target) -> None:
         with target.channel() as channel:
@@ -100,7 +100,7 @@ class NamesInARefusal(Attack):
 class Overtaken(Attack):
     """Claims that its rows were overwritten before it copied them, so the rate limiter does not count its draws."""
 
-    name = "draws that claim to stand in for overtaken ones"
+    name = "draws that falsely claim to replace draws of overwritten rows"
     allowed = 30
 
     def prepare(self, arena: Arena) -> None:
@@ -125,7 +125,7 @@ class Overtaken(Attack):
 class EmptyColumns(Attack):
     """Requests a table with 20 million empty columns, without the right to create tables."""
 
-    name = "CreateTable of 20 million empty columns"
+    name = "CreateTable with 20 million empty columns"
     most_mb = _CALLERS_MB
 
     def act(self, target: Target) -> None:
@@ -138,7 +138,7 @@ class EmptyColumns(Attack):
 class UnreadAnswers(Attack):
     """Requests thirty batches of 100 MB, and reads no reply."""
 
-    name = "30 Samples of 100 MB, their answers never read"
+    name = "30 Sample calls for 100 MB each, with replies that are never read"
     setup = Setup(flags=("--max-outgoing-mb", "400"))
     most_mb = _CALLERS_MB
     calls = 30
@@ -163,7 +163,7 @@ class UnreadAnswers(Attack):
 class ManyRows(Attack):
     """Draws the maximum number of rows per call."""
 
-    name = "Samples of 4 million rows, or as many as are allowed"
+    name = "Sample calls for 4 million rows, or as many as allowed"
     most_mb = _CALLERS_MB
     rows = 1 << 22
     capacity = 1 << 20
@@ -202,7 +202,7 @@ class ManyRows(Attack):
 class ManyRead(ManyRows):
     """Reads the maximum number of rows per call."""
 
-    name = "Reads of 4 million keys, or as many as are allowed"
+    name = "Read calls for 4 million keys, or as many as allowed"
 
     def _request(self, rows: int) -> Message:
         return replay_pb2.ReadRequest(table=f"{MINE}many", keys=self._keys(rows).tobytes())
@@ -211,7 +211,7 @@ class ManyRead(ManyRows):
 class ManyUpdated(ManyRows):
     """Sets the maximum number of priorities per call."""
 
-    name = "UpdatePriorities of 4 million keys, or as many as are allowed"
+    name = "UpdatePriorities calls with 4 million keys, or as many as allowed"
 
     def _request(self, rows: int) -> Message:
         keys = self._keys(rows)
@@ -222,7 +222,7 @@ class ManyUpdated(ManyRows):
 class ManyLearned(ManyRows):
     """Requests the maximum number of batches on a stream."""
 
-    name = "Learn of 1,024 batches of 4,096 rows, or as many as are allowed"
+    name = "Learn calls for 1,024 batches of 4,096 rows, or as many as allowed"
     batch_size = 4096
 
     def _request(self, rows: int) -> Message:
@@ -242,7 +242,7 @@ class ManyLearned(ManyRows):
 class WaitForEver(Attack):
     """Makes 16,384 draws that wait for rows that never arrive. Another caller's draw must still be able to wait."""
 
-    name = "16,384 draws that wait for ever"
+    name = "16,384 draws that wait forever"
     most_mb = _CALLERS_MB
     most = 16_384
     per_connection = 100
@@ -285,7 +285,7 @@ class WaitForEver(Attack):
 class ImpossibleDraw(Attack):
     """Waits for more rows than a queue can hold. Later draws must not wait forever."""
 
-    name = "a draw of more rows than a queue can hold, that waits for ever"
+    name = "a draw that waits forever for more rows than the queue can hold"
 
     def prepare(self, arena: Arena) -> None:
         arena.mine("queue", capacity=10, backend="fifo")
@@ -305,7 +305,7 @@ class ImpossibleDraw(Attack):
 class ManyDescriptors(Attack):
     """Creates tables with 512 columns (one file each) until the server runs out of descriptors."""
 
-    name = "tables of 512 columns"
+    name = "tables with 512 columns each"
     setup = Setup(descriptors=1200)
     most_mb = _CALLERS_MB
 
@@ -328,7 +328,7 @@ class DiskFullOfSeries(Attack):
     The server must start again on that disk.
     """
 
-    name = "checkpoints of ever new series until the disk is full"
+    name = "checkpoints in new series until the disk is full"
     setup = Setup(disk_mb=24)
     least_s = 2.0
     most_mb = _CALLERS_MB
@@ -353,7 +353,7 @@ class DiskFullOfSeries(Attack):
 class DiskFullOfTables(DiskFullOfSeries):
     """Creates tables and fills them until the disk is full. The server must start again on that disk."""
 
-    name = "tables until the disk is full"
+    name = "new tables until the disk is full"
 
     def act(self, target: Target) -> None:
         with target.channel() as channel:
@@ -370,7 +370,7 @@ class DiskFullOfTables(DiskFullOfSeries):
 class TakenAwayWhileItWaits(Attack):
     """Waits for rows, and keeps waiting after its token is removed."""
 
-    name = "a draw that waits while its token is taken away"
+    name = "a draw that waits while its token is removed"
     least_s = 2.0
 
     def prepare(self, arena: Arena) -> None:
@@ -395,7 +395,7 @@ class TakenAwayWhileItWaits(Attack):
 class TokensGone(Attack):
     """Keeps calling after the token file was emptied. This removes the bystander's token, too."""
 
-    name = "a token after the file of tokens was emptied"
+    name = "a token used after the token file was emptied"
 
     def prepare(self, arena: Arena) -> None:
         arena.mine("kept", capacity=10)
@@ -426,7 +426,7 @@ class TokensGone(Attack):
 class TokensRemoved(TokensGone):
     """Keeps calling after the token file was deleted."""
 
-    name = "a token after the file of tokens was removed"
+    name = "a token used after the token file was deleted"
 
     def meanwhile(self, arena: Arena) -> None:
         arena.tokens.unlink()
@@ -435,7 +435,7 @@ class TokensRemoved(TokensGone):
 class ExpiredCertificate(Attack):
     """Connects until its certificate has expired, and then resumes a TLS session without showing a certificate."""
 
-    name = "an expired certificate, over a TLS session from before"
+    name = "an expired certificate, with a TLS session resumed from before it expired"
     setup = Setup(flags=("--max-connection-s", "2"), needs_certificates=True)
     least_s = 8.0
     most_mb = _CALLERS_MB
@@ -478,7 +478,7 @@ class ExpiredCertificate(Attack):
 class TokensReplaced(TokensGone):
     """Keeps calling after its token was replaced in the file without changing the file's size and mtime."""
 
-    name = "a token after another of its length took its place at the same time of change"
+    name = "a token used after another of equal length replaced it without changing the file's mtime"
 
     def meanwhile(self, arena: Arena) -> None:
         before = arena.tokens.stat()
@@ -490,7 +490,7 @@ class TokensReplaced(TokensGone):
 class FullRankTable(Attack):
     """Creates and fills the largest ranked table that the server allows. Its index is larger than its rows."""
 
-    name = "a ranked table as large as --max-bytes 40MB allows, filled"
+    name = "the largest ranked table that --max-bytes 40MB allows, filled"
     setup = Setup(flags=("--max-bytes", "40MB"))
     most_mb = 40.0
     least_s = 2.0
@@ -518,7 +518,7 @@ class FullRankTable(Attack):
 class FreshWriters(Attack):
     """Inserts under a new writer's id each time."""
 
-    name = "inserts, each of another writer"
+    name = "inserts, each by a new writer"
 
     def prepare(self, arena: Arena) -> None:
         arena.mine("written", capacity=1000)
@@ -539,7 +539,7 @@ class FreshWriters(Attack):
 class BadNames(Attack):
     """Creates tables and checkpoints with names that traverse paths or mislead readers."""
 
-    name = "names with /, .., NUL, newline, U+202E, or of 129 characters"
+    name = "names with /, .., NUL, newline or U+202E, and names of 129 characters"
     names = ("/../../x", "/x", "\0", "\n", "\u202e", "x" * (129 - len(MINE)))
 
     def prepare(self, arena: Arena) -> None:
@@ -573,7 +573,7 @@ class HugeCapacity(Attack):
 class StoppedSampler(Attack):
     """Draws batches on a stream, and is stopped by SIGSTOP meanwhile."""
 
-    name = "a sampler that is stopped"
+    name = "a sampler that is stopped by SIGSTOP"
     most_mb = _CALLERS_MB
 
     def prepare(self, arena: Arena) -> None:

@@ -52,7 +52,7 @@ class Stranger(Attack):
 class BusyPrograms(Stranger):
     """Uses the attackers' CPU time without an attack, as a baseline."""
 
-    name = "two programs that burn the attackers' processors, and do not attack"
+    name = "control: two programs that load the attackers' CPU cores without attacking"
     processes = 2
 
     def act(self, target: Target) -> None:
@@ -63,7 +63,7 @@ class BusyPrograms(Stranger):
 class GzipBombs(Stranger):
     """Sends messages that decompress to a thousand times their size, six at a time."""
 
-    name = "6 gzip bombs of 1 MB on the wire, again and again"
+    name = "6 gzip bombs of 1 MB on the wire each, repeatedly"
     method = f"{SERVICE}/Insert"
     unpacked_mb = 960
 
@@ -83,7 +83,7 @@ class GzipBombs(Stranger):
 class LargeBodies(Stranger):
     """Sends messages of 400 MB, four at a time, as fast as the server accepts them."""
 
-    name = "4 messages of 400 MB at a time"
+    name = "4 messages of 400 MB each, in parallel"
     processes = 2
     size_mb = 400
     held_back = 0
@@ -110,7 +110,7 @@ class LargeBodies(Stranger):
 class HeldBodies(LargeBodies):
     """Sends all but the last byte of a message, and waits."""
 
-    name = "3 messages of 1 GB, held one byte short"
+    name = "3 messages of 1 GB, each with its last byte withheld"
     processes = 1
     size_mb = 1023
     held_back = 1
@@ -146,7 +146,7 @@ class HalfHellosUntilNoDescriptorIsLeft(Stranger):
     A token is revoked meanwhile, which must still take effect. Afterwards, new connections must work again.
     """
 
-    name = "connections held with half a ClientHello, up to the limit of descriptors"
+    name = "connections that send half a ClientHello and stay open, until no descriptors are left"
     setup = Setup(descriptors=200)
     least_s = 4.0
 
@@ -191,7 +191,7 @@ def hold_half_hellos(target: Target, most: int) -> None:
 class GarbageHandshakes(Stranger):
     """Connects, sends something other than TLS, and disconnects."""
 
-    name = "garbage in place of TLS handshakes"
+    name = "connections that send garbage instead of a TLS handshake"
     processes = 2
 
     def act(self, target: Target) -> None:
@@ -204,7 +204,7 @@ class GarbageHandshakes(Stranger):
 class HalfHellos(GarbageHandshakes):
     """Repeatedly sends the first half of a TLS ClientHello and disconnects."""
 
-    name = "half a ClientHello, again and again"
+    name = "connections that send half a ClientHello and close, repeatedly"
 
     def act(self, target: Target) -> None:
         half = client_hello()[:120]
@@ -236,7 +236,7 @@ def client_hello() -> bytes:
 class RefusedCalls(Stranger):
     """Makes as many calls without a token as the connection allows."""
 
-    name = "calls without a token, as fast as one connection takes them"
+    name = "calls without a token, as many as one connection allows"
     path = f"{SERVICE}/Sample"
     message = replay_pb2.SampleRequest(table=THEIRS, draw=replay_pb2.Draw(batch_size=256)).SerializeToString()
     metadata: tuple[tuple[str, str], ...] = ()
@@ -262,7 +262,7 @@ class RefusedCalls(Stranger):
 class HealthCalls(RefusedCalls):
     """Calls the health service, which requires no token."""
 
-    name = "calls of the health service"
+    name = "calls to the health service"
     path = "/grpc.health.v1.Health/Check"
     message = b""
 
@@ -270,7 +270,7 @@ class HealthCalls(RefusedCalls):
 class ReflectionCalls(RefusedCalls):
     """Calls the reflection service, which requires no token."""
 
-    name = "calls of the reflection service"
+    name = "calls to the reflection service"
     path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     message = reflection_pb2.ServerReflectionRequest(
         file_containing_symbol="replay.v1.ReplayService"
@@ -288,7 +288,7 @@ class Metadata(RefusedCalls):
 class Pings(Stranger):
     """Floods a connection with pings."""
 
-    name = "pings"
+    name = "a flood of pings"
 
     def act(self, target: Target) -> None:
         self._flood(target, b"", PingFrame(0, b"12345678").serialize() * 1000)
@@ -304,7 +304,7 @@ class Pings(Stranger):
 class EmptyFrames(Pings):
     """Starts a call, and floods it with empty frames (CVE-2019-9518)."""
 
-    name = "empty frames"
+    name = "a flood of empty frames"
 
     def act(self, target: Target) -> None:
         begun = opening(1, header_block(f"{SERVICE}/Write")).serialize()
@@ -331,7 +331,7 @@ class SilentConnections(Stranger):
 class HeldHalfHellos(Stranger):
     """Opens connections with half a ClientHello each. At the maximum, the server accepts no new connections."""
 
-    name = "3,000 connections held with half a ClientHello"
+    name = "3,000 connections that send half a ClientHello and stay open"
 
     def prepare(self, arena: Arena) -> None:
         arena.bystander.newcomers(False)
@@ -346,7 +346,7 @@ class HeldHalfHellos(Stranger):
 class DeafConnections(SilentConnections):
     """Opens connections, starts calls on them, and then responds to nothing, not even to pings."""
 
-    name = "1,000 connections that answer no ping"
+    name = "1,000 connections that do not answer pings"
     setup = Setup(flags=("--keepalive-s", "0.5"))
     most = 1000
 
@@ -363,7 +363,7 @@ class DeafConnections(SilentConnections):
 class WatchStreams(Stranger):
     """Opens streams that watch the server's health, and keeps them open."""
 
-    name = "20,000 streams that watch the health"
+    name = "20,000 streams that watch the server's health"
     most = 20_000
     message = health_pb2.HealthCheckRequest().SerializeToString()
 
