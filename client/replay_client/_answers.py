@@ -23,18 +23,18 @@ class AnswerReader:
     """Decodes replies about one table. Thread-safe."""
 
     def __init__(self, schema: Schema, mapped: MappedRows | None) -> None:
-        """``mapped`` copies the rows that a reply omits."""
+        """``mapped`` copies rows from the server's files; None: every reply contains its rows."""
         self.mapped = mapped
         self._schema = schema
         self._buffers = ColumnBuffers(schema)
 
     def sampled(self, answer: bytes) -> Batch | None:
-        """The batch in a reply to Sample; None if inserts overtook the copy of its rows."""
+        """Decode the batch in a reply to Sample; return None if inserts overwrote its rows during the copy."""
         head, rows = split_message(replay_pb2.SampleResponse, answer)
         return self._batch(head.batch, rows)
 
     def learned(self, answer: bytes) -> tuple[replay_pb2.UpdateResult, list[Batch | None]]:
-        """The update's result and the batches in a reply on a Learn stream; see `sampled`."""
+        """Decode a reply to Learn: the result of the update, and the batches as returned by `sampled`."""
         head, rows = split_message(replay_pb2.LearnResponse, answer)
         batches, start = [], 0
         for message in head.batches:
@@ -44,7 +44,7 @@ class AnswerReader:
         return head.update, batches
 
     def read(self, answer: bytes) -> Rows:
-        """The rows in a reply to Read."""
+        """Decode the rows in a reply to Read."""
         head, rows = split_message(replay_pb2.ReadResponse, answer)
         keys = _own(head.keys, "<i8")
         return Rows(
@@ -80,7 +80,7 @@ class AnswerReader:
         """Copy received columns for the caller, because gRPC's memory is read-only and unaligned.
 
         Raises:
-            InternalServerError: the reply does not match the schema or the number of rows.
+            InternalServerError: the reply's size does not match the schema and the number of rows.
         """
         row_bytes = self._schema.row_bytes
         if len(rows) != row_count * row_bytes:

@@ -1,4 +1,4 @@
-"""Results of calls: batches, rows by key, and outcomes of updates.
+"""Results of calls: batches, rows read by key, and outcomes of updates.
 
 Arrays are writable, aligned and owned by the caller. Once all of a batch's arrays are freed, their memory is reused.
 """
@@ -24,7 +24,7 @@ class Drawn(Columns[T_co]):
     columns: Mapping[str, T_co]
     """By column, in the order of the schema: ``dtype[batch, *shape]``."""
     probabilities: T_co
-    """float64[batch]: mass of each row over the total mass; times the batch size: its expected number of draws."""
+    """float64[batch]: mass of each row divided by the total mass."""
     weights: T_co
     """float32[batch]: (size * probability) ** -beta, normalized by `weight_norm` (Schaul et al. 2016, section 3.4)."""
     beta: float
@@ -56,7 +56,7 @@ class Rows(Columns[NDArray[Any]]):
     columns: Mapping[str, NDArray[Any]]
     """By column, in the order of the schema: ``dtype[n, *shape]``."""
     priorities: NDArray[np.float64]
-    """float64[n]: before any exponent."""
+    """float64[n]: priority of each row, without the exponent."""
     streams: NDArray[np.uint64]
     """uint64[n]: the stream of experience of each row; 0 if not given."""
     episodes: NDArray[np.uint64]

@@ -6,9 +6,9 @@
 The first call fails quickly if there is no server (`wait_for_server_s`). Later calls wait up to `timeout_s` for a
 restarting server. Threads may share a client, but processes may not: after a fork it raises `ForkedError`.
 
-Clients and tables can be pickled and copied; they reconnect on first use. Tokens are not pickled: a client created with
-one reads REPLAY_TOKEN in the receiving process, and raises `UnauthenticatedError` if it is not set. TLS files are
-pickled as paths.
+Clients and tables can be pickled and copied; they reconnect on first use. Tokens are not pickled: if the client had
+one, its copy in another process reads REPLAY_TOKEN, and raises `UnauthenticatedError` if that is not set. TLS files
+are pickled as paths.
 
 Any call to the server may raise `ReplayError`; methods list only more specific errors.
 """
@@ -116,25 +116,24 @@ class ReplayClient:
             columns: dtype and shape of every column, by name; nested observations are ``obs/name``
                 (`replay_client.spaces.columns_from_space` derives them from a Gymnasium space).
             capacity: maximum number of rows; at most 2,000,000,000 with ``"rank"``.
-            backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
-                whose draws remove the oldest rows, and whose inserts wait when it is full.
+            backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue, where
+                draws remove the oldest rows, and inserts wait while it is full.
             seed: makes draws reproducible for the same operations in the same order.
             if_exists: what to do with an existing table: ``"open"`` it with its rows, ``"reset"`` it, or raise an
-                ``"error"``. None opens it, too, but logs a warning if it has rows. The reset is a separate call: if
-                two callers reset, the later one also removes rows that the earlier one has inserted since.
+                ``"error"``. None also opens it, but logs a warning if it has rows. The reset is a separate call: if
+                two callers reset, the later reset also removes rows that the earlier caller has inserted since.
             min_size: number of rows required before draws are allowed.
-            samples_per_insert: average number of draws per row. From `min_size` rows on, draws and inserts wait for
-                each other to maintain it.
-            error_buffer: allowed deviation in samples, or a pair with the smallest and largest difference, as in
-                Reverb's ``SampleToInsertRatio``; required with `samples_per_insert`. Prefetched batches count as
-                drawn.
-            **parameters: of the backend; None means the default. ``sum_tree``: `alpha` (0.6),
+            samples_per_insert: average number of draws per row. Once the table has `min_size` rows, draws and inserts
+                wait for each other to maintain this ratio.
+            error_buffer: allowed deviation from that ratio, in samples, or a pair of bounds, as in Reverb's
+                ``SampleToInsertRatio``; required with `samples_per_insert`. Prefetched batches count as drawn.
+            **parameters: parameters of the backend; None means the default. ``sum_tree``: `alpha` (0.6),
                 `epsilon` (1e-6), `max_priority` (none). ``rank``: `alpha` (0.6). ``fifo``: `max_times_sampled` (1).
 
         Raises:
             TableExistsError: the table exists with another config, or exists and `if_exists` is ``"error"``.
-            ResourceExhaustedError: the table would be too large, or exceed the number of tables.
-            InvalidArgumentError: for an invalid config.
+            ResourceExhaustedError: the table would be too large, or there are too many tables.
+            InvalidArgumentError: the config is invalid.
         """
         try:
             limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
@@ -206,17 +205,17 @@ class ReplayClient:
         keep: int | None = None,
         timeout_s: float | None = None,
     ) -> Checkpoint:
-        """Have the server write a checkpoint, a consistent copy of tables, while it keeps serving.
+        """Have the server write a checkpoint: a consistent copy of tables. It keeps serving other calls.
 
-        The call is not retried if the server goes away.
+        This call is not retried if the server goes away.
 
         Args:
             tables: names of the tables; empty: all.
             series: prefix of the checkpoint's name, followed by a number. None: "checkpoint" or, with a token
                 restricted to some tables, the name of the first table.
             keep: checkpoints to keep in the series, including this one; None: the server's setting.
-            timeout_s: time limit in seconds, after which the server still finishes; None: the client's default;
-                `math.inf`: forever.
+            timeout_s: time limit in seconds; None: the client's default; `math.inf`: forever. The server finishes the
+                checkpoint even after that.
 
         Raises:
             CheckpointsOffError: the server has no --checkpoint-dir.

@@ -1,4 +1,4 @@
-"""Options of a draw, validated and converted to protobuf."""
+"""Validates the options of a draw and converts them to protobuf."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from replay_client.errors import InvalidArgumentError
 V = TypeVar("V")
 
 WeightNorm = Literal["batch", "table"]
-"""Normalize importance-sampling weights by the largest in the batch, or that of the least probable live row."""
+"""Divide importance-sampling weights by the largest weight in the batch, or in the whole table."""
 DrawMode = Literal["stratified", "independent"]
-"""One draw from each of `batch_size` equal segments of the mass (Schaul et al. 2016, section 3.3), or independent."""
+"""One draw from each of `batch_size` equal segments of the mass (Schaul et al. 2016, 3.3), or independent draws."""
 
 _WEIGHT_NORMS: Final[Mapping[str, replay_pb2.WeightNorm.ValueType]] = {
     "batch": replay_pb2.WEIGHT_NORM_BATCH,
@@ -40,10 +40,10 @@ def draw_of(
     draw_mode: DrawMode = "stratified",
     wait_s: float = 0.0,
 ) -> replay_pb2.Draw:
-    """A draw as a message; see `Table.sample`.
+    """Build the message for a draw; see `Table.sample` for the arguments.
 
     Raises:
-        InvalidArgumentError: for an unknown name, or something that is not a number or out of range.
+        InvalidArgumentError: a name is unknown, or a value is not a number or is out of range.
     """
     return replay_pb2.Draw(
         batch_size=checked_count("batch_size", batch_size),
@@ -55,7 +55,7 @@ def draw_of(
 
 
 def beta_for(backend: str, beta: float | None) -> float:
-    """The exponent of the weights, optional for backends whose weights are always 1.
+    """Return the exponent of the weights. It is optional if the backend's weights are always 1.
 
     Raises:
         InvalidArgumentError: ``beta`` is required but missing.
@@ -86,7 +86,7 @@ def checked_beta(beta: float) -> float:
     """Check the exponent of the weights.
 
     Raises:
-        InvalidArgumentError: for anything but one finite number of at least 0.
+        InvalidArgumentError: it is not a finite number of at least 0.
     """
     try:
         if np.ndim(beta) == 0 and math.isfinite(beta) and beta >= 0:

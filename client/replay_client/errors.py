@@ -3,12 +3,12 @@
     try:
         sampler.update_priorities(batch, priorities)
     except TableReplacedError:
-        table = client.create_table(...)      # it was dropped and recreated
+        table = client.table("cartpole")      # open the new table with the same name
 
-All are subclasses of `ReplayError`, with the status code, reason and metadata from the server (the
-`google.rpc.ErrorInfo` of the domain "replay.v1"). If Python has a matching type, they are subclasses of it, too:
-`InvalidArgumentError` is a `ValueError`, `DeadlineExceededError` a `TimeoutError`. Two of them are defined in
-`replay_proto.errors`, because client and server both raise them.
+All are subclasses of `ReplayError`, and have the status code, reason and metadata that the server sent (as a
+`google.rpc.ErrorInfo` of the domain "replay.v1"). Some are also subclasses of Python's own types:
+`InvalidArgumentError` is a `ValueError`, `DeadlineExceededError` a `TimeoutError`. Both `ReplayError` and
+`InvalidArgumentError` are defined in `replay_proto.errors`, because client and server raise them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class TableEmptyError(ReplayError):
 class LimitedError(ReplayError):
     """The table's rate limiter or queue does not allow this now. Pass a `timeout_s` to wait.
 
-    ``metadata`` has ``waited_for`` (``rows``, ``samples``, ``inserts`` or ``room``) and the progress, ``have`` of
-    ``needed``, as decimal integers.
+    In ``metadata``, ``waited_for`` says what is missing (``rows``, ``samples``, ``inserts`` or ``room``), and ``have``
+    and ``needed`` say how many there are and how many are needed, as decimal integers.
     """
 
 
@@ -84,7 +84,7 @@ class ServerUnavailableError(ReplayError, ConnectionError):
 
 
 class UnauthenticatedError(ReplayError, PermissionError):
-    """The server requires a token, and the one sent is missing, invalid or expired."""
+    """The server requires a token, and the call has none, or an invalid or expired one."""
 
     default_code = grpc.StatusCode.UNAUTHENTICATED
 
@@ -94,7 +94,7 @@ class PermissionDeniedError(ReplayError, PermissionError):
 
 
 class InternalServerError(ReplayError):
-    """An internal error of the server, which logged it, or an invalid reply."""
+    """The server failed and logged the error, or its reply is invalid."""
 
     default_code = grpc.StatusCode.INTERNAL
 
@@ -195,8 +195,8 @@ def from_rpc_error(error: grpc.RpcError, address: str) -> ReplayError:
     """Convert the error of a failed call.
 
     Args:
-        error: from the synchronous gRPC API, where it is also the call.
-        address: the server's.
+        error: raised by gRPC's synchronous API, where the error is also the call object.
+        address: the server's address.
     """
     try:
         status = rpc_status.from_call(error)
@@ -214,7 +214,7 @@ def from_status(status: status_pb2.Status) -> ReplayError:
 
 
 def _of_transport(code: grpc.StatusCode, detail: str, address: str) -> ReplayError:
-    """The exception for a status from gRPC itself, with gRPC's text in ``detail`` and in a note."""
+    """Convert a status from gRPC itself, and add gRPC's text to the metadata and as a note."""
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _cut_off(detail)
     saying = _SAYINGS.get(code, "failed with {code}").format(code=code.name)
@@ -233,7 +233,7 @@ def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInf
 
 
 def _cut_off(message: str) -> ResourceExhaustedError:
-    """The size limit that gRPC enforces, reported like the server's own limits."""
+    """Convert an error about gRPC's size limit, so that it looks like one about the server's own limits."""
     setting = "max_request_mb of the server"
     return ResourceExhaustedError(
         f"bytes of a request: gRPC rejected it as far beyond the limit ({setting}): {message}",
@@ -243,7 +243,7 @@ def _cut_off(message: str) -> ResourceExhaustedError:
 
 
 def _error_info(status: status_pb2.Status | None) -> error_details_pb2.ErrorInfo | None:
-    """The service's ErrorInfo; None if the failure came from elsewhere."""
+    """Return the service's ErrorInfo; None if the status does not come from the service."""
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == ERROR_DOMAIN:

@@ -6,13 +6,13 @@
     td_errors = step(params, batch)                       # a jitted function accepts it, and is compiled once
     sampler.update_priorities(batch, abs(td_errors))
 
-The leaves are all values per row: the columns, the keys, and probabilities and weights, or priorities. So an operation
-on all leaves (a slice, a permutation, stacking batches) also applies to the keys. By default, JAX truncates integers to
-32 bits, but keys need 64. So the leaf of the keys stores their halves as ``uint32[n, 2]``, and `row_keys` is a `Wide`,
-which `update_priorities` and `numpy.asarray` convert back.
+The leaves are the values that each row has: columns, keys, probabilities and weights. So an operation on all leaves (a
+slice, a permutation, stacking batches) also applies to the keys. By default, JAX truncates integers to 32 bits, but
+keys have 64. So the leaf of the keys stores each key as two halves, ``uint32[n, 2]``, and `row_keys` is a `Wide`, which
+`update_priorities` and `numpy.asarray` convert back.
 
-Values per batch (`beta`, `size`, `inserted`, ...) are not leaves. Inside traced functions, and in their results, they
-are None.
+Values of the whole batch (`beta`, `size`, `inserted`, ...) are not leaves. Inside traced functions, and in their
+results, they are None.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HALF: Final = np.dtype("<u4")
 
 
 class Wide:
-    """64-bit integers in halves that JAX does not truncate; ``np.asarray(wide)`` converts them back."""
+    """64-bit integers, split into halves that JAX does not truncate. ``np.asarray(wide)`` converts them back."""
 
     def __init__(self, halves: Any, dtype: np.dtype[Any]) -> None:
         """``halves`` is uint32[n, 2] of any library, the lower half first; ``dtype`` is int64 or uint64."""
@@ -40,10 +40,10 @@ class Wide:
         self.dtype = dtype
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """The integers.
+        """Convert the halves back to integers.
 
         Raises:
-            TypeError: an operation on the leaves left no valid halves.
+            TypeError: an operation on the leaves made the halves invalid.
         """
         if not self.is_whole:
             raise TypeError("these keys were changed by arithmetic; pass the batch as drawn")
@@ -62,13 +62,13 @@ class Wide:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Flattening of a type: its columns, then these attributes."""
+    """How a type is flattened: its columns first, then these attributes."""
 
     made: type[Any]
     plain: tuple[str, ...]
-    """Leaves as they are."""
+    """Attributes that become leaves unchanged."""
     wide: Mapping[str, str]
-    """Attributes with 64-bit integers, stored as halves, and their dtypes."""
+    """Dtypes of the attributes with 64-bit integers, which are split into halves."""
     facts: tuple[str, ...] = ()
     """Attributes with one value per batch."""
 
@@ -85,7 +85,7 @@ _KINDS: Final = (
 
 
 class _Structure:
-    """The static part. JAX compiles once per distinct structure, so values per batch are not compared."""
+    """The static part. JAX compiles once per distinct structure, so values of the whole batch are not compared."""
 
     def __init__(self, names: tuple[str, ...], facts: Mapping[str, Any]) -> None:
         self.names = names
@@ -117,14 +117,14 @@ def _put_together(kind: _Kind, structure: _Structure, given: Iterable[Any]) -> A
 
 
 def _halves(values: Any) -> Any:
-    """The leaf of 64-bit integers."""
+    """Split 64-bit integers into halves, as a leaf."""
     if isinstance(values, Wide):
         return values.halves
     return np.ascontiguousarray(values)[..., None].view(_HALF)
 
 
 def _whole(leaf: Any, dtype: np.dtype[Any]) -> Any:
-    """The integers of a leaf; for a NumPy array, converted immediately."""
+    """Return the integers of a leaf: an array if the leaf is a NumPy array, otherwise a `Wide`."""
     wide = Wide(leaf, dtype)
     return np.asarray(wide) if isinstance(leaf, np.ndarray) and wide.is_whole else wide
 

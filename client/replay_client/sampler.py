@@ -6,14 +6,14 @@
             sampler.update_priorities(batch, td_errors)
             sampler.beta = schedule(step)
 
-Each `next()` sends one request, including earlier updates, and returns the oldest batch in flight. With ``prefetch=p``,
-a batch was requested ``p - 1`` steps before it is returned, so it misses the last ``p - 1`` updates. In exchange, the
-learner never waits for the network. With ``prefetch=1``, every batch reflects all earlier updates. With ``prefetch`` of
-8 or more, one message requests several batches and carries their updates; the bound is still ``p - 1``. Batches in
-flight count as drawn for a rate limiter, and have been removed from a queue, even if they are never used.
+Each `next()` sends a request and all earlier updates, and returns the oldest batch in flight. With ``prefetch=p``, each
+batch is requested ``p - 1`` steps in advance, so it misses the last ``p - 1`` updates. In exchange, the learner does
+not wait for the network. With ``prefetch=1``, every batch reflects all earlier updates. With a ``prefetch`` of 8 or
+more, one message requests several batches and carries several updates; a batch still misses at most ``p - 1`` updates.
+A rate limiter counts batches in flight as drawn, even if they are never used. In a queue, their rows are already gone.
 
-When the connection breaks, the sampler reconnects and repeats unanswered requests: their updates set the same
-priorities again, and their batches are drawn anew.
+When the connection breaks, the sampler reconnects and repeats unanswered requests. Repeated updates set the same
+priorities again, and the batches are drawn anew.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MESSAGES_IN_FLIGHT: Final = 4
 _MOST_TOGETHER: Final = 64
 """Maximum batches per message: the server handles no other call while it draws them."""
 UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
-"""Updates wait for the next request, unless they reach this many rows, the maximum of one message."""
+"""Updates are kept until the next request, or until they have this many rows, the maximum of one message."""
 
 
 @dataclass(kw_only=True)
@@ -73,14 +73,14 @@ class Sampler:
     ) -> None:
         """Created by `Table.sampler`; the first `next()` opens the stream.
 
-        ``draw_over_wire`` replaces a batch whose rows were overwritten before they were copied; ``open_around`` opens a
-        stream that bypasses gRPC, if available.
+        ``draw_over_wire`` draws a replacement for a batch if its rows were overwritten before they were copied.
+        ``open_around`` opens a stream that bypasses gRPC, if available.
         """
         self.prefetch = prefetch
         self.updated = 0
-        """Rows updated, over all acknowledged updates."""
+        """Number of rows updated so far, according to the server's replies."""
         self.stale = 0
-        """Stale keys, over all acknowledged updates."""
+        """Number of stale keys so far, according to the server's replies."""
         self._draw = draw
         self._reader = reader
         self._draw_over_wire = draw_over_wire
@@ -101,7 +101,7 @@ class Sampler:
 
     @property
     def beta(self) -> float:
-        """Exponent of the weights for future requests; `Batch.beta` is that of a batch."""
+        """Exponent of the weights in future requests; `Batch.beta` is the exponent used for a batch."""
         return self._draw.beta
 
     @beta.setter
@@ -113,7 +113,7 @@ class Sampler:
 
     @property
     def prefetch(self) -> int:
-        """Batches in flight while `next()` waits; can be set, at least 1."""
+        """Batches in flight while `next()` waits, at least 1; can be changed."""
         return self._prefetch
 
     @prefetch.setter
@@ -128,7 +128,7 @@ class Sampler:
 
     @property
     def unacknowledged(self) -> int:
-        """Messages with unacknowledged updates; unsent updates count as one."""
+        """Number of messages with unacknowledged updates; unsent updates count as one message."""
         with self._stream.changed:
             return bool(self._keys) + sum(exchange.has_update for exchange in self._stream.pending)
 
@@ -143,17 +143,17 @@ class Sampler:
         return self
 
     def __next__(self) -> Batch:
-        """Request a batch, sending earlier updates, and return the oldest one in flight.
+        """Send updates and a request for another batch, and return the oldest batch in flight.
 
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
             TableEmptyError: the table has no rows, and `timeout_s` is 0.
             LimitedError: the rate limiter or queue does not allow a batch, and `timeout_s` is 0.
-            DeadlineExceededError: for `timeout_s` seconds, the table was empty, or its limiter or queue allowed no
-                batch.
+            DeadlineExceededError: the table stayed empty, or its limiter or queue allowed no batch, for `timeout_s`
+                seconds.
             TableResetError: the table was reset during the wait. Calling again continues.
             ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
-            ReplayError: the server refused for another reason.
+            ReplayError: the server refused the request for another reason.
         """
         self._check_usable()
         most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // self._draw.batch_size)
@@ -167,12 +167,12 @@ class Sampler:
         return self._batches.popleft()
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
-        """Update priorities; they are sent with the request of the next `next()`, or by `flush`.
+        """Update priorities. The next call of `next()` or `flush` sends them.
 
         Args:
             batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
-            priorities: finite absolute TD errors float64[n]; an array, or a tensor on any device (waits for the
-                device).
+            priorities: finite absolute TD errors float64[n]: an array or a tensor. If the tensor is on another device,
+                the call waits for that device.
 
         Raises:
             InvalidArgumentError: for anything else.
@@ -191,7 +191,7 @@ class Sampler:
             self._send(0)
 
     def deadline(self, timeout_s: float | None) -> float:
-        """Convert a time limit to a deadline by `time.monotonic`; see `flush`."""
+        """Convert the time limit of a `flush` to a deadline on the clock `time.monotonic`."""
         return self._connection.deadline("timeout_s", timeout_s)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
@@ -246,7 +246,7 @@ class Sampler:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close. After an error in the block, only close: its updates may be incomplete."""
+        """Flush and close. After an error in the block, only close, because the updates may be incomplete."""
         if error is None:
             self.close()
         else:

@@ -61,11 +61,11 @@ class Tls:
         """Read the environment variables; see the module.
 
         Args:
-            prefix: of the variables.
-            environment: the variables (default: those of this process).
+            prefix: prefix of the variables' names.
+            environment: the variables (default: this process's environment).
 
         Returns:
-            None without TLS.
+            The settings; None: no TLS.
 
         Raises:
             InvalidArgumentError: the variables contradict each other.
@@ -78,7 +78,7 @@ class Tls:
         return cls(**given) if switch in _ON or any(given.values()) else None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Credentials for a gRPC channel.
+        """Read the files and return credentials for a gRPC channel.
 
         Raises:
             InvalidArgumentError: a file cannot be read.
@@ -103,7 +103,7 @@ def open_channel(address: str, tls: Tls | None, options: Sequence[tuple[str, obj
 
 
 def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Metadata that authenticates a call.
+    """Return the metadata that authenticates a call.
 
     Raises:
         InvalidArgumentError: the token is malformed; the message does not show it.

@@ -28,7 +28,7 @@ from replay_client._rows.checks import nested_items
 from replay_client.errors import InvalidArgumentError
 
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-"""Spaces whose values are single arrays with the space's dtype and shape."""
+"""Spaces in which each value is one array with the space's dtype and shape."""
 
 
 def columns_from_space(space: gymnasium.Space[Any], name: str) -> dict[str, Column]:
@@ -39,10 +39,10 @@ def columns_from_space(space: gymnasium.Space[Any], name: str) -> dict[str, Colu
         name: name of the column, or prefix of nested ones.
 
     Returns:
-        By name, in the order of the space.
+        Columns by name, in the order of the space.
 
     Raises:
-        InvalidArgumentError: for a space whose values have no fixed dtype and shape, such as Text or Sequence.
+        InvalidArgumentError: values of the space have no fixed dtype and shape, as in Text or Sequence.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts: Mapping[Any, Any] | tuple[Any, ...] = space.spaces
@@ -65,10 +65,10 @@ def flatten_value(name: str, value: Any) -> dict[str, Any]:
 
     Args:
         name: as given to `columns_from_space`.
-        value: from one step of an environment, or stacked over many.
+        value: from one step of an environment, or stacked values from many steps.
 
     Returns:
-        By column; values that are not nested use ``name`` itself.
+        Arrays by column; a value that is not nested becomes the column ``name``.
     """
     if not isinstance(value, Mapping | tuple):
         return {name: value}

@@ -5,9 +5,9 @@
     batch = table.sample(256, beta=0.4)
     result = table.update_priorities(batch, td_errors)
 
-These are single calls, each a round trip; `writer` and `sampler` stream in the background. If a table is dropped and
-created again with the same name, it is a different table: calls raise `TableReplacedError`, and `ReplayClient.table`
-opens the new one. Any call may raise `ReplayError`; methods list only more specific errors.
+Each of these calls is a round trip to the server; `writer` and `sampler` instead stream in the background. If a table
+is dropped and created again with the same name, it is a different table: calls raise `TableReplacedError`, and
+`ReplayClient.table` opens the new one. Any call may raise `ReplayError`; methods list only more specific errors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ READ_BYTES: Final = 32 << 20
 """Maximum bytes of rows per reply: larger reads are split."""
 _ANSWER_MARGIN_S: Final = 2.0
 """Added to the client's time limit, so that the server times out first and reports the cause.
-Without a server, a call takes this much longer than its time limit."""
+If the server is gone, a call may take this much longer than its time limit."""
 
 
 class Table:
@@ -60,13 +60,13 @@ class Table:
         created: bool = False,
         data_path: DataPath | None = None,
     ) -> None:
-        """Created by `ReplayClient`; ``data_path`` defaults to the link's shortcuts."""
+        """Created by `ReplayClient`; ``data_path`` replaces the shortcuts that the link finds."""
         self.created: Final = created
         """Whether `ReplayClient.create_table` created the table; False if it already existed."""
         self.name: Final = description.name
-        """Unique on the server."""
+        """Name of the table, unique on the server."""
         self.uid: Final = description.uid
-        """16 random bytes that distinguish this table from earlier ones with its name."""
+        """16 random bytes that distinguish this table from earlier tables with the same name."""
         self.schema: Final = description.schema
         """Columns by name, in storage order."""
         self.capacity: Final = description.capacity
@@ -120,11 +120,11 @@ class Table:
     ) -> NDArray[np.int64]:
         """Insert rows exactly once, even if the server goes away during the call.
 
-        More than 4 MiB of rows, or more rows than the ring's slack, are split into several requests, each of which is
-        atomic. Inserts from several threads do not wait for each other.
+        Large inserts, for instance of more than 4 MiB, are split into several requests, each of which is atomic.
+        Inserts from several threads do not wait for each other.
 
         Args:
-            rows: by column, ``[n, *shape]``; a nested observation as a mapping or a tuple.
+            rows: values by column, ``[n, *shape]``; nested observations are mappings or tuples.
             priorities: absolute TD errors float64[n]; None: the largest live priority.
             timeout_s: seconds that each request waits for the rate limiter, for room in a queue, or for an
                 unreachable server. None: the client's default; `math.inf`: forever; 0: do not wait for the table,
@@ -135,14 +135,13 @@ class Table:
 
         Raises:
             InvalidArgumentError: the rows do not match the table, or the time limit is invalid.
-            LimitedError: the rate limiter or a full queue does not allow it, and `timeout_s` is 0.
+            LimitedError: the rate limiter or a full queue does not allow the insert, and `timeout_s` is 0.
             TableReplacedError: the table was dropped, and another one has its name.
             ResourceExhaustedError: a limit was exceeded, or the server's disk is full.
             DeadlineExceededError: timed out. If ``metadata`` has ``waited_for``, the rate limiter or queue did not
-                allow it in time, and nothing was inserted.
+                allow the insert in time, and nothing was inserted. Otherwise, the rows may have been inserted.
             TableResetError: the table was reset during the wait; nothing was inserted.
-            ReplayError: after a `ServerUnavailableError`, or a `DeadlineExceededError` without
-                ``waited_for``, the rows may have been inserted.
+            ServerUnavailableError: the server was unreachable; the rows may have been inserted.
         """
         self._connection.check_usable()
         columns, row_count = checked_rows(self.schema, rows)
@@ -198,11 +197,11 @@ class Table:
 
         Args:
             batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
-            priorities: finite absolute TD errors float64[n]; an array, or a tensor on any device (waits for the
-                device).
+            priorities: finite absolute TD errors float64[n]: an array or a tensor. If the tensor is on another device,
+                the call waits for that device.
 
         Returns:
-            Number of distinct rows updated (per call, if split), and of stale keys.
+            Number of distinct rows updated, and of stale keys. If the update is split, a row counts once per call.
 
         Raises:
             InvalidArgumentError: for anything else.
@@ -223,7 +222,7 @@ class Table:
     def read(self, batch_or_keys: BatchOrKeys) -> Rows:
         """Read live rows by key.
 
-        More than 8192 rows, or 32 MiB, are split into several calls. Between these, rows may be evicted and priorities
+        More than 8192 rows or 32 MiB are read in several calls. Between these calls, rows may be evicted and priorities
         may change.
 
         Args:
@@ -233,7 +232,7 @@ class Table:
             The live rows in the requested order; `Rows.row_keys` has their keys.
 
         Raises:
-            InvalidArgumentError: for another dtype or shape.
+            InvalidArgumentError: the keys have another dtype or shape.
             TableReplacedError: the table was dropped, and another one has its name.
         """
         keys = checked_keys(batch_or_keys)
@@ -252,7 +251,7 @@ class Table:
 
         Args:
             block_rows: rows per message; None: up to 1024 rows or 1 MiB.
-            max_blocks_in_flight: unacknowledged blocks before `append` blocks, 1 to 16.
+            max_blocks_in_flight: number of unacknowledged blocks, 1 to 16, at which `append` waits.
             max_delay_s: seconds that a row may wait for its block to fill.
             reconnect_timeout_s: seconds to retry an unreachable server. None: the client's default; 0: do not retry;
                 `math.inf`: forever.
@@ -319,9 +318,9 @@ class Table:
             weight_norm: as for `sample`.
             draw_mode: as for `sample`.
             prefetch: batches in flight; 1: no prefetching. A draw misses the last ``prefetch - 1`` updates.
-            timeout_s: seconds that a batch waits while the table is empty, or its rate limiter or queue does not
-                allow it. 0: do not wait; None: the client's default; `math.inf`: forever. Prefetched batches count
-                as drawn for the limiter.
+            timeout_s: seconds to wait for a batch while the table is empty, or its rate limiter or queue does not
+                allow the draw. 0: do not wait; None: the client's default; `math.inf`: forever. Prefetched batches
+                count as drawn for the limiter.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `writer`.
             device: prefetch batches as tensors on this device (needs torch); a draw misses the last ``prefetch``
                 updates. None: batches are NumPy arrays.
@@ -350,7 +349,7 @@ class Table:
     def describe(self) -> TableDescription:
         """Fetch the current description, including row counts.
 
-        The lookup is by name; compare `TableDescription.uid` to detect another table.
+        The table is looked up by name; compare `TableDescription.uid` to detect that it was replaced.
 
         Raises:
             TableNotFoundError: the table was dropped.
@@ -369,7 +368,7 @@ class Table:
         return Stats.from_proto(response).tables[self.name]
 
     def inspect(self) -> Inspection:
-        """Fetch the distribution of the rows. Takes up to a few tenths of a second without stalling other callers.
+        """Fetch the distribution of the rows. This takes up to a few tenths of a second, but other calls do not wait.
 
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
@@ -379,7 +378,7 @@ class Table:
         return Inspection.from_proto(response)
 
     def reset(self) -> int:
-        """Remove all rows. Keys continue counting.
+        """Remove all rows. Keys of new rows continue the sequence.
 
         The call is not retried if the server goes away, because a second reset would remove newer rows.
 
@@ -431,7 +430,7 @@ class Table:
         return self._reader.sampled(answer)
 
     def _call_limits(self, wait_s: float) -> tuple[float, float]:
-        """Time limit of a call that may wait ``wait_s`` for the table, and the margin for its reply, in seconds."""
+        """Return the time limit of a call that may wait ``wait_s`` for the table, and the margin, in seconds."""
         return (wait_s, _ANSWER_MARGIN_S) if wait_s else (self._connection.timeout_s, 0.0)
 
     def _call(
@@ -455,7 +454,7 @@ class Table:
     def _insert_part(
         self, columns: Mapping[str, Array], priorities: NDArray[np.float64] | None, wait_s: float
     ) -> list[NDArray[np.int64]]:
-        """Insert rows in one request; return their keys as ranges."""
+        """Insert rows in one request, and return the ranges of their keys."""
         with self._insert_ids.lend() as insert_id:
             try:
                 return self._insert_as(insert_id, columns, priorities, wait_s)
@@ -491,7 +490,7 @@ class Table:
 
 
 def drop_table(connection: Connection, name: str, uid: bytes) -> None:
-    """Drop a table; an empty uid matches any table with the name. Not retried: it might drop a newer table.
+    """Drop a table; an empty uid matches any table with the name. Never retried: a retry might drop a newer table.
 
     Raises:
         TableNotFoundError: the table does not exist.
@@ -502,5 +501,5 @@ def drop_table(connection: Connection, name: str, uid: bytes) -> None:
 
 
 def _parts(count: int, most: int) -> list[slice]:
-    """Split ``count`` items into slices of at most ``most``; at least one slice."""
+    """Split ``count`` items into slices of at most ``most`` items; no items give one empty slice."""
     return [slice(start, min(start + most, count)) for start in range(0, count, most)] or [slice(0, 0)]

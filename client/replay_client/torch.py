@@ -8,14 +8,14 @@
     sampler.update_priorities(batch, td_errors)
 
 On the CPU, tensors share the memory of the batch's arrays. For a CUDA device, columns are copied through pinned memory,
-which overlaps with computation on the device.
+so the copy overlaps with computation on the device.
 
     with table.sampler(256, beta=0.4, device="cuda") as sampler:
         for tensors in sampler:                                   # already on the device
             sampler.update_priorities(tensors, td_errors)         # a tensor or an array
 
-This does the same in a thread, one batch ahead of the learner. A `TensorBatch` is a mapping of its columns, so
-``TensorDict(tensors, batch_size=tensors.batch_size).unflatten_keys("/")`` works.
+A sampler with a ``device`` makes these copies in a background thread, one batch ahead of the learner. A `TensorBatch`
+is a mapping of its columns, so ``TensorDict(tensors, batch_size=tensors.batch_size).unflatten_keys("/")`` works.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Device = torch.device | str
 """A device, or its name."""
 
 _AHEAD: Final = 1
-"""Batches prefetched to the device. One is enough to hide the copy; each further one delays updates more."""
+"""Batches prefetched to the device. One is enough to hide the copy; more would delay updates further."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TensorBatch(Drawn[torch.Tensor]):
-    """A `Batch` as tensors on a device; keys are still a NumPy array."""
+    """A `Batch` as tensors on a device; the keys remain a NumPy array."""
 
 
 def to_torch(batch: Batch, device: Device = "cpu") -> TensorBatch:
@@ -58,8 +58,8 @@ def to_torch(batch: Batch, device: Device = "cpu") -> TensorBatch:
         device: the device.
 
     Returns:
-        Tensors. On the CPU they are views of the batch's arrays; elsewhere the copy may still be running, ordered by
-        the device's current stream.
+        Tensors. On the CPU, they are views of the batch's arrays. On other devices, the copy may still be running in
+        the current stream.
     """
     target = torch.device(device)
     moved = {
@@ -83,11 +83,11 @@ def _on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Computed:
-    """Priorities on a device other than the CPU."""
+    """Priorities on a device other than the CPU, which may still be computing them."""
 
     values: torch.Tensor
     done: torch.cuda.Event | None
-    """Signals that the values are ready; None: reading them waits."""
+    """Signals that the values are ready; None: reading the values waits for the device."""
 
 
 class TensorSampler:
@@ -127,7 +127,7 @@ class TensorSampler:
 
     @property
     def prefetch(self) -> int:
-        """Batches in flight while the thread waits; can be set, at least 1."""
+        """Batches in flight while the thread waits, at least 1; can be changed."""
         return self._sampler.prefetch
 
     @prefetch.setter
@@ -142,12 +142,12 @@ class TensorSampler:
 
     @property
     def updated(self) -> int:
-        """Rows updated, over all acknowledged updates."""
+        """Number of rows updated so far, according to the server's replies."""
         return self._sampler.updated
 
     @property
     def stale(self) -> int:
-        """Stale keys, over all acknowledged updates."""
+        """Number of stale keys so far, according to the server's replies."""
         return self._sampler.stale
 
     def __reduce__(self) -> NoReturn:
@@ -181,8 +181,8 @@ class TensorSampler:
 
         Args:
             batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
-            priorities: finite absolute TD errors float64[n]; an array or tensor. This does not wait for devices other
-                than the CPU: a later call raises if the values are invalid.
+            priorities: finite absolute TD errors float64[n]: an array or a tensor. If the tensor is not on the CPU, the
+                call does not wait for its values; if they are invalid, a later call raises.
 
         Raises:
             InvalidArgumentError: for anything else.

@@ -8,8 +8,8 @@
         writer.flush(timeout_s=10)      # wait for acknowledgement; leaving the block also does this
 
 `append` copies the row and returns. A block is sent when it is full, `max_delay_s` after its first row, at the end of
-an episode, and by `flush`. While `MAX_BLOCKS_IN_FLIGHT` blocks are unacknowledged, `append` waits. This happens if the
-server is slow or unreachable, or if the table's rate limiter or full queue delays inserts.
+an episode, and by `flush`. While `max_blocks_in_flight` blocks are unacknowledged, `append` waits. This happens if the
+server is slow or unreachable, or if a rate limiter or a full queue delays inserts.
 
 When the connection breaks, the writer reconnects and resends unacknowledged rows; sequence numbers prevent duplicates.
 A call raises only if the server is unreachable for `reconnect_timeout_s` or refuses rows. After
@@ -59,7 +59,7 @@ BLOCK_ROWS: Final = 1024
 BLOCK_BYTES: Final = 1 << 20
 """Maximum bytes per block, unless a single row is larger."""
 GIVE_UP_S: Final = 5.0
-"""After an error in the ``with`` block, its exit waits this long for acknowledgements."""
+"""How long the exit of a ``with`` block waits for acknowledgements after an error in the block."""
 _STREAM_BITS: Final = 64
 
 
@@ -86,8 +86,7 @@ class Writer:
     ) -> None:
         """Created by `Table.writer`; the first block opens the stream.
 
-        Blocks never exceed the server's limits on one insert: 4 MiB or one row, the ring's slack, and what the rate
-        limiter allows.
+        Blocks never exceed the largest insert that the server allows; see `TableDescription.rows_per_insert`.
         """
         if not 1 <= max_blocks_in_flight <= MAX_BLOCKS_IN_FLIGHT:
             raise InvalidArgumentError.of_field(
@@ -96,7 +95,7 @@ class Writer:
         if block_rows is not None and block_rows < 1:
             raise InvalidArgumentError.of_field("block_rows", "at least 1", str(block_rows))
         self.stream = secrets.randbits(_STREAM_BITS) or 1
-        """uint64: random number of this stream of experience, stored with every row."""
+        """uint64: random number that identifies this stream of experience, stored with every row."""
         self.episode = 0
         """Number of the current episode in the stream, stored with every row."""
         self._connection = connection
@@ -123,12 +122,12 @@ class Writer:
 
     @property
     def acknowledged(self) -> int:
-        """Acknowledged rows."""
+        """Number of acknowledged rows."""
         return self._acknowledged
 
     @property
     def in_flight(self) -> int:
-        """Appended rows that are not yet acknowledged."""
+        """Number of appended rows that are not yet acknowledged."""
         with self._changed:
             return self._block.count + sum(block.row_count for block in self._stream.pending)
 
@@ -142,7 +141,7 @@ class Writer:
         """Append a copy of a row to the current episode. Waits only if too many blocks are in flight.
 
         Args:
-            row: values by column, as an alternative to keyword arguments (a column may be named ``priority``).
+            row: values by column, as an alternative to keyword arguments; needed for a column named ``priority``.
             priority: the absolute TD error, if known; None: the largest live priority.
             **columns: values ``[*shape]`` by column; nested observations as mappings or tuples.
 
@@ -238,7 +237,7 @@ class Writer:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Flush and close. After an error in the block, including Ctrl-C, give up after `GIVE_UP_S`.
 
-        In that case, the number of unacknowledged rows is logged as a warning, and the original error propagates.
+        A writer that gives up logs the number of unacknowledged rows as a warning, and the original error propagates.
         """
         try:
             self.close(timeout_s=None if error is None else GIVE_UP_S)
@@ -257,7 +256,7 @@ class Writer:
         self._changed.notify_all()  # the background thread must check the block's age
 
     def _send_if_due(self) -> float | None:
-        """Send the block if it is due; return the seconds until then, or None if it is empty."""
+        """Send the block if it is due. Return after how many seconds this must be called again, or None."""
         if not self._block.count:
             return None
         left = left_s(self._block_began_s + self._max_delay_s)
@@ -269,7 +268,7 @@ class Writer:
         return None
 
     def _send_block(self, deadline: float) -> None:
-        """Send the block once fewer blocks are in flight."""
+        """Wait until fewer than `max_blocks_in_flight` blocks are in flight, and send the block."""
         while self._block.count and len(self._stream.pending) >= self._max_blocks_in_flight:
             self._wait(deadline)
         if self._block.count:
@@ -298,7 +297,7 @@ class Writer:
         self._check()
 
     def _check(self) -> None:
-        """Raise the background thread's error. If it is temporary and was already raised, let the thread retry."""
+        """Raise the background thread's error. If an earlier call raised it and it may pass, let the thread retry."""
         if self._is_closed:
             raise ClosedError("this writer is closed")
         error = self._error
@@ -342,16 +341,16 @@ class Writer:
             self._changed.notify_all()
 
     def _acknowledge_unanswered(self) -> None:
-        """Acknowledge the oldest block: it was applied long ago. Its keys, since forgotten, are not needed."""
+        """Acknowledge the oldest block. It was applied so long ago that the server has forgotten its keys."""
         with self._changed:
             oldest, *others = self._stream.pending
             self._stream.replace_pending(others)
             self._acknowledge(oldest, oldest.sequence)
 
     def _begin_anew(self) -> bool:
-        """Switch to a new writer id; False if that could insert rows twice.
+        """Switch to a new writer id after the server has forgotten this one; False if that could insert rows twice.
 
-        The server forgets idle writers. If no pending block was sent on an earlier stream, none was applied.
+        Rows cannot be inserted twice if no pending block was sent on an earlier stream.
         """
         with self._changed:
             if any(block.attempts > 1 for block in self._stream.pending):
@@ -366,7 +365,7 @@ class Writer:
             return True
 
     def _report(self, error: ReplayError) -> None:
-        """Make the next call raise the error, and pause until the call after it."""
+        """Make the next call raise the error, and wait for the call after that."""
         with self._changed:
             self._error = error
             self._is_paused = True

@@ -1,1 +1,1 @@
-"""Checks and packs rows, and copies them from the files of a server on this host."""
+"""Checks rows, packs them into messages, and copies them from the files of a server on the same host."""

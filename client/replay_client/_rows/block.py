@@ -4,9 +4,9 @@
     block.add({"obs": obs, "action": 1}, priority=None)         # copied; the caller may reuse its arrays
     message = block.take(head)                                  # the wire form; the block is empty again
 
-Every step of every actor calls `add`, so it has a fast path: a value with exactly the column's dtype and shape is
-stored directly. Everything else takes the slow path, which checks and casts like `replay_client._rows.checks`. Both
-paths accept the same values.
+Every step of every actor calls `add`, so it has a fast path: plain numbers, and arrays with exactly the column's dtype
+and shape, are stored directly. All other values take the slow path, where `replay_client._rows.checks` checks and casts
+them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RowBlock:
         self.count = 0
         """Number of rows in the block."""
         self.has_priorities = False
-        """Whether its rows have priorities: all do, or none."""
+        """Whether the rows have priorities: either all of them do, or none."""
         self._schema = schema
         self._columns: dict[str, Array] = {
             name: np.empty((capacity, *column.shape), column.dtype.newbyteorder("=")) for name, column in schema.items()
@@ -58,7 +58,7 @@ class RowBlock:
                 self._scalars.append((name, target.data, _TYPES[target.dtype.kind]))
 
     def accepts(self, priority: float | None) -> bool:
-        """Whether a row with this priority matches the block: all its rows have priorities, or none. Ignores room."""
+        """Whether a row with this priority may be added: either all rows have priorities, or none. Ignores capacity."""
         return not self.count or self.has_priorities is (priority is not None)
 
     def add(self, values: Mapping[str, Any], priority: float | None) -> None:
@@ -76,7 +76,7 @@ class RowBlock:
         self.count = row + 1
 
     def columns(self) -> dict[str, Array]:
-        """Views of the block's rows."""
+        """Return views of the block's rows, by column."""
         return {name: column[: self.count] for name, column in self._columns.items()}
 
     def take(self, head: replay_pb2.WriteRequest) -> bytes:
@@ -90,7 +90,7 @@ class RowBlock:
         return message
 
     def _add_fast(self, values: Mapping[str, Any], row: int) -> bool:
-        """Store a row; False if a value needs a cast or is invalid."""
+        """Store a row; return False if a value needs a cast or is invalid."""
         try:
             for name, scalars, types in self._scalars:
                 value = values[name]

@@ -35,7 +35,7 @@ class ColumnBuffers:
         self._layout = lru_cache(maxsize=1)(partial(_layout, schema))
 
     def blank(self, row_count: int) -> dict[str, NDArray[Any]]:
-        """Uninitialized columns in one buffer, by name: ``dtype[row_count, *shape]``."""
+        """Return uninitialized columns in one buffer, by name: ``dtype[row_count, *shape]``."""
         layout = self._layout(row_count)
         record: NDArray[Any] = np.ndarray((), layout, self._buffers.lend(layout.itemsize))
         return {name: record[name] for name in self._schema}
@@ -66,7 +66,7 @@ class Buffers:
 
     def give_back(self, memory: _Memory) -> None:
         """Return a lent buffer to the pool."""
-        # Do not wait for the lock: arrays may be freed anywhere, even by garbage collection in `_take_free`.
+        # Do not wait for the lock: this thread may hold it, if garbage collection in `_take_free` frees an array.
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -103,7 +103,7 @@ class _Lease:
 
 
 def _layout(schema: Schema, row_count: int) -> np.dtype[Any]:
-    """Columns as fields of one record, which NumPy quickly turns into views; each starts on a new cache line."""
+    """Lay out columns as the fields of one record, because NumPy views fields quickly. Each starts on a cache line."""
     sizes = [_rounded_up(column.row_bytes * row_count, _LINE_BYTES) for column in schema.values()]
     fields: Any = {
         "names": list(schema),

@@ -3,11 +3,11 @@
     columns, row_count = checked_rows(schema, {"obs": obs, "action": [1, 0]})
     message = packed_rows(replay_pb2.InsertRequest(...), schema, columns, row_count)
 
-A value may be an array of a dtype of the same kind (`numpy.can_cast(..., "same_kind")`), a number, or a list of
-numbers. Integers are checked by value: 255 fits into uint8, 256 does not. A bool column accepts 0 and 1 of any dtype.
-Tensors are treated as arrays, on any device, with or without gradients. Values are never broadcast, integers never
-wrap, and every column must be given. Nested observations are mappings or tuples: ``{"obs": {"camera": ...}}`` is
-the column ``obs/camera``.
+A value may be a number, a list of numbers, or an array that NumPy can cast to the column's dtype (by its rule
+"same_kind"). Integers are checked by value: 255 fits into uint8, 256 does not. A bool column accepts 0 and 1 of any
+dtype. Tensors on any device, with or without gradients, are treated as arrays. Values are never broadcast, integers
+never wrap, and every column must be given. Nested observations are mappings or tuples:
+``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def checked_rows(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Ar
     """Check rows given as columns.
 
     Args:
-        schema: of the table.
-        given: by column, ``[n, *shape]``; observations may be nested.
+        schema: the table's schema.
+        given: values by column, ``[n, *shape]``; observations may be nested.
 
     Returns:
-        Arrays in the order of the schema, with dtypes that can be cast to the columns', and the number of rows.
+        Arrays in the order of the schema, not yet cast to the columns' dtypes, and the number of rows.
 
     Raises:
-        InvalidArgumentError: for a missing or unknown column, a wrong dtype, shape or length, or no rows.
+        InvalidArgumentError: a column is missing or unknown, a dtype, shape or length is wrong, or there are no rows.
     """
     flat = flattened(schema, given)
     columns: dict[str, Array] = {}
@@ -60,7 +60,7 @@ def checked_rows(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Ar
 
 
 def checked_value(name: str, column: Column, value: Any) -> Array:
-    """Check the value of one row in one column: an array ``[*shape]`` that can be cast to the column's dtype.
+    """Check one row's value in one column; return it as an array ``[*shape]`` that can be cast to the column's dtype.
 
     Raises:
         InvalidArgumentError: for a wrong dtype or shape.
@@ -95,7 +95,7 @@ def checked_array(field: str, column: Column, value: Any) -> Array:
 
 
 def as_array(value: Any) -> Array:
-    """Convert a number, array, tensor of any library, or a list of these to an array; copies only if necessary.
+    """Convert a number, an array, a tensor of any library, or a list of these to an array; copy only if necessary.
 
     Raises:
         ValueError: lists of different lengths.
@@ -136,7 +136,7 @@ def flattened(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """The parts of a nested value, each with its name: ``obs/camera`` of a mapping, ``obs/0`` of a tuple."""
+    """Return the parts of a nested value with their names: ``obs/camera`` in a mapping, ``obs/0`` in a tuple."""
     parts = value.items() if isinstance(value, Mapping) else enumerate(value)
     return [(f"{name}{SEPARATOR}{key}", part) for key, part in parts]
 
@@ -174,7 +174,7 @@ def checked_keys(batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
 
 
 def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row_count: int) -> bytes:
-    """Serialize ``head`` and the rows returned by `checked_rows` as one message; copies the rows once."""
+    """Serialize ``head`` and the rows from `checked_rows` as one message, copying the rows only once."""
 
     def write(rows: Array) -> None:
         for name, view in column_views(schema, rows, row_count).items():
@@ -184,7 +184,7 @@ def packed_rows(head: Message, schema: Schema, columns: Mapping[str, Array], row
 
 
 def described(array: Array) -> str:
-    """Dtype and shape, such as ``float64[32,4]``, or the value of a scalar."""
+    """Describe an array by dtype and shape, such as ``float64[32,4]``, and a scalar by dtype and value."""
     if not array.ndim:
         return f"{array.dtype.name} {array.item()!r}"
     return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
@@ -226,7 +226,7 @@ def _is_castable(given: np.dtype[Any], wanted: np.dtype[Any], *, by_value: bool)
 
 
 def _large_integers(value: Any, floats: Array) -> Array:
-    """Keep integers that NumPy would turn into floats because no integer type fits all of them: ``[2**63, 0]``."""
+    """Convert integers such as ``[2**63, 0]``, which NumPy turns into floats, to uint64; return other floats as is."""
     elements = np.asarray(value, dtype=object)
     if not all(isinstance(element, int | np.integer) for element in elements.flat):
         return floats

@@ -1,10 +1,10 @@
-"""Rows as a mapping of columns: the base of batches, tensor batches and rows read by key.
+"""A mapping of columns: the base class of batches, tensor batches and rows read by key.
 
     dict(batch)             # {"obs/camera": array, "obs/speed": array, "action": array}
     batch["obs"]            # {"camera": array, "speed": array}
-    table.insert(rows)      # into another table
+    other.insert(batch)     # insert the rows into another table
 
-Iterating, `len` and `items()` use the full names of columns. ``[]``, `get` and ``in`` also accept the name of a nested
+Iteration and `items()` use the full names of columns. ``[]``, `get` and ``in`` also accept the name of a nested
 observation, like pandas with multi-level columns.
 """
 
@@ -23,8 +23,8 @@ T_co = TypeVar("T_co", covariant=True)
 class Columns(Mapping[str, T_co]):
     """Columns of rows, by name.
 
-    A column may have any name, even that of an attribute: ``[]`` always finds it. Objects compare by identity, because
-    ``==`` on arrays is elementwise.
+    A column may have any name, even the name of an attribute, because ``[]`` looks up only columns. Objects compare by
+    identity, because ``==`` on arrays is elementwise.
     """
 
     row_keys: NDArray[np.int64]
@@ -80,6 +80,6 @@ BatchOrKeys: TypeAlias = Columns[Any] | ArrayLike
 
 
 def _described(column: Any) -> str:
-    """Dtype and shape, such as ``float32[256,4]``, of any kind of array."""
+    """Describe any kind of array by dtype and shape, such as ``float32[256,4]``."""
     dtype = str(getattr(column, "dtype", type(column).__name__)).removeprefix("torch.")
     return f"{dtype}[{','.join(map(str, getattr(column, 'shape', ())))}]"

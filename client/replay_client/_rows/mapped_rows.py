@@ -1,11 +1,11 @@
 """Copies rows directly from the server's files if client and server share a host.
 
     mapped = MappedRows(description, nonce)
-    is_whole = mapped.gather(batch_keys, columns)       # False if inserts overtook the copy
+    is_whole = mapped.gather(batch_keys, columns)       # False if inserts overwrote a row meanwhile
 
-The server names the directory of a table. A client that can read the nonce there echoes it in its requests, receives
-only keys and weights, and copies the rows itself. Later inserts may overwrite rows at any time, so the client checks
-after the copy that the rows are intact. This relies on x86-64's ordered loads.
+The server tells clients the directory of a table. A client that can read the nonce in it sends the nonce with its
+requests. It then receives only keys and weights, and copies the rows itself. Later inserts may overwrite rows at any
+time, so the client checks after the copy that the rows are intact. This check relies on x86-64's ordered loads.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class MappedRows:
     """The rows of one table, mapped read-only."""
 
     def __init__(self, table: TableDescription, nonce: bytes) -> None:
-        """Map the files; raises OSError. ``nonce`` is the content of the file in the table's directory."""
+        """Map the files, or raise OSError. ``nonce`` is the content of the nonce file in the table's directory."""
         folder = Path(table.directory)
         self.request = replay_pb2.SameHost(nonce=nonce)
         """Tells the server to omit rows from the reply."""
         self.request_again = replay_pb2.SameHost(nonce=nonce, overtaken=True)
-        """For a request that replaces one whose rows were overwritten; its reply has the rows."""
+        """Tells the server to include the rows, because they were overwritten during the copy of an earlier reply."""
         self._slots = table.slots
         self._header = _mapped(folder / HEADER_FILE, 8 * HEADER_WORDS).view("<i8")
         self._columns: dict[str, Array] = {}

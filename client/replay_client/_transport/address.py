@@ -1,4 +1,4 @@
-"""Addresses of servers: their format, and whether a server listens."""
+"""Checks the format of server addresses, and whether anything listens there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def listens(address: str) -> bool:
 
 
 def how_to_start(address: str) -> str:
-    """Advice if no server answers at an address."""
+    """Return advice for users if no server answers at an address."""
     found = _TCP.fullmatch(address)
     if found is None:
         return "is a server there?"

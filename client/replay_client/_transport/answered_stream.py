@@ -1,13 +1,14 @@
-"""A stream of requests with replies in order, which reconnects when it breaks.
+"""A stream that receives replies in the order of its requests, and reconnects when it breaks.
 
     stream = AnsweredStream(connection, "Learn", reconnect_timeout_s=60.0, keep_refused=False)
     stream.send(Request(message))                   # returns immediately
     request, answer = stream.receive()              # waits; replies have the order of the requests
 
-Unanswered requests are kept. If the server goes away, the stream is reopened with backoff, and these requests are sent
-again in order. So requests must be idempotent, or carry a sequence number. Refusals are raised without a retry.
+Unanswered requests are kept. If the server goes away, the stream is reopened with backoff and sends these requests
+again, in order. So requests must be idempotent or carry a sequence number. If the server refuses a request, `receive`
+raises the error.
 
-A gRPC thread sends the requests (with a `FrameStream`, the caller's thread). The caller's thread receives.
+Requests are sent by a thread of gRPC or, with a `FrameStream`, by the thread that calls `send`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ R = TypeVar("R", bound=Request)
 
 
 class AnsweredStream(Generic[R]):
-    """See the module. One thread may receive. Any thread may send; with a `FrameStream`, only the receiving one."""
+    """See the module. One thread may receive. Any thread may send; with a `FrameStream`, only the receiving thread."""
 
     def __init__(
         self,
@@ -60,8 +61,8 @@ class AnsweredStream(Generic[R]):
             reconnect_timeout_s: seconds to retry an unreachable server before `receive` raises.
             keep_refused: whether refused requests stay pending, so that the next `receive` sends them again.
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
-                call `send`, and returns the seconds until its next call, or None.
-            open_around: opens a stream that bypasses gRPC, if available. `send` then sends in its caller's thread.
+                call `send`. It returns after how many seconds it must be called again, or None.
+            open_around: opens a stream that bypasses gRPC, or returns None if that is impossible.
         """
         self.changed = threading.Condition()
         """Guards all state of this object and its owner; notified of every change."""
@@ -89,7 +90,7 @@ class AnsweredStream(Generic[R]):
             self.changed.notify_all()
 
     def receive(self, deadline: float = math.inf) -> tuple[R, bytes]:
-        """Wait for the reply to the oldest request; if there is none, wait for a request to be sent.
+        """Wait for the reply to the oldest request; if there is no request yet, wait for one.
 
         Raises:
             ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
@@ -123,7 +124,7 @@ class AnsweredStream(Generic[R]):
             self.changed.notify_all()
 
     def close(self, *, is_received: bool = True) -> None:
-        """Close the stream; `receive` raises `ClosedError` from now on, even if already waiting.
+        """Close the stream. From now on `receive` raises `ClosedError`, also in a thread that is already waiting.
 
         ``is_received``: whether another thread may be receiving.
         """
@@ -166,7 +167,7 @@ class AnsweredStream(Generic[R]):
         stream.send(request.data)
 
     def _requests(self, token: object) -> Iterator[bytes]:
-        """Yield messages for the sending thread, until another stream replaces the token's stream."""
+        """Yield messages to the sending thread until the stream with this token is replaced."""
         while True:
             with self.changed:
                 while self._token is token and not self._closed and self._sent >= len(self.pending):
@@ -184,7 +185,7 @@ class AnsweredStream(Generic[R]):
         left = left_s(deadline)
         if left is None:
             return stream.receive()
-        # gRPC has no deadlines for single messages of a stream, so end the stream. Pending requests are sent again.
+        # gRPC has no deadlines for single messages of a stream, so cancel the stream. A new one resends the requests.
         timer = threading.Timer(left, stream.cancel)
         timer.daemon = True
         timer.start()
@@ -204,7 +205,7 @@ class AnsweredStream(Generic[R]):
             self.changed.notify_all()
 
     def _raise_unless_passing(self, error: Exception, deadline: float) -> None:
-        """Raise the error, or pause if reopening the stream may help."""
+        """Raise the error; if a new stream may help, pause instead."""
         if self._closed:
             raise ClosedError("this stream is closed") from None
         now = time.monotonic()

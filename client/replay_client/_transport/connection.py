@@ -2,16 +2,16 @@
 
     connection = Connection("localhost:50051", timeout_s=30.0)
     answer = connection.call("UpdatePriorities", request.SerializeToString(), repeat=True)
-    stream = connection.open_stream("Learn", requests)      # an iterator of bytes, consumed in the background
+    stream = connection.open_stream("Learn", requests)      # requests: an iterator of bytes, read in the background
     stream.receive()
 
-Messages are bytes in both directions; `replay_proto.framing` builds and reads those with rows in place. Failures raise
-the types in `replay_client.errors`.
+Messages are bytes in both directions; `replay_proto.framing` builds and reads messages with rows. Failures raise the
+types in `replay_client.errors`.
 
-Before the first contact, an unreachable server raises an error soon: probably the address is wrong, or the server is
-not running. Later, `call(..., repeat=True)` survives a restart: it retries idempotent calls until their deadline. In
-addition, gRPC itself retries read-only methods (see the policy below). An unreachable server raises
-`ServerUnavailableError`, a slow one `DeadlineExceededError`.
+Before the first contact, a call to an unreachable server fails soon, because probably the address is wrong or the
+server is not running. Later, `call(..., repeat=True)` survives a restart: it retries idempotent calls until their
+deadline. In addition, gRPC itself retries read-only methods (see the policy below). Calls raise
+`ServerUnavailableError` if the server is unreachable, and `DeadlineExceededError` if it is slow.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ READ_ONLY: Final = (
     "Inspect",
     "ListCheckpoints",
 )
-"""Methods that gRPC may retry. Draws are included: they only change counters and, in a seeded table, the random
-sequence, which a lost reply has advanced anyway."""
+"""Methods that gRPC may retry. Sample is included although a draw changes counters, a table's random sequence, or a
+queue: if its reply was lost, these have changed anyway."""
 
 _RETRY_POLICY: Final = {
-    # Only a few quick retries: at the deadline, gRPC hides their cause. `Connection` retries after them.
+    # Only a few quick retries, because at the deadline gRPC does not report why they failed. `Connection` retries, too.
     "maxAttempts": 3,
     "initialBackoff": "0.01s",
     "maxBackoff": "0.05s",
@@ -109,7 +109,7 @@ _CHANNEL_OPTIONS: Final = (
 
 
 def pauses_s() -> Iterator[float]:
-    """Yield pauses between attempts, endlessly: exponential backoff with jitter."""
+    """Yield the pauses between attempts, forever: exponential backoff with jitter."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s * random.uniform(1 - _JITTER, 1 + _JITTER)
@@ -133,12 +133,12 @@ class LinkOptions:
 
 
 class MessageStream:
-    """A bidirectional stream: everything this library needs from a streaming transport."""
+    """A bidirectional gRPC stream."""
 
     def __init__(
         self, channel: grpc.Channel, address: str, method: StreamMethod, requests: Iterator[bytes], metadata: Metadata
     ) -> None:
-        """Open the stream. A separate thread consumes ``requests``; their end closes our side of the stream."""
+        """Open the stream. Another thread sends ``requests``, and closes this side of the stream when they end."""
         multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_path(method))
         self._address = address
         self._call = multi(requests, metadata=metadata)
@@ -198,7 +198,7 @@ class Connection:
     def call_message(
         self, method: str, request: Message, response: type[M], *, timeout_s: float | None = None, repeat: bool
     ) -> M:
-        """`call` for messages without rows."""
+        """Like `call`, for messages without rows."""
         return response.FromString(self.call(method, request.SerializeToString(), timeout_s=timeout_s, repeat=repeat))
 
     def call(
@@ -266,7 +266,7 @@ class Connection:
         self._closed = True
 
     def _repeated(self, method: str, request: bytes, deadline: float, margin_s: float) -> bytes:
-        """Retry until success, refusal, or the deadline."""
+        """Repeat a call until it succeeds, is refused, or reaches the deadline."""
         away: ServerUnavailableError | None = None
         for attempts, pause_s in enumerate(pauses_s(), start=1):
             try:

@@ -1,7 +1,7 @@
-"""Shortcuts around gRPC for the rows of a table and a learner's calls, on the server's host.
+"""Shortcuts that bypass gRPC if client and server share a host: for the rows of a table, and for a learner's calls.
 
-The server names a table's directory and a socket. A client that can read the nonce in that directory is on the same
-host and may use both.
+The server tells clients a table's directory and a socket. A client that can read the nonce in that directory is on the
+same host and may use both.
 """
 
 from __future__ import annotations

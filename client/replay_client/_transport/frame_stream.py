@@ -1,4 +1,4 @@
-"""A connection that carries the same messages as gRPC in frames, at a fraction of the cost.
+"""A connection that carries the same messages as gRPC in frames, at a fraction of gRPC's cost.
 
     stream = FrameStream(link)                  # a connected socket
     stream.send(request)
@@ -28,7 +28,7 @@ _LONGEST_BYTES: Final = (1 << 32) - 1
 _LONGEST_WAIT_MS: Final = (1 << 31) - 1
 """Limit of the system call."""
 _SEND_PATIENCE_S: Final = 0.05
-"""Time limit for a server that does not read."""
+"""How long `send` waits for a server that does not read."""
 
 
 class FrameStream:
@@ -44,18 +44,18 @@ class FrameStream:
     def send(self, message: bytes) -> None:
         """Send a message. If the connection is broken, `receive` raises.
 
-        Data that the server does not read soon is kept for the next `receive` or `send`. Otherwise both ends could
-        deadlock, because the server waits until we read its replies.
+        Data that the server does not read soon is kept for the next `receive` or `send`. Waiting here could deadlock:
+        the server may itself be waiting until its replies are read.
         """
         frame = frame_head(len(message)) + message
-        # Do not wait again if the server has not read the last message.
+        # Do not wait if the server has not even read the last message.
         deadline = time.monotonic() + (0.0 if self._unsent else _SEND_PATIENCE_S)
         self._unsent = memoryview(b"".join((self._unsent, frame)) if self._unsent else frame)
         while self._send_some() and self._wait(select.POLLOUT, deadline):
             pass
 
     def receive(self, timeout_s: float | None = None) -> bytes:
-        """Wait for the next reply; ``timeout_s`` is in seconds, None or `math.inf`: no limit.
+        """Wait for the next reply, for at most ``timeout_s`` seconds; None or `math.inf`: no limit.
 
         Raises:
             ServerUnavailableError: the connection has ended.
@@ -76,7 +76,7 @@ class FrameStream:
         return content
 
     def cancel(self) -> None:
-        """Cancel the connection; `receive` raises from then on, even if already waiting."""
+        """Cancel the connection. From then on `receive` raises, also in a thread that is already waiting."""
         with suppress(OSError):  # it has ended
             self._link.shutdown(socket.SHUT_RDWR)
 
@@ -106,7 +106,7 @@ class FrameStream:
         except BlockingIOError:
             return True
         except OSError:
-            # The server closed it. It may have sent the reason before.
+            # The server closed the connection. `receive` may still find the reason.
             self._unsent = memoryview(b"")
         return False
 

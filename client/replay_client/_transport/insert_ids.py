@@ -1,7 +1,7 @@
 """Writer ids and sequence numbers for `Table.insert`.
 
-A server applies the inserts of one writer in sequence. So concurrent inserts need different writer ids: otherwise a
-waiting insert would block the others. Ids are reused, because a server remembers a limited number of writers per table.
+A server applies the inserts of one writer in sequence. So concurrent inserts need different writer ids: otherwise an
+insert that waits would block the others. Ids are reused, because a server remembers only a limited number of writers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from replay_client.errors import ReplayError
 
 WRITER_ID_BYTES: Final = 16
 _WITHOUT_EFFECT: Final = frozenset({"LIMITED", "WAITED_TOO_LONG", "TABLE_RESET"})
-"""Reasons of refusals that do not consume the sequence number."""
+"""Reasons for a refusal after which the sequence number can be used again."""
 
 
 class InsertId:

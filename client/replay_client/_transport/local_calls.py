@@ -3,8 +3,8 @@
     stream = calls.open_stream("Learn")                 # None if no server answers: use gRPC
     answer = calls.call("Sample", request, timeout_s=30.0)
 
-All failures except refusals and timeouts are silent: the caller falls back to gRPC, which reports the problem if it
-also fails.
+Only refusals and timeouts raise errors. After any other failure, the caller falls back to gRPC, which reports the
+problem if it also fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LocalCalls:
     """Calls to one table on the server's host. Thread-safe."""
 
     def __init__(self, table: TableDescription, nonce: bytes, authorization: str = "") -> None:
-        """Open no connection yet. ``nonce`` is the content of the file in the table's directory."""
+        """Do not connect yet. ``nonce`` is the content of the nonce file in the table's directory."""
         self._hello = replay_pb2.FrameHello(
             table=table.name, table_uid=table.uid, nonce=nonce, authorization=authorization
         )
@@ -46,7 +46,7 @@ class LocalCalls:
         self._is_closed = False
 
     def open_stream(self, method: FrameMethod, timeout_s: float = HELLO_TIMEOUT_S) -> FrameStream | None:
-        """Connect; None if there is no answer within `timeout_s`, or the server refuses."""
+        """Open a connection; return None if the server refuses, or does not answer within ``timeout_s`` seconds."""
         if time.monotonic() < self._not_before_s:
             return None
         try:
@@ -61,8 +61,8 @@ class LocalCalls:
         """Make one call, which must be idempotent.
 
         Returns:
-            The reply. None if there is no server, the connection broke, or the server is shutting down: use gRPC, which
-            waits until the server is back.
+            The reply. None if there is no server, the connection broke, or the server is shutting down; then use gRPC,
+            which waits until the server is back.
 
         Raises:
             ReplayError: the request was refused, or took longer than ``timeout_s`` seconds.
@@ -75,7 +75,7 @@ class LocalCalls:
         stream = stream or self.open_stream(method, min(timeout_s / 2, HELLO_TIMEOUT_S))
         if stream is None:
             return None
-        is_whole = False  # no stray reply can arrive any more
+        is_whole = False  # whether the stream can be reused, because no late reply can arrive on it
         try:
             stream.send(request)
             answer = stream.receive(max(0.0, deadline - time.monotonic()))
@@ -102,7 +102,7 @@ class LocalCalls:
                 stream.close()
 
     def _greeted(self, method: FrameMethod, deadline: float) -> FrameStream:
-        """A connection after a successful hello."""
+        """Open a connection, send the hello, and wait until the server accepts it."""
         hello = replay_pb2.FrameHello(method=method)
         hello.MergeFrom(self._hello)
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -118,7 +118,7 @@ class LocalCalls:
         return stream
 
     def _connect(self, link: socket.socket) -> None:
-        """Connect to a socket whose path may be longer than a socket's address."""
+        """Connect to the socket, even if its path is too long for a socket address."""
         folder = os.open(self._path.parent, os.O_PATH | os.O_CLOEXEC)
         try:
             link.connect(f"/proc/self/fd/{folder}/{self._path.name}")

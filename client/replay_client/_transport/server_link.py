@@ -1,4 +1,4 @@
-"""State shared by all handles of one server: the connection, and shortcuts to its tables.
+"""State shared by a client and its tables: the connection to the server, and shortcuts to the tables.
 
 A pickled or copied link contains only its options; its first call opens a new connection. Tokens are not pickled: if
 the link had one, the receiving process reads its own from REPLAY_TOKEN.
@@ -25,7 +25,7 @@ class ServerLink:
     """See the module. Thread-safe."""
 
     def __init__(self, options: LinkOptions, token: str | None = None, *, lacks_token: bool = False) -> None:
-        """Open no connection yet. ``lacks_token``: the original link had a token, which this process does not have."""
+        """Do not connect yet. ``lacks_token``: the original link had a token, which this process does not have."""
         self.options = options
         self._authorization = dict(token_metadata(token)).get("authorization", "")
         self._token = token
@@ -58,7 +58,7 @@ class ServerLink:
         return TableDescription.from_proto(response.table)
 
     def data_path(self, table: TableDescription) -> DataPath:
-        """Shortcuts to a table; sends nothing."""
+        """Find the shortcuts to a table, without a call to the server."""
         path = DataPath.on_same_host(table, self._authorization) if self.options.same_host else DataPath()
         if path.calls is not None:
             self._calls.add(path.calls)
@@ -76,7 +76,7 @@ class ServerLink:
         return _arrived, (self.options, self._lacks_token or self._token is not None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ServerLink:
-        """Copies within a process keep the token."""
+        """Copy the link with its token, because the copy stays in this process."""
         return ServerLink(self.options, self._token, lacks_token=self._lacks_token)
 
     def _opened(self) -> Connection:

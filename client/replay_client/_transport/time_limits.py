@@ -18,7 +18,7 @@ from typing import Final
 from replay_client.errors import InvalidArgumentError
 
 LONGEST_WAIT_S: Final = 1e9
-"""30 years. Threads, sockets and gRPC do not support much longer waits; longer ones count as endless."""
+"""30 years. Longer limits count as endless, because threads, sockets and gRPC do not support them."""
 
 
 def time_limit(field: str, limit_s: object, own_s: float) -> float:

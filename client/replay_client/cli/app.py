@@ -160,7 +160,7 @@ def _confirm(question: str) -> None:
 
 
 def _stats_of(client: ReplayClient, table: str | None) -> Stats:
-    """Statistics of the server and one or all tables."""
+    """Fetch the statistics of the server and of one table, or of all tables."""
     stats = client.stats()
     if table is None:
         return stats

@@ -15,7 +15,7 @@ from replay_client.cli.units import bytes_text, count_text
 from replay_client.results.checkpoints import Checkpoint
 
 PATIENCE_S = 3600.0
-"""Large tables take a while to copy and to read."""
+"""Time limit in seconds: large tables take a while to copy and to verify."""
 
 app = App(name="checkpoint", help="Create, list and verify checkpoints of the server's tables.")
 

@@ -20,9 +20,9 @@ PROPORTIONAL = "sum_tree"
 RANKED = "rank"
 """The backend that draws by powers of ranks."""
 _WIDE_RATIO = 100.0
-"""Values with a larger ratio of largest to smallest are shown on a logarithmic axis."""
+"""Above this ratio of the largest to the smallest value, the axis is logarithmic."""
 _LEAST_SHARE = 0.01
-"""This fraction of the rows, those with the smallest values, does not count for that ratio."""
+"""The rows with the smallest values, up to this fraction, are ignored for that ratio."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """``probability = factor * x ** exponent``, fitted in logarithms with equal weight for every decade of ranks."""
+    """``probability = factor * x ** exponent``, fitted to logarithms. Each decade of ranks has the same weight."""
 
     exponent: float
     factor: float
 
     def at(self, x: Floats) -> Floats:
-        """float64[n]: the fitted probabilities at ``x``."""
+        """Return the fitted probabilities float64[n] at ``x``."""
         return np.asarray(self.factor * x**self.exponent)
 
 
@@ -54,7 +54,7 @@ class Distributions:
     """All plotted distributions of a table."""
 
     inspection: Inspection
-    """The inspection that they were computed from."""
+    """The inspection from which the distributions were computed."""
     beta: float
     """Exponent of the weights."""
     priorities: Sequence[Bar]
@@ -64,13 +64,13 @@ class Distributions:
     ages_s: Sequence[Bar]
     """Rows by age in seconds."""
     times_sampled: Sequence[Bar]
-    """Rows by how often they were drawn."""
+    """Rows by number of draws."""
     mean_weight: float
     """Mean weight of a drawn row."""
     by_rank: PowerLaw | None
     """Fit of probability against rank, if the backend draws by powers of ranks and a fit is possible; else None."""
     by_priority: PowerLaw | None
-    """Fit of probability against `priorities_in_force`, if the backend draws by powers of these; else None."""
+    """Fit of probability against priority, if the backend draws by powers of priorities and a fit is possible."""
 
     @property
     def is_drawn_by_priority(self) -> bool:
@@ -106,8 +106,8 @@ class Distributions:
 def bars(values: Floats, rows: Floats, count: int = BARS) -> list[Bar]:
     """Divide the range of the values into intervals, and count the rows in each.
 
-    If the values span more than two orders of magnitude, not counting the smallest values, the intervals are
-    logarithmic. The smallest values are then in the first interval, and zeros have a separate bar.
+    If the values span more than two orders of magnitude, ignoring the smallest 1 %, the intervals are logarithmic. The
+    first one then also contains the smallest values, and zeros have a separate bar.
 
     Args:
         values: float64[n], at least 0.
@@ -130,7 +130,7 @@ def bars(values: Floats, rows: Floats, count: int = BARS) -> list[Bar]:
 
 
 def labelled(bars: Sequence[Bar], as_text: Callable[[float], str]) -> list[tuple[str, float]]:
-    """Labels and row counts of bars; bars with the same label are merged."""
+    """Return the labels and row counts of bars; bars with the same label are merged."""
     merged: dict[str, float] = {}
     for bar in bars:
         low, high = as_text(bar.low), as_text(bar.high)
@@ -140,20 +140,20 @@ def labelled(bars: Sequence[Bar], as_text: Callable[[float], str]) -> list[tuple
 
 
 def priorities_in_force(inspection: Inspection) -> Floats:
-    """float64[m]: the base of ``sum_tree``'s power, ``min(priority + epsilon, max_priority)``; else the priorities."""
+    """Return the priorities float64[m] as the backend uses them: ``min(priority + epsilon, max_priority)``."""
     parameters = inspection.table.parameters
     most = parameters.get("max_priority", np.inf)
     return np.asarray(np.minimum(inspection.priorities + parameters.get("epsilon", 0.0), most))
 
 
 def decades(inspection: Inspection) -> Floats:
-    """float64[m]: the fraction of a decade that each rank represents."""
+    """Return float64[m]: how many decades of ranks each selected rank represents."""
     ends = 0.5 + np.concatenate([[0.0], np.cumsum(inspection.rows)])
     return np.diff(np.log10(ends))
 
 
 def fitted(x: Floats, probabilities: Floats, weights: Floats) -> PowerLaw | None:
-    """Fit a power law by weighted least squares of the logarithms (float64[n] each); None if all x are equal."""
+    """Fit a power law to the logarithms by weighted least squares; arguments float64[n]. None if all x are equal."""
     usable = (x > 0) & (probabilities > 0)
     if not usable.any() or x[usable].min() == x[usable].max():
         return None
@@ -165,7 +165,7 @@ def fitted(x: Floats, probabilities: Floats, weights: Floats) -> PowerLaw | None
 
 
 def _quantile(values: Floats, rows: Floats, fraction: float) -> float:
-    """A weighted quantile: the smallest value such that this fraction of the rows is at or below it."""
+    """Return a weighted quantile: the smallest value with at least this fraction of the rows at or below it."""
     order = np.argsort(values)
     below = np.cumsum(rows[order])
     return float(values[order][np.searchsorted(below, fraction * below[-1])])

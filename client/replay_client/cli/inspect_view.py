@@ -18,19 +18,19 @@ from replay_client.cli.units import count_text, duration_text, edge_text, number
 
 _ACCENT, _FAINT = "cyan", "dim"
 _WIDE = 120
-"""Terminal width for three panels side by side instead of two."""
+"""Minimum terminal width for three panels side by side instead of two."""
 _PLOT_LINES = 12
 _FRAME = 4
 """Width of a panel's border and padding."""
 _LEVEL = 5e-4
-"""An exponent that would be shown as 0."""
+"""Smaller exponents would be displayed as 0."""
 _QUEUE = "A queue: draws return the oldest\nrows, regardless of priority;\nprobabilities and weights are 1."
 
 
 def inspect_view(found: Distributions, rows: Rows, width: int) -> RenderableType:
-    """Distributions of a table as panels, and its live rows with the largest priorities.
+    """Render the distributions of a table as panels, and the live rows with the largest priorities as a list.
 
-    ``width`` is that of the terminal, in characters.
+    ``width`` is the terminal's width in characters.
     """
     inspection = found.inspection
     name = Text(inspection.table.name, f"bold {_ACCENT}", overflow="fold")

@@ -18,7 +18,7 @@ from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
 TIMEOUT_S = 3.0
 """Short, because a person is waiting."""
 SHORTEST_TIMEOUT_S = 1.0
-"""With `--watch`, a server that takes longer counts as away."""
+"""Minimum time limit with `--watch`, in seconds."""
 DEFAULT_SERVER = "localhost:50051"
 
 Server = Annotated[str, Parameter(alias="-s", env_var="REPLAY_SERVER", help="HOST:PORT of the server.")]
@@ -27,7 +27,7 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")
 
 @contextmanager
 def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayClient]:
-    """A client whose errors name the options and variables to check."""
+    """Open a client. Its errors name the options and variables to check."""
     with ReplayClient(
         server, token=token_from_environment(), tls=Tls.from_environment(), timeout_s=timeout_s
     ) as client:
@@ -43,7 +43,7 @@ def client_of(server: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[ReplayCl
 
 
 def show(view: RenderableType, console: Console) -> None:
-    """Print a view; with a pager if it exceeds the terminal's height."""
+    """Print a view; use a pager if it exceeds the terminal's height."""
     if not console.is_terminal or len(console.render_lines(view, pad=False)) <= console.height:
         console.print(view)
         return

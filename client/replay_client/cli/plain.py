@@ -1,4 +1,4 @@
-"""Statistics as plain lists and dicts, for JSON."""
+"""Converts statistics to plain lists and dicts, for JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from replay_client.results.stats import Stats
 
 
 def plain_description(description: TableDescription) -> dict[str, Any]:
-    """A table's description."""
+    """Convert a table's description."""
     columns = {name: str(column) for name, column in description.schema.items()}
     return {**plain_fields(description, "schema", "directory", "socket"), "columns": columns}
 
 
 def plain_stats(stats: Stats) -> dict[str, Any]:
-    """The figures of a server and its tables."""
+    """Convert the statistics of a server and its tables."""
     tables = {
         name: {**plain_description(table.table), **plain_fields(table, "table")} for name, table in stats.tables.items()
     }
@@ -31,7 +31,7 @@ def plain_stats(stats: Stats) -> dict[str, Any]:
 
 
 def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
-    """The results of `replay inspect`; ``rows`` are the live rows with the largest priorities."""
+    """Convert the results of `replay inspect`; ``rows`` are the live rows with the largest priorities."""
     inspection = found.inspection
     live = {int(key): place for place, key in enumerate(rows.row_keys)}
     names = ("key", "priority", "probability", "age_s", "times_sampled")
@@ -55,7 +55,7 @@ def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
 
 
 def plain_fields(value: Any, *left_out: str) -> dict[str, Any]:
-    """The fields of a dataclass, without some of them."""
+    """Convert the fields of a dataclass, except those named in ``left_out``."""
     return {
         field.name: plain(getattr(value, field.name))
         for field in dataclasses.fields(value)

@@ -1,4 +1,4 @@
-"""Statistics as tables and plots for the terminal."""
+"""Renders statistics as tables and plots for the terminal."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from replay_client.results.stats import MethodStats, ServerStats, Stats, TableSt
 _BARS_WIDTH = 24
 _FILL_WIDTH = 10
 _WIDE = 116
-"""Terminal width for more figures."""
+"""Minimum terminal width for additional columns."""
 _ACCENT = "cyan"
 _FAINT = "dim"
 
 
 def table_list(descriptions: Sequence[TableDescription], server: str) -> RenderableType:
-    """The tables of a server with their columns."""
+    """Render a list of a server's tables with their columns."""
     if not descriptions:
         return Text(f"{server} has no tables", _FAINT)
     grid = _grid("table", "backend", ">rows", ">of", ">row", "columns")
@@ -46,7 +46,7 @@ def table_list(descriptions: Sequence[TableDescription], server: str) -> Rendera
 
 
 def checkpoint_list(checkpoints: Sequence[Checkpoint], server: str) -> RenderableType:
-    """The checkpoints of a server."""
+    """Render a list of a server's checkpoints."""
     if not checkpoints:
         return Text(f"{server} has no checkpoints", _FAINT)
     grid = _grid("checkpoint", "taken", ">size", "tables")
@@ -66,10 +66,10 @@ def checkpoint_list(checkpoints: Sequence[Checkpoint], server: str) -> Renderabl
 def stats_view(
     stats: Stats, server: str, table: str | None, width: int, most: int | None = None, trouble: str = ""
 ) -> RenderableType:
-    """The figures of a server: one table in detail, or all of them below each other.
+    """Render the statistics of a server: one table in detail, or a list of all tables.
 
-    ``width`` is that of the terminal, in characters. ``most`` limits how many tables and methods are shown. ``trouble``
-    is the reason why there are no newer figures, if any.
+    ``width`` is the terminal's width in characters. ``most`` limits the number of tables and methods shown. ``trouble``
+    says why there are no newer statistics; empty if there are.
     """
     header: list[RenderableType] = [_server_line(stats.server, server)]
     if trouble:
@@ -91,7 +91,7 @@ def stats_view(
 
 
 def stats_screen(console: Console, stats: Stats, server: str, table: str | None, trouble: str = "") -> RenderableType:
-    """Like `stats_view`, with as many tables and methods as fit the terminal's height."""
+    """Like `stats_view`, with as many tables and methods as fit into the terminal's height."""
 
     def view(most: int) -> RenderableType:
         return stats_view(stats, server, table, console.width, most, trouble)
@@ -241,7 +241,7 @@ def _times_sampled(bars: Sequence[TimesSampled]) -> RenderableType:
 
 
 def _grid(*headings: str) -> Table:
-    """An empty table; ``>`` in front of a heading right-aligns its numbers."""
+    """Create an empty table; ``>`` in front of a heading right-aligns the column."""
     grid = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
         justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
@@ -260,7 +260,7 @@ def _share(description: TableDescription) -> float:
 
 
 def _fill(description: TableDescription, bar_width: int = _FILL_WIDTH) -> RenderableType:
-    """Fill level: a bar and a percentage, or only the percentage in narrow terminals."""
+    """Render the fill level: a bar and a percentage, or only the percentage if the bar has no width."""
     share = _share(description)
     percentage = Text(f"{share:.0%}".rjust(4), _FAINT)
     if not bar_width:

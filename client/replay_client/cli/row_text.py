@@ -1,4 +1,4 @@
-"""Human-readable rows: scalars as they are, large arrays by shape and range."""
+"""Formats rows for people: scalars as they are, large arrays as shape and range."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_ELEMENTS = 4
 
 
 def row_text(rows: Rows, place: int, styles: tuple[str, str]) -> RenderableType:
-    """A row as ``name value`` pairs, as many in a line as fit; ``styles`` are those of names, and of values."""
+    """Render a row as ``name value`` pairs, as many per line as fit; ``styles``: for names, and for values."""
     pairs = [(name, value_text(values[place])) for name, values in rows.columns.items()]
     if rows.streams[place] or rows.episodes[place]:
         pairs += [("stream", str(rows.streams[place])), ("episode", str(rows.episodes[place]))]
@@ -25,7 +25,7 @@ def row_text(rows: Rows, place: int, styles: tuple[str, str]) -> RenderableType:
 
 
 def value_text(value: NDArray[Any]) -> str:
-    """One value, such as ``0.5`` or ``[1, 2]``; a large array as ``uint8[84,84] 0..255``."""
+    """Format a value, such as ``0.5`` or ``[1, 2]``, and a large array as ``uint8[84,84] 0..255``."""
     array = np.asarray(value)
     if array.ndim == 0:
         return _element(array[()])

@@ -1,4 +1,4 @@
-"""Bars and curves in a terminal; curves are drawn by plotext."""
+"""Draws bars and curves in a terminal; plotext draws the curves."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _LEAST_BAR = 4
 _LABEL_WIDTH = 6
 """Characters between two labels of an axis."""
 _LEAST_SPAN = 1.0
-"""Minimum decades of an axis, so that a nearly level line looks level."""
+"""Minimum length of an axis in decades, so that a nearly level line looks level."""
 
 
 def bar_chart(named: Sequence[tuple[str, float]], width: int, styles: tuple[str, str]) -> Table:
-    """Horizontal bars, scaled to the longest.
+    """Draw horizontal bars, scaled to the longest.
 
     Args:
-        named: names of the bars, and their values; at least one above 0.
-        width: characters, names and values included.
-        styles: of bars, and of values.
+        named: names and values of the bars; at least one value is above 0.
+        width: in characters, including names and values.
+        styles: for bars, and for values.
     """
     counts = [count_text(round(value)) for _, value in named]
     room = max(_LEAST_BAR, width - max(len(name) for name, _ in named) - max(map(len, counts)) - 2)
@@ -43,12 +43,12 @@ def bar_chart(named: Sequence[tuple[str, float]], width: int, styles: tuple[str,
 
 
 def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: int, styles: tuple[str, str]) -> Text:
-    """Plot a curve and a reference line below it on logarithmic axes.
+    """Plot a curve on top of a reference line, on logarithmic axes.
 
     Args:
         x: float64[n], ascending, above 0; n at least 1.
         y: float64[n], above 0.
-        line: float64[n]: the line's values; None: there is none.
+        line: float64[n], values of the line; None: no line.
         width: in characters, including labels.
         height: in lines, including labels.
         styles: colors of the curve and of the line.
@@ -76,14 +76,14 @@ def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: 
 
 
 def _bar_text(share: float, width: int) -> str:
-    """A bar of block characters; nonzero values are always visible."""
+    """Draw a bar of block characters; nonzero values are always visible."""
     eighths = round(share * width * 8)
     whole, part = divmod(max(eighths, int(share > 0)), 8)
     return "█" * whole + _EIGHTHS[part].strip()
 
 
 def _decades(values: Floats) -> tuple[float, float]:
-    """The span of an axis, as powers of ten."""
+    """Return the ends of an axis for these values, as exponents of ten."""
     low, high = math.log10(float(values.min())), math.log10(float(values.max()))
     missing = max(0.0, _LEAST_SPAN - (high - low)) / 2
     return low - missing, high + missing

@@ -1,4 +1,4 @@
-"""Human-readable numbers."""
+"""Formats numbers for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 
 
 def count_text(count: float) -> str:
-    """A count: 9,876 or 12.3k or 4.56M."""
+    """Format a count, such as 9,876, 12.3k or 4.56M."""
     for size, letter in _COUNT_STEPS:
         if count >= size:
             return f"{_three_digits(count / (1e3 if letter == 'k' else size))}{letter}"
@@ -16,7 +16,7 @@ def count_text(count: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """A number of bytes: 45 B or 1.23 MiB."""
+    """Format a number of bytes, such as 45 B or 1.23 MiB."""
     for size, unit in _BYTE_STEPS:
         if count >= size:
             return f"{_three_digits(count / size)} {unit}"
@@ -24,7 +24,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration: 3.2 s, 4 min 5 s, 2 h 3 min, 1 d 4 h."""
+    """Format a duration, such as 3.2 s, 4 min 5 s, 2 h 3 min or 1 d 4 h."""
     if seconds < _MINUTE_S:
         return f"{seconds:.1f} s"
     whole = int(seconds)
@@ -36,12 +36,12 @@ def duration_text(seconds: float) -> str:
 
 
 def number_text(value: float) -> str:
-    """A number of any size, to four digits."""
+    """Format a number of any size, to four digits."""
     return f"{value:.4g}"
 
 
 def edge_text(value: float) -> str:
-    """A bound of an interval, to three digits."""
+    """Format a bound of an interval, to three digits."""
     return f"{value:.3g}"
 
 

@@ -1,6 +1,6 @@
-"""``replay stats --watch``: refreshed statistics, full-screen in a terminal, or one line each in a pipe or file.
+"""``replay stats --watch``: refreshes a full screen in a terminal, or adds lines to a pipe or file.
 
-If the server goes away, this waits for it and shows for how long it has been away.
+If the server goes away, it waits and shows for how long the server has been away.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Look = Callable[[], Stats]
 
 
 def watch(look: Look, address: str, table: str | None, interval_s: float, *, as_json: bool) -> None:
-    """Show one table in detail, or all, every ``interval_s`` seconds until Ctrl-C. The first request may raise."""
+    """Show one table or all tables every ``interval_s`` seconds until Ctrl-C. Only the first request may raise."""
     console = Console()
     try:
         if as_json:
@@ -51,7 +51,7 @@ def watch(look: Look, address: str, table: str | None, interval_s: float, *, as_
 
 
 def _looks(look: Look, interval_s: float) -> Iterator[Stats | Trouble]:
-    """Yield figures, or the reason for their absence, forever."""
+    """Yield statistics, or the reason why there are none, forever."""
     yield look()
     answered = time.monotonic()
     while True:

@@ -17,13 +17,13 @@ class CheckpointTable:
     name: str
     """Its name."""
     uid: bytes
-    """16 random bytes that identify the table among others with its name."""
+    """16 random bytes that distinguish the table from others with the same name."""
     size: int
     """Rows in the checkpoint."""
     inserted: int
     """Rows ever inserted, at the time of the checkpoint."""
     left_out: int
-    """Oldest rows that are missing, because inserts overwrote them before they were copied."""
+    """Number of oldest rows left out, because inserts overwrote them before they were copied."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Checkpoint:
     taken_s: float
     """Time of the checkpoint, in seconds since 1970 (UTC)."""
     bytes: int
-    """Size of all its files."""
+    """Total size of the files, in bytes."""
     tables: Mapping[str, CheckpointTable]
     """Tables in the checkpoint, by name."""
 

@@ -26,7 +26,7 @@ class TableDescription:
     name: str
     """Unique on the server."""
     uid: bytes
-    """16 random bytes that distinguish this table from earlier ones with its name."""
+    """16 random bytes that distinguish this table from earlier tables with the same name."""
     schema: Schema
     """Columns in storage order."""
     capacity: int
@@ -40,7 +40,7 @@ class TableDescription:
     size: int
     """Live rows."""
     inserted: int
-    """Rows ever inserted, and the next row's key."""
+    """Rows ever inserted; also the key of the next row."""
     slots: int
     """Size of the ring in rows, slightly more than the capacity."""
     row_bytes: int
@@ -54,7 +54,7 @@ class TableDescription:
 
     @property
     def rows_per_insert(self) -> int:
-        """Rows per insert request: few enough that the limiter can allow it, and that other callers get their turns."""
+        """Maximum rows per insert request, so that the limiter can allow it, and other callers do not wait long."""
         fitting = min(self.slots - self.capacity, MOST_ROWS_AT_ONCE, max(1, INSERT_BYTES // self.row_bytes))
         if self.backend == FIFO:
             fitting = min(fitting, self.capacity)
@@ -67,7 +67,7 @@ class TableDescription:
         """Convert a message.
 
         Raises:
-            InternalServerError: this version of the client does not support its columns or rate limiter.
+            InternalServerError: this version of the client does not support the table's columns or rate limiter.
         """
         config = message.config
         try:

@@ -16,18 +16,18 @@ from replay_client.results.stats import TimesSampled
 
 @dataclass(frozen=True, eq=False)
 class LargestRows:
-    """The rows of ranks 1 to 10 (exact): by descending priority, newest first if equal."""
+    """The ten rows with the largest priorities (exact), in descending order; of equal ones, the newest comes first."""
 
     row_keys: NDArray[np.int64]
     """int64[k]; k is at most ten."""
     priorities: NDArray[np.float64]
     """float64[k]."""
     probabilities: NDArray[np.float64]
-    """float64[k]: probability of each; 1 in a queue."""
+    """float64[k]: probability of each row; 1 in a queue."""
     ages_s: NDArray[np.float64]
-    """float64[k]: seconds since each was inserted, or since the server started."""
+    """float64[k]: seconds since each row was inserted, or since the server started."""
     times_sampled: NDArray[np.int64]
-    """int64[k]: draws of each since it was inserted, or since the server started."""
+    """int64[k]: how often each row was drawn since it was inserted, or since the server started."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Inspection:
     table: TableDescription
     """The table's description."""
     looked_at: int
-    """Rows whose priorities were read: all, or 2^20 random ones of a larger table."""
+    """Number of rows examined: all rows, or 2^20 random rows of a larger table."""
     total_mass: float
     """Mass of all live rows."""
     ranks: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Inspection:
     probabilities: NDArray[np.float64]
     """float64[m]: their probabilities; 1 in a queue."""
     largest: LargestRows
-    """The rows of the first ranks."""
+    """The rows with the largest priorities."""
     ages_s: NDArray[np.float64]
     """float64[n]: ages of evenly spaced live rows, in seconds, newest first."""
     times_sampled: tuple[TimesSampled, ...]
@@ -55,19 +55,19 @@ class Inspection:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all ranks are exact; otherwise those beyond `largest` are estimated from `looked_at` rows."""
+        """Whether all ranks are exact; otherwise, ranks beyond `largest` are estimated from `looked_at` rows."""
         return self.looked_at >= self.table.size
 
     @property
     def rows(self) -> NDArray[np.float64]:
-        """float64[m]: number of rows that each of `ranks` represents: the rows with the nearest ranks."""
+        """float64[m]: how many rows each of `ranks` represents, namely all rows with ranks closest to it."""
         if not len(self.ranks):
             return np.empty(0)
         between = (self.ranks[1:] + self.ranks[:-1]) / 2
         return np.diff(np.concatenate([[0.5], between, [max(self.table.size, int(self.ranks[-1])) + 0.5]]))
 
     def weights(self, beta: float) -> NDArray[np.float64]:
-        """Importance-sampling weights of `ranks`, divided by the largest (Schaul et al. 2016, section 3.4).
+        """Compute the importance-sampling weights of `ranks` (Schaul et al. 2016, section 3.4).
 
         Args:
             beta: exponent of the weights, at least 0.

@@ -1,4 +1,4 @@
-"""Reads results whose fields have the names of a message's fields."""
+"""Converts messages to dataclasses with the same field names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ D = TypeVar("D", bound="DataclassInstance")
 
 
 def mirrored(kind: type[D], message: Message, **others: object) -> D:
-    """Create a dataclass from ``others``; all other fields come from the message's fields with the same names."""
+    """Create a dataclass. Fields that are not in ``others`` are copied from the message's fields of the same names."""
     same = {field.name: getattr(message, field.name) for field in fields(kind) if field.name not in others}
     return kind(**same, **others)

@@ -13,7 +13,7 @@ from replay_client.results.mirroring import mirrored
 
 @dataclass(frozen=True)
 class MethodStats:
-    """One RPC method since the server started."""
+    """Statistics of one RPC method since the server started."""
 
     method: str
     """Its name, such as ``Sample``."""
@@ -87,7 +87,7 @@ class LimiterStats:
 
 @dataclass(frozen=True)
 class TableStats:
-    """One table. "Ever" means since the table was created, "since the start" since the server started."""
+    """Statistics of one table. "Ever": since the table was created; "since the start": since the server started."""
 
     table: TableDescription
     """The table's description."""
@@ -104,7 +104,7 @@ class TableStats:
     lost: int
     """Rows ever lost to power losses."""
     unsynced: int
-    """Rows since the last sync point, which a power loss may lose; 0 for a table without checksums."""
+    """Rows inserted since the last sync point, which could be lost in a power loss; 0 without checksums."""
     failed_syncs: int
     """Failed syncs to disk, since the start."""
     repeated_inserts: int
@@ -124,9 +124,9 @@ class TableStats:
     smallest_priority: float
     """Smallest priority of a live row; 0 if there is none."""
     priorities: Mapping[float, float]
-    """Quantiles of priority over live rows: values by the fraction of rows at or below."""
+    """Quantiles of the priorities of live rows, by fraction: the median is at 0.5."""
     ages_s: Mapping[float, float]
-    """Quantiles of the age of live rows, in seconds."""
+    """Quantiles of the ages of live rows, in seconds, by fraction."""
     times_sampled: tuple[TimesSampled, ...]
     """How often live rows were drawn."""
     rate_limiter: LimiterStats | None
@@ -134,15 +134,15 @@ class TableStats:
     sampled_same_host: int
     """Drawn rows that clients on the server's host copied themselves, since the start."""
     overtaken: int
-    """Batches sent again because inserts overwrote rows during such a copy, since the start."""
+    """Batches drawn again because inserts overwrote rows during such a copy, since the start."""
     batches: int
     """Batches drawn by samplers, since the start."""
     batches_ahead: int
-    """Total of the sampler's other batches in flight when each of these batches was requested."""
+    """Sum over these batches of the sampler's other batches in flight when the batch was requested."""
 
     @property
     def staleness(self) -> float:
-        """Mean number of batches whose updates a sampler's draw misses; at most prefetch - 1."""
+        """Mean number of updates that come too late for a sampler's draw, one per batch; at most prefetch - 1."""
         return self.batches_ahead / self.batches if self.batches else 0.0
 
     @property
