@@ -68,7 +68,7 @@ def read_settings(
         settings_class: the settings; its docstring is the description on the help page.
         program: name of the command.
         variables: prefix of the environment variables.
-        arguments: the command line without the program's name; None: that of this process.
+        arguments: the command line without the program's name; None: the process's own.
         *later: sources with lower precedence than the file.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import grpc
 
 ERROR_DOMAIN = "replay.v1"
-"""Domain of every google.rpc.ErrorInfo from the service; its reasons are those of ErrorReason in replay.proto."""
+"""Domain of every google.rpc.ErrorInfo from the service; ErrorReason in replay.proto lists the reasons."""
 
 
 class ReplayError(Exception):

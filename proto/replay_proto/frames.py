@@ -1,8 +1,10 @@
-"""Frames carry messages without gRPC. `FrameHello` in the protocol documents the format.
+"""Frames, which carry messages without gRPC.
 
-link.sendall(frame_head(len(request)) + request)
-parser.feed(link.recv(1 << 16))
-kind, content = parser.take()
+    link.sendall(frame_head(len(request)) + request)
+    parser.feed(link.recv(1 << 16))
+    kind, content = parser.take()
+
+`FrameHello` in the protocol documents the format.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class FrameTooLongError(FrameError):
 
 
 def frame_head(content_bytes: int, kind: FrameKind = FrameKind.MESSAGE) -> bytes:
-    """The header of a frame whose content has this length."""
+    """Return the header of a frame with content of this length."""
     return _HEAD.pack(content_bytes, kind)
 
 

@@ -58,7 +58,7 @@ def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint
         write: writes the rows, into uint8[size].
     """
     start = head.SerializeToString() + _ROWS_TAG + _varint(size)
-    # gRPC only accepts bytes, and BytesIO can fill them: `getvalue` does not copy once all views are released.
+    # gRPC only accepts bytes, which BytesIO can fill in place: `getvalue` makes no copy once all views are released.
     message = io.BytesIO(bytes(len(start) + size))
     message.write(start)
     write(np.frombuffer(message.getbuffer(), np.uint8)[len(start) :])
@@ -66,7 +66,7 @@ def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint
 
 
 def split_message(message_type: type[M], data: bytes | memoryview) -> Framed[M]:
-    """Read a message with rows, without copying them. Only for replies; requests have limits, see `split_rows`.
+    """Read a reply with rows, without copying them. For requests, use `split_rows`, which can limit their fields.
 
     Fields may come in any order, and the last ``rows`` wins. If ``data`` is writable, so are the rows.
 

@@ -7,5 +7,5 @@ from typing import Final
 MOST_ROWS_AT_ONCE: Final = 1 << 13
 """Maximum rows of one insert. Making them live blocks the server, for about 10 ms in a ranked table."""
 INSERT_BYTES: Final = 4 << 20
-"""Maximum bytes of rows per request of the client library, unless a single row is larger: gRPC assembles requests on
-the server's event loop."""
+"""Maximum bytes of rows that the client library sends in one request, unless a single row is larger. Longer requests
+would block the server's event loop, on which gRPC assembles them."""

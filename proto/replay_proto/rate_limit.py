@@ -106,7 +106,7 @@ class RateLimit:
 
     @property
     def largest_insert(self) -> int | None:
-        """The largest insert, in rows, that is always allowed eventually if rows are drawn; None: any."""
+        """Maximum rows of an insert that is sure to be allowed once enough rows are drawn; None: unlimited."""
         if self.samples_per_insert is None:
             return None
         # Draws of single samples bring the difference to less than 1 above min_diff.

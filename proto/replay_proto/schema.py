@@ -55,7 +55,7 @@ class Column:
         """Describe a column.
 
         Args:
-            dtype: one of the dtypes above, in any form that NumPy accepts: ``"float32"``, ``np.float32``, ``float``
+            dtype: one of `DTYPES`, in any form that NumPy accepts: ``"float32"``, ``np.float32``, ``float``
                 (float64). Byte order does not matter: rows are sent little-endian.
             shape: sizes of the dimensions of one row's value; ``4`` is short for ``(4,)``.
 
@@ -91,8 +91,8 @@ class Schema(Mapping[str, Column]):
         """Check the names; `Column` has already checked dtypes and shapes.
 
         Raises:
-            InvalidArgumentError: for an empty schema, an invalid name, a value that is not a `Column`, or a column next
-                to columns nested under its name (``obs`` and ``obs/camera``).
+            InvalidArgumentError: for an empty schema, an invalid name, a value that is not a `Column`, or a column
+                together with columns nested under its name (``obs`` and ``obs/camera``).
         """
         if not self.columns:
             raise FieldError("columns", "at least one column", "none")

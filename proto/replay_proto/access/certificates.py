@@ -93,7 +93,7 @@ class ServerCertificates:
         self._version += 1
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        """Create a configuration each time, because gRPC frees it."""
+        """Create a new configuration, because gRPC frees each one it gets."""
         key, certificate, client_ca = self._files.value
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=client_ca)
 

@@ -29,7 +29,7 @@ class Protection:
 def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_prefix: str = "--") -> None:
     """Refuse to listen for other machines without protection; warn about partial protection.
 
-    Tokens and client certificates protect. TLS alone does not: it encrypts, but admits everyone.
+    Tokens or client certificates protect a service. TLS alone does not: it encrypts, but admits everyone.
 
     Raises:
         ExposedError: other machines could call, there is no protection, and ``insecure`` is not set.

@@ -42,9 +42,9 @@ _CONNECTIONS_SHARE: Final = 0.75
 _SILENT_S: Final = 600
 """Minimum time in seconds that the kernel keeps a connection whose client has sent nothing."""
 _LESS_JITTER: Final = 0.9
-"""gRPC varies the age of connections by a tenth, so that clients do not all reconnect at the same time."""
+"""Factor for the maximum age of connections, because gRPC varies it by a tenth to spread reconnections."""
 _MOST_PENDING: Final = (1 << 31) - 1
-"""Maximum calls received but not started: unlimited, because connections and their calls are limited."""
+"""Maximum calls received but not started: practically unlimited, because each connection has limited calls."""
 _LONGEST_BYTES: Final = (1 << 31) - 1
 """gRPC stores message sizes in 31 bits."""
 
@@ -135,7 +135,7 @@ def listeners(port: int) -> Iterator[socket.socket]:
 
 
 def _open_sockets() -> list[int]:
-    """Return this process's socket descriptors. Given other files, `socket.fromfd` would leak a duplicate."""
+    """Return the descriptors of this process that are sockets; `socket.fromfd` would leak a duplicate of any other."""
     found = []
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):

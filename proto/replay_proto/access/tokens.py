@@ -7,7 +7,7 @@
     tables = ["cartpole*", "acrobot"]     # names, with wildcards * and ?; default: all tables
     expires = 2027-01-01T00:00:00Z        # default: never
     max_tables = 10                       # tables it may own; default: the server's limit
-    max_bytes = 20_000_000_000            # size of these when full; default: the server's limit
+    max_bytes = 20_000_000_000            # size of its tables when full; default: the server's limit
 
 Instead of `token`, an entry may have `token_sha256`, its SHA-256 in hexadecimal; then the file alone grants no access.
 The file is reloaded when it changes. If it is missing or has no tokens, all calls are refused. Only hashes are kept in
@@ -54,14 +54,14 @@ _EXPECTED: Final = {
     "max_bytes": "a whole number of at least 0",
 }
 _SECRETS: Final = ("token", "token_sha256")
-"""Fields whose values no message shows."""
+"""Fields that no message may show."""
 
 
 class Right(Flag):
     """A right that a token grants. No right includes another."""
 
     READ = auto()
-    """See rows and figures: Sample, Read, Learn, ListTables, Stats."""
+    """See rows and statistics: Sample, Read, Learn, Inspect, ListTables, Stats."""
     WRITE = auto()
     """Change rows: Insert, Write, UpdatePriorities."""
     ADMIN = auto()
@@ -82,7 +82,7 @@ class Grant:
     """The rights of one token."""
 
     name: str
-    """Name of the token, shown instead of it."""
+    """Name of the token; messages show it instead of the token."""
     digest: bytes = field(repr=False)
     """SHA-256 of the token."""
     rights: Right
@@ -99,7 +99,7 @@ class Grant:
     """Whether the file contains the token itself."""
 
     def allows(self, one_of: Right, table: str | None) -> bool:
-        """Whether it grants one of these rights on a table; None: on any table."""
+        """Whether it grants one of these rights on a table; None: on at least one table."""
         if not self.rights & one_of:
             return False
         return table is None or any(fnmatchcase(table, pattern) for pattern in self.tables)
@@ -183,7 +183,7 @@ class Tokens:
         if now - self._looked_at >= REFRESH_S:
             self._looked_at = now
             if self._file.refresh():
-                # Removed tokens are honored even in a file that others can read.
+                # Apply the file even if others can read it: it may remove tokens.
                 self._warn(self._exposure())
 
     def _exposure(self) -> str | None:

@@ -13,11 +13,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _OPEN: Final = stat.S_IRWXO | stat.S_IWGRP
-"""Permissions that are reported. The group may read a file, as for the files of tables, but must not change it."""
+"""Permissions that are reported: any for other users, and writing for the group, which may read files."""
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
-"""For each file: inode, size, and modification times of content and inode; None if the file is missing.
+"""For each file: inode, size, mtime and ctime; None if the file is missing.
 
-A program can set the modification time of the content, but not that of the inode.
+A program can set mtime, but not ctime.
 """
 
 
@@ -34,8 +34,8 @@ class Watched(Generic[T]):
         Args:
             paths: the files.
             read: reads the files; raises `UnusableFileError`.
-            if_gone: the value after a file was missing at two checks in a row; None: the last value. One check is not
-                enough, because a program may remove a file before writing it again.
+            if_gone: the value once a file was missing at two checks in a row; None: the last value. One check is not
+                enough, because a program may remove a file just before it writes the new one.
         """
         self._paths = tuple(paths)
         self._read = read

@@ -37,7 +37,7 @@ global___JoinRequest = JoinRequest
 
 @typing.final
 class JoinResponse(google.protobuf.message.Message):
-    """The task."""
+    """Everything that an actor needs to act."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -116,7 +116,9 @@ class QNetworkSpec(google.protobuf.message.Message):
 
     @property
     def bounds(self) -> global___ObservationBounds:
-        """Bounds of each element of an observation, which the network scales to [-1, 1]; unset: vectors are not scaled."""
+        """Bounds of each element of an observation. The network scales each element from its bounds to [-1, 1]. Unset:
+        vectors are not scaled.
+        """
 
     def __init__(
         self,
@@ -171,11 +173,11 @@ class ReportRequest(google.protobuf.message.Message):
     actor_id: builtins.int
     """The actor's number, from Join."""
     run_id: builtins.str
-    """The run that the actor joined. If the learner's run is another: FAILED_PRECONDITION; join again."""
+    """The run that the actor joined. If the learner has begun another run: FAILED_PRECONDITION; join again."""
     @property
     def episodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FinishedEpisode]:
-        """Episodes that ended since the last report, oldest first; at most 1000, so split longer lists. The
-        learner queues a bounded number of episodes, and drops the oldest beyond that.
+        """Episodes that ended since the last report, oldest first. At most 1000: split longer lists. If too many episodes
+        are queued, the learner drops the oldest.
         """
 
     def __init__(
@@ -213,7 +215,7 @@ global___FinishedEpisode = FinishedEpisode
 
 @typing.final
 class ReportResponse(google.protobuf.message.Message):
-    """How to continue."""
+    """Tells an actor how to continue."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -258,7 +260,9 @@ class GetWeightsRequest(google.protobuf.message.Message):
     have_version: builtins.int
     """The caller's version; 0: none."""
     run_id: builtins.str
-    """The run that the actor joined. If the learner's run is another: FAILED_PRECONDITION; join again, versions restart."""
+    """The run that the actor joined. If the learner has begun another run, with new versions: FAILED_PRECONDITION; join
+    again.
+    """
     def __init__(
         self,
         *,

@@ -65,9 +65,9 @@ class LearnerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Records an actor's progress, and tells it how to continue. If two actors race, each gets the state at its turn. A
-        report with an invalid field is refused as a whole: INVALID_ARGUMENT. If the reply is lost, the actor retries; its
-        episodes may then appear twice in the learning curve, without further effect.
+        """Records an actor's progress, and tells it how to continue. If two actors race, their reports are handled one after
+        the other. A report with an invalid field is refused as a whole: INVALID_ARGUMENT. If the reply is lost, the actor
+        retries; its episodes may then appear twice in the learning curve, with no other effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,9 +38,9 @@ class LearnerServiceStub:
         replay_proto.v1.learner_pb2.ReportRequest,
         replay_proto.v1.learner_pb2.ReportResponse,
     ]
-    """Records an actor's progress, and tells it how to continue. If two actors race, each gets the state at its turn. A
-    report with an invalid field is refused as a whole: INVALID_ARGUMENT. If the reply is lost, the actor retries; its
-    episodes may then appear twice in the learning curve, without further effect.
+    """Records an actor's progress, and tells it how to continue. If two actors race, their reports are handled one after
+    the other. A report with an invalid field is refused as a whole: INVALID_ARGUMENT. If the reply is lost, the actor
+    retries; its episodes may then appear twice in the learning curve, with no other effect.
     """
 
     GetWeights: grpc.UnaryUnaryMultiCallable[
@@ -66,9 +66,9 @@ class LearnerServiceAsyncStub:
         replay_proto.v1.learner_pb2.ReportRequest,
         replay_proto.v1.learner_pb2.ReportResponse,
     ]
-    """Records an actor's progress, and tells it how to continue. If two actors race, each gets the state at its turn. A
-    report with an invalid field is refused as a whole: INVALID_ARGUMENT. If the reply is lost, the actor retries; its
-    episodes may then appear twice in the learning curve, without further effect.
+    """Records an actor's progress, and tells it how to continue. If two actors race, their reports are handled one after
+    the other. A report with an invalid field is refused as a whole: INVALID_ARGUMENT. If the reply is lost, the actor
+    retries; its episodes may then appear twice in the learning curve, with no other effect.
     """
 
     GetWeights: grpc.aio.UnaryUnaryMultiCallable[
@@ -98,9 +98,9 @@ class LearnerServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.learner_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.learner_pb2.ReportResponse, collections.abc.Awaitable[replay_proto.v1.learner_pb2.ReportResponse]]:
-        """Records an actor's progress, and tells it how to continue. If two actors race, each gets the state at its turn. A
-        report with an invalid field is refused as a whole: INVALID_ARGUMENT. If the reply is lost, the actor retries; its
-        episodes may then appear twice in the learning curve, without further effect.
+        """Records an actor's progress, and tells it how to continue. If two actors race, their reports are handled one after
+        the other. A report with an invalid field is refused as a whole: INVALID_ARGUMENT. If the reply is lost, the actor
+        retries; its episodes may then appear twice in the learning curve, with no other effect.
         """
 
     @abc.abstractmethod

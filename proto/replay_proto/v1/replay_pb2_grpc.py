@@ -122,9 +122,9 @@ class ReplayServiceServicer(object):
     """
 
     def CreateTable(self, request, context):
-        """Creates a table, or returns an existing one with the same name and config. If configs differ in more than the
-        seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the other
-        gets the existing one.
+        """Creates a table, or returns an existing one with the same name and config. If the configs differ in more than
+        the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the
+        other gets the existing one.
         Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -149,15 +149,15 @@ class ReplayServiceServicer(object):
 
     def DescribeTable(self, request, context):
         """Describes one table.
-        Right: any; without the right to read, `directory` is empty.
+        Right: any; without the right to read, `directory` and `socket` are empty.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetTable(self, request, context):
-        """Removes all rows of a table. Keys keep counting, the uid stays, a rate limiter restarts. Calls waiting for the
-        table end with ABORTED / TABLE_RESET, without effect.
+        """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Calls
+        waiting for the table end with ABORTED / TABLE_RESET, without effect.
         Right: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

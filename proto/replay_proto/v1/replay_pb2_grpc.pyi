@@ -8,19 +8,19 @@ assigned in order of insertion and never reused in a table, and a priority, by w
 
 Arrays are sent as `bytes`: little-endian, C order, without padding. "int64[n]" in a comment means 8 * n bytes. Rows
 are sent in a field called `rows`: one column after another, in the order of the table's schema, each with the values
-of all rows. A column of dtype float32 and shape (4,) takes 16 * n bytes. Booleans are one byte, 0 or 1. The field
-`rows` has the number 15 in every message, so that both ends can build and read it in place.
+of all rows. In n rows, a column of dtype float32 and shape (4,) takes 16 * n bytes. Booleans are one byte, 0 or 1.
+The field `rows` has the number 15 in every message, so that both ends can build and read it in place.
 
 If the server requires tokens, each call sends one as metadata: "authorization: Bearer TOKEN". Each RPC below states
 the right that it requires on the table named in a message.
 
-Without `rows` and arrays of keys and priorities, a request may have at most 1 MiB, and at most 32 fields if it has
-rows. Larger ones fail with RESOURCE_EXHAUSTED / TOO_LARGE or INVALID_ARGUMENT. Messages with rows must not contain
-groups.
+A request may have at most 1 MiB besides `rows` and arrays of keys and priorities; a longer one fails with
+RESOURCE_EXHAUSTED / TOO_LARGE. A request with rows may have at most 32 fields and no groups; otherwise, it fails
+with INVALID_ARGUMENT.
 
 Every operation on a table is atomic. A request is validated completely before anything changes, and a refused
-request changes nothing. Errors carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of
-ErrorReason without its prefix.
+request changes nothing. Errors carry a google.rpc.ErrorInfo with the domain "replay.v1"; its `reason` is a name from
+ErrorReason, without the prefix.
 """
 
 import abc
@@ -45,9 +45,9 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.CreateTableRequest,
         replay_proto.v1.replay_pb2.CreateTableResponse,
     ]
-    """Creates a table, or returns an existing one with the same name and config. If configs differ in more than the
-    seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the other
-    gets the existing one.
+    """Creates a table, or returns an existing one with the same name and config. If the configs differ in more than
+    the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the
+    other gets the existing one.
     Right: admin.
     """
 
@@ -72,15 +72,15 @@ class ReplayServiceStub:
         replay_proto.v1.replay_pb2.DescribeTableResponse,
     ]
     """Describes one table.
-    Right: any; without the right to read, `directory` is empty.
+    Right: any; without the right to read, `directory` and `socket` are empty.
     """
 
     ResetTable: grpc.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Removes all rows of a table. Keys keep counting, the uid stays, a rate limiter restarts. Calls waiting for the
-    table end with ABORTED / TABLE_RESET, without effect.
+    """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Calls
+    waiting for the table end with ABORTED / TABLE_RESET, without effect.
     Right: admin.
     """
 
@@ -186,9 +186,9 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.CreateTableRequest,
         replay_proto.v1.replay_pb2.CreateTableResponse,
     ]
-    """Creates a table, or returns an existing one with the same name and config. If configs differ in more than the
-    seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the other
-    gets the existing one.
+    """Creates a table, or returns an existing one with the same name and config. If the configs differ in more than
+    the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the
+    other gets the existing one.
     Right: admin.
     """
 
@@ -213,15 +213,15 @@ class ReplayServiceAsyncStub:
         replay_proto.v1.replay_pb2.DescribeTableResponse,
     ]
     """Describes one table.
-    Right: any; without the right to read, `directory` is empty.
+    Right: any; without the right to read, `directory` and `socket` are empty.
     """
 
     ResetTable: grpc.aio.UnaryUnaryMultiCallable[
         replay_proto.v1.replay_pb2.ResetTableRequest,
         replay_proto.v1.replay_pb2.ResetTableResponse,
     ]
-    """Removes all rows of a table. Keys keep counting, the uid stays, a rate limiter restarts. Calls waiting for the
-    table end with ABORTED / TABLE_RESET, without effect.
+    """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Calls
+    waiting for the table end with ABORTED / TABLE_RESET, without effect.
     Right: admin.
     """
 
@@ -329,9 +329,9 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.CreateTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.CreateTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.CreateTableResponse]]:
-        """Creates a table, or returns an existing one with the same name and config. If configs differ in more than the
-        seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the other
-        gets the existing one.
+        """Creates a table, or returns an existing one with the same name and config. If the configs differ in more than
+        the seed, ALREADY_EXISTS / TABLE_EXISTS names the difference. If two callers race, one creates the table and the
+        other gets the existing one.
         Right: admin.
         """
 
@@ -362,7 +362,7 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.DescribeTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.DescribeTableResponse]]:
         """Describes one table.
-        Right: any; without the right to read, `directory` is empty.
+        Right: any; without the right to read, `directory` and `socket` are empty.
         """
 
     @abc.abstractmethod
@@ -371,8 +371,8 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         request: replay_proto.v1.replay_pb2.ResetTableRequest,
         context: _ServicerContext,
     ) -> typing.Union[replay_proto.v1.replay_pb2.ResetTableResponse, collections.abc.Awaitable[replay_proto.v1.replay_pb2.ResetTableResponse]]:
-        """Removes all rows of a table. Keys keep counting, the uid stays, a rate limiter restarts. Calls waiting for the
-        table end with ABORTED / TABLE_RESET, without effect.
+        """Removes all rows of a table. Keys continue from the last one, the uid stays, and a rate limiter starts over. Calls
+        waiting for the table end with ABORTED / TABLE_RESET, without effect.
         Right: admin.
         """
 
