@@ -11,7 +11,7 @@ from experiments.common.command import run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the experiment; returns the exit code of `run_command`."""
+    """Run the experiment, and return the exit code of `run_command`."""
     return run_command("cliffwalk", CliffwalkSettings, cliffwalk, arguments)
 
 

@@ -26,8 +26,8 @@ def cliffwalk(settings: CliffwalkSettings, stop: StopRequest, console: Console) 
     """Run the missing parts of the experiment.
 
     Args:
-        settings: of the experiment.
-        stop: requests a stop; results so far are kept.
+        settings: settings of the experiment.
+        stop: whether to stop; results so far are kept.
         console: shows progress.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Q-learning of the Blind Cliffwalk, one transition at a time (Schaul et al. 2016, appendix B.1, equations 2 and 3).
+"""Q-learning on the Blind Cliffwalk, one transition at a time (Schaul et al. 2016, appendix B.1, equations 2 and 3).
 
-Q(s, a) is an entry of a table, or linear in features of the state (its number and a constant) with separate weights
-per action. With only a few dozen values, plain floats are faster than arrays. The squared error to the true values is
-updated incrementally.
+Q(s, a) is an entry of a table, or linear in the features of s (an indicator of each state, and a constant), with
+separate weights for each action. The few dozen values are plain floats, which are faster than arrays. The squared error
+to the true values is updated incrementally.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from experiments.cliffwalk.walk import ACTIONS, Cliffwalk, Transition
 STEP_SIZE: Final = 0.25
 """Eta of equation 3."""
 INITIAL_STD: Final = 0.1
-"""Standard deviation of the initial parameters, normal with mean 0. The paper writes N(0, 0.1)."""
+"""Standard deviation of the initial parameters, which are normally distributed with mean 0: the paper's N(0, 0.1)."""
 LEARNED_ERROR: Final = 1e-3
 """The values count as learned when their mean squared error to the true values is below this."""
 
@@ -47,7 +47,7 @@ class QLearner:
             walk: the walk to learn.
             representation: how the values are represented.
             rng: draws the parameters.
-            step_size: of an update.
+            step_size: step size of an update.
             initial_std: standard deviation of the parameters.
         """
         self.walk = walk
@@ -102,7 +102,7 @@ class QLearner:
         return self._growth(transition.state, transition.action, self._step_size * self.td_error(transition))
 
     def _growth(self, state: int, action: int, step: float) -> float:
-        """Growth of the sum of squares if the bias changes all values of an action, and a weight one of them."""
+        """Growth of the total squared error if ``step`` is added to a weight and, if values are linear, to the bias."""
         shift = self._constant * step
         error = self.value(state, action) - self._true[action][state] + shift
         return shift * (2.0 * self._error_sums[action] + self._rows * shift) + step * (2.0 * error + step)

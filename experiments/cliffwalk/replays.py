@@ -1,4 +1,4 @@
-"""Methods that choose the next transition, all based on tables of the replay service.
+"""Methods of choosing the next transition, all based on tables of the replay service.
 
     with open_replay(Method.PROPORTIONAL, client, walk, table_name, rng) as replay:
         transition = replay.next(learner)
@@ -73,11 +73,11 @@ def open_replay(
     """Create a table, fill it with all transitions of a walk, and drop it at the end.
 
     Args:
-        method: chooses transitions.
-        client: of the server.
+        method: how to choose transitions.
+        client: a client of the server.
         walk: the walk.
-        name: name of the table; one left over from an interrupted run is dropped.
-        rng: orders the memory, and seeds the table.
+        name: name of the table; a table with this name, left over from an interrupted run, is dropped.
+        rng: shuffles the transitions, and seeds the table.
 
     Raises:
         ReplayError: the server refuses or is unreachable.
@@ -132,7 +132,7 @@ class UniformReplay:
 
 
 class PrioritizedReplay:
-    """Draws one transition at a time by the current priorities."""
+    """Draws one transition at a time, according to the current priorities."""
 
     def __init__(self, sampler: Sampler) -> None:
         """Draw with a sampler of batches of 1, without prefetching."""
@@ -157,9 +157,9 @@ class PrioritizedReplay:
 class OracleReplay:
     """Picks the transition that lowers the global loss most, in hindsight (section 3.1), and reads it by key.
 
-    The global loss is the squared error to the true values. If values share parameters, the learner may reach a state
-    in which no update lowers the loss noticeably, and a greedy choice would be stuck. The oracle then picks the
-    transition with the largest TD error until updates lower the loss again.
+    The global loss is the total squared error to the true values. If values share parameters, it may happen that no
+    update lowers the loss noticeably, and this choice would be stuck. Then the oracle picks the transition with the
+    largest TD error until updates lower the loss again.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class WalkKey:
         return f"cliffwalk-{self.representation}-{self.method}-{self.states}-{self.seed}"
 
     def __str__(self) -> str:
-        """A human-readable message."""
+        """Description of the run for messages."""
         return f"{self.representation}, {self.method}, {self.states} states, seed {self.seed}"
 
 
@@ -66,8 +66,8 @@ def run(
     Runs with the same seed start with the same parameters and the same memory in the same order, for all methods.
 
     Args:
-        key: which run.
-        client: of the server.
+        key: identifies the run.
+        client: a client of the server.
         max_run_s: seconds until the run is aborted.
         should_stop: whether to stop.
         clock: returns monotonic seconds.

@@ -52,7 +52,7 @@ Curves = Mapping[Representation, Mapping[Method, Mapping[int, Point]]]
 
 
 def summarize(results: Sequence[RunResult]) -> Curves:
-    """Medians over seeds, using the last result of each run."""
+    """Summarize the runs of each method and size, using the last result of each run."""
     latest = {result.key: result for result in results}
     grouped: dict[tuple[Representation, Method, int], list[RunResult]] = defaultdict(list)
     for key, result in latest.items():
@@ -113,7 +113,7 @@ def _cell(point: Point | None, uniform: Point | None) -> str:
 
 
 def draw(curves: Curves, path: Path) -> None:
-    """Plot median updates over memory size as a PNG file, like figures 1 and 2 of the paper."""
+    """Plot median updates against memory size as a PNG file, like figures 1 and 2 of the paper."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     shown = [representation for representation in Representation if curves.get(representation)]

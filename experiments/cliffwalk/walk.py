@@ -86,8 +86,8 @@ class Cliffwalk:
     def memory(self, rng: np.random.Generator) -> dict[str, NDArray[np.generic]]:
         """All transitions of all sequences of actions in random order, as columns of a table.
 
-        An episode reaches state s in ``2**(n - s)`` of the sequences, and takes each action in half of them. Sequences
-        that differ only after the end of the episode count separately.
+        In ``2**(n - s)`` of the ``2**n`` sequences, the episode reaches state s; in half of these, it takes action 0
+        there. Sequences that differ only after the end of the episode count separately.
         """
         kinds = self.distinct_transitions()
         copies = [2 ** (self.states - 1 - kind.state) for kind in kinds]

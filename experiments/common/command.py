@@ -52,10 +52,10 @@ def run_command(
     """Run an experiment.
 
     Args:
-        name: of the experiment.
-        settings_class: its settings.
+        name: name of the experiment.
+        settings_class: class of its settings.
         experiment: executes missing runs and shows all results.
-        arguments: the command line; None: that of this process.
+        arguments: the command line without the program's name; None: the process's own.
 
     Returns:
         0; 1 when the experiment failed; 128 + n when signal n stopped it.

@@ -1,4 +1,4 @@
-"""Raw results as CSV: appended after each run, and read back on a restart.
+"""Raw results in a CSV file: appended after each run, and read when the experiment is started again.
 
 A separate file records the conditions, so that results with different settings are never mixed.
 """
@@ -33,7 +33,7 @@ class ResultFile(Generic[R]):
         """Use a file, which is created with the first result.
 
         Args:
-            path: of the file.
+            path: path of the file.
             fields: names of the columns.
             parse: creates a result from a line's fields, by column.
             to_row: returns the values of a result, by column.
@@ -69,7 +69,7 @@ class ResultFile(Generic[R]):
             raise ResultsError(f"line {reader.line_num} of {self.path} cannot be read: {error}") from error
 
     def append(self, results: Iterable[R]) -> None:
-        """Append results in a single write, so that a killed command leaves all or none of them."""
+        """Append results in a single write, so that a killed command has written all of them or none."""
         text = io.StringIO()
         writer = csv.DictWriter(text, self._fields, lineterminator="\n")
         if not self.path.exists() or not self.path.stat().st_size:

@@ -17,10 +17,10 @@ FILE_WIDTH: Final = 140
 
 
 class RunProgress(Protocol):
-    """Shows runs."""
+    """Shows the progress of runs."""
 
     def note(self, text: str) -> None:
-        """Print the current step."""
+        """Show what is running."""
         ...
 
     def advance(self, text: str) -> None:
@@ -54,11 +54,11 @@ class _Lines:
 
 @contextmanager
 def run_progress(console: Console, title: str, total: int, done: int) -> Iterator[RunProgress]:
-    """A bar in a terminal, a line for each run elsewhere.
+    """Show progress: as a bar in a terminal, otherwise as a line for each finished run.
 
     Args:
         console: the output.
-        title: of the experiment.
+        title: title of the experiment.
         total: number of runs, including those done earlier.
         done: runs that were done earlier.
     """
@@ -78,6 +78,6 @@ def run_progress(console: Console, title: str, total: int, done: int) -> Iterato
 
 
 def result_console() -> Console:
-    """Standard output, wide enough for tables if it is not a terminal."""
+    """A console on standard output; if this is not a terminal, it is wide enough for tables."""
     console = Console()
     return console if console.is_terminal else Console(width=FILE_WIDTH)

@@ -1,4 +1,4 @@
-"""The replay server of an experiment: a running one, or a new one."""
+"""The replay server of an experiment: a running server, or a new one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ServerAccess:
     own: OwnAccess | None
 
     def connect(self) -> ReplayClient:
-        """A client of the server.
+        """Create a client of the server.
 
         Raises:
             InvalidArgumentError: for a malformed token, or an unreadable certificate file.
@@ -38,11 +38,11 @@ class ServerAccess:
 
 @contextmanager
 def replay_server(address: str | None, folder: Path) -> Iterator[ServerAccess]:
-    """A server for an experiment.
+    """Provide a server for an experiment.
 
     Args:
-        address: of a running server; None: start one for the duration of the block.
-        folder: for the log and token of a started server.
+        address: address of a running server; None: start one for the duration of the block.
+        folder: directory for the log and token of a started server.
 
     Raises:
         EmbeddedServerError: the server could not be started.

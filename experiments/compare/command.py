@@ -39,8 +39,8 @@ def compare(settings: CompareSettings, stop: StopRequest, console: Console) -> N
     """Run the missing parts of the comparison.
 
     Args:
-        settings: of the comparison.
-        stop: requests a stop; finished runs are kept.
+        settings: settings of the comparison.
+        stop: whether to stop; finished runs are kept.
         console: shows progress.
 
     Raises:
@@ -100,7 +100,7 @@ def _open(settings: CompareSettings) -> Iterator[_Processes]:
 
 
 def _drop_left_behind(settings: CompareSettings, server: ServerAccess) -> None:
-    """Drop the tables of interrupted runs: these are incomplete, so the runs start over."""
+    """Drop the incomplete tables of interrupted runs, which start over."""
     with server.connect() as client:
         for table in client.tables():
             if table.name.startswith(f"{settings.directory.resolve().name}-"):

@@ -26,7 +26,7 @@ METHODS: Final[Mapping[ReplayMethod, Mapping[str, Any]]] = MappingProxyType(
         ReplayMethod.RANK: {"backend": "rank", "alpha": 0.7, "beta_start": 0.5},
     }
 )
-"""Settings of the trainer (Schaul et al. 2016, table 3, Double DQN); beta reaches 1 at the end of training."""
+"""Trainer settings of each method (Schaul et al. 2016, table 3, Double DQN); beta reaches 1 at the end of training."""
 
 PAPER_FACTORS: Final[Mapping[ReplayMethod, float]] = MappingProxyType(
     {ReplayMethod.UNIFORM: 1.0, ReplayMethod.PROPORTIONAL: 0.25, ReplayMethod.RANK: 0.25}

@@ -24,7 +24,7 @@ class Contestant:
     """Its step size, relative to uniform replay."""
 
     def __str__(self) -> str:
-        """A human-readable message."""
+        """Description of the contestant for messages."""
         return f"{self.method}, step size x {self.factor:g}"
 
 
@@ -41,7 +41,7 @@ class TrainingKey:
         return f"{self.contestant.method}-{self.contestant.factor:g}-seed{self.seed}"
 
     def __str__(self) -> str:
-        """A human-readable message."""
+        """Description of the run for messages."""
         return f"{self.contestant}, seed {self.seed}"
 
 
@@ -95,7 +95,7 @@ def best_of_sweep(curves: Mapping[TrainingKey, Curve]) -> dict[ReplayMethod, Con
 
 
 def curves_of(points: Sequence[CurvePoint]) -> dict[TrainingKey, Curve]:
-    """Points by run."""
+    """Group points by run."""
     curves: dict[TrainingKey, list[CurvePoint]] = defaultdict(list)
     for point in points:
         curves[point.key].append(point)

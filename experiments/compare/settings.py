@@ -85,7 +85,7 @@ class CompareSettings(Settings):
 
     @property
     def base_learning_rate(self) -> float:
-        """Step size of uniform replay; those of the other methods are relative to it."""
+        """Step size of uniform replay, which the other methods multiply by a factor."""
         default = TrainSettings.model_fields["learning_rate"].default
         return float(self.train.get("learning_rate", default))
 

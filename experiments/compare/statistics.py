@@ -1,9 +1,8 @@
 """Statistics over a few runs, as recommended by Agarwal et al. (2021, arXiv:2108.13264; their library is `rliable`).
 
-The 95 % intervals of mean and interquartile mean come from scipy's percentile bootstrap over runs. For the probability
-that one method beats another, a bootstrap finds no spread if all runs of one method are better, so two runs would look
-like a proof. For this probability, we use Newcombe's interval (2006, Statistics in Medicine 25, 559-573, method 5),
-which stays wide for few runs.
+The 95 % intervals of mean and interquartile mean come from scipy's percentile bootstrap over runs. The probability that
+one method beats another has Newcombe's interval (2006, Statistics in Medicine 25, 559-573, method 5), which stays wide
+for few runs. A bootstrap would find no spread if all runs of one method are better, even if there are only two.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        """A human-readable message."""
+        """The value, and its interval in parentheses."""
         return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 

@@ -57,12 +57,12 @@ class Group:
 
     @property
     def label(self) -> str:
-        """A human-readable message."""
+        """Label for the plot."""
         return f"{self.contestant} ({'paper' if self.contestant in PAPER else 'best of sweep'})"
 
 
 def groups_of(curves: Mapping[TrainingKey, Curve]) -> list[Group]:
-    """The compared runs by contestant, the paper's first."""
+    """Group the compared runs by contestant, with the paper's contestants first."""
     runs: dict[Contestant, list[Curve]] = defaultdict(list)
     for key, curve in curves.items():
         if key.seed < SWEEP_SEED:
@@ -72,7 +72,7 @@ def groups_of(curves: Mapping[TrainingKey, Curve]) -> list[Group]:
 
 
 def _group(contestant: Contestant, curves: Sequence[Curve]) -> Group:
-    # The trainer acts, so all runs validate at the same steps. Separate actors could end a run a step late.
+    # All runs validate at the same steps, because the trainer acts. Separate actors could end a run a step late.
     count = min(map(len, curves))
     steps = np.array([point.step for point in curves[0][:count]], dtype=np.int64)
     returns = np.array([[point.mean_return for point in curve[:count]] for curve in curves])
@@ -106,7 +106,7 @@ def summary_table(env: str, groups: Sequence[Group]) -> Table:
 
 
 def draw(env: str, groups: Sequence[Group], path: Path) -> None:
-    """Plot mean and interquartile mean over environment steps, and improvements over uniform replay, as a PNG file."""
+    """Plot returns against environment steps, and the probability of beating uniform replay, as a PNG file."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3)

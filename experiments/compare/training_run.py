@@ -46,7 +46,7 @@ def prepare_process(stopping: Event, token: str | None) -> None:
 
     Args:
         stopping: set when runs are to stop.
-        token: of an embedded server, which has no TLS; None: environment variables configure access.
+        token: token of an embedded server, which has no TLS; None: environment variables configure access.
     """
     logging.basicConfig(level=logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
