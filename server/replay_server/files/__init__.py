@@ -1,1 +1,1 @@
-"""Files and directories: durable, memory-mapped, cleaned up, and safe from other users."""
+"""Files and directories: durable writes, memory mapping, removal of leftovers, protection from other users."""

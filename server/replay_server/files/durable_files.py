@@ -1,4 +1,4 @@
-"""Directory entries and small files that survive a power loss."""
+"""Writes small files and directory entries so that they survive a power loss."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _remove_unless_held(path: Path, folder: int) -> bool:
     try:
         if not try_lock(lock):
             return False
-        # Keep the lock: otherwise a process creating this folder right now could lock it and then lose it.
+        # Hold the lock meanwhile: otherwise, a process creating this folder could lock it, and then lose the folder.
         shutil.rmtree(path, ignore_errors=True)
         return True
     except (OSError, RecursionError) as error:  # a file system without locks, or endlessly nested folders

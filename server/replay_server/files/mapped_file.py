@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESERVE_STEP_BYTES = 4 << 20
-"""Reservation step; on tmpfs it takes about a millisecond."""
+"""Bytes to reserve per step; on tmpfs, a step takes about a millisecond."""
 
 _PAGE_BYTES = mmap.PAGESIZE
 FILE_MODE = 0o640
@@ -66,7 +66,7 @@ class MappedFile:
         """uint8[size]: the content, writable."""
 
     def view(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
-        """The content as ``dtype[shape]``, writable."""
+        """Return the content as ``dtype[shape]``, writable."""
         return self.bytes.view(dtype).reshape(shape)
 
     def reserve(self, size: int) -> None:

@@ -2,8 +2,8 @@
 
 A user who can write to a directory can place links and files there, and one who can write to a parent directory can
 replace it. So every directory on the path, every link followed, and the entries that the server opens must belong to
-the server's user or root, and no one else may have write access. In a sticky directory, such as `/tmp`, only the owner
-of an entry can remove or rename it.
+the server's user or root, and no one else may have write access. Others may write to a parent directory if it is
+sticky, like `/tmp`: then only the owner of an entry can remove or rename it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _check_writers(path: Path, found: os.stat_result, *, may_be_sticky: bool) ->
 
 
 def _unmapped() -> Iterator[int]:
-    """In a user namespace, the id of the machine's root and all other unmapped users."""
+    """In a user namespace, yield the id that stands for all unmapped users, including the machine's root."""
     try:
         if Path("/proc/self/uid_map").read_text("ascii").split() != _ALL_USERS:
             yield int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
@@ -166,8 +166,8 @@ def _unmapped() -> Iterator[int]:
 def _is_own_group(number: int) -> bool:
     """Whether only the server's user and root are known members of a group.
 
-    Many systems give each user a private group with write access; container volumes may belong to a group without a
-    name.
+    Many systems give each user a private group with write access. Container volumes may belong to a group without a
+    name; such a group counts as private, too.
     """
     try:
         group = grp.getgrgid(number)

@@ -1,1 +1,1 @@
-"""Admission of calls: waits, turns, budgets and limits."""
+"""Decides when calls may run: limits, budgets, and lines of waiting calls."""

@@ -25,20 +25,20 @@ if TYPE_CHECKING:  # settings import this module before the kernels are loaded
 PLAIN_BYTES: Final = 1 << 20
 """Maximum bytes of a request besides rows, keys and priorities, as documented in the protocol."""
 _BYTES_PER_ROW: Final = 16
-"""A key and a priority."""
+"""Bytes of a key and a priority."""
 
 _OTHER_FILES: Final = 6
-"""Links, header, priorities, writers' records, checksums and sync points."""
+"""Files besides the columns: links, header, priorities, writers' records, checksums and sync points."""
 _TABLES_SHARE: Final = 0.2
-"""Fraction of file descriptors for tables; connections may use three quarters."""
+"""Fraction of the file descriptors that tables may use; connections may use three quarters."""
 _DESCRIPTORS_SETTING: Final = "open-file limit of the server's process, a fifth of which tables may use"
 
 HEAD_BYTES = 1 << 16
-"""Maximum bytes of a message besides data per row: a few numbers and a table's name."""
+"""Maximum bytes of a message that do not depend on its rows: a few numbers and a table's name."""
 ABOUT_A_ROW_BYTES = 32
 """Bytes of a row's key, priority, stream and episode; drawn rows need less."""
 ABOUT_A_BATCH_BYTES = 128
-"""Bytes of the numbers per batch."""
+"""Bytes of the numbers that describe a batch."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Bounds:
     """Limits; see the settings with the same names in `ServerSettings`. None: limited by the file system."""
 
     max_request_bytes: int = 8 << 20
-    """gRPC assembles it on the event loop, at up to 1 ms per MiB; the client sends at most 4 MiB, or one row."""
+    """gRPC blocks the event loop for up to 1 ms per MiB of a request. The client sends at most 4 MiB, or one row."""
     max_reply_bytes: int = 512 << 20
     max_rows_per_call: int = 1 << 15
     """A draw or update of this size blocks the event loop for about 10 ms."""
@@ -54,12 +54,12 @@ class Bounds:
     max_waiting_bytes: int = 1 << 30
     max_wait_s: float = math.inf
     max_outgoing_bytes: int = 2 << 30
-    """Half of it holds 35 batches of 256 Atari transitions."""
+    """One caller's half of this holds 35 batches of 256 Atari transitions."""
     caller_share: float = 0.5
-    """A single caller cannot exhaust a budget, and a fleet with one token, or on one machine, still has plenty."""
+    """One caller cannot exhaust a budget. Half is still plenty for many clients that count as one caller."""
     max_connections: int = DEFAULT_MAX_CONNECTIONS
     max_streams: int = 16_384
-    """Each takes about 40 kB."""
+    """Each stream takes about 40 kB."""
     max_streams_per_connection: int = 96
     max_local_connections: int = 1024
     max_tables: int = 1024
@@ -80,7 +80,7 @@ class Bounds:
 
     @property
     def max_head_bytes(self) -> int:
-        """Maximum bytes of a request other than an insert, without its rows."""
+        """Maximum bytes of a request besides its rows. Inserts have a limit of their own."""
         return min(self.max_request_bytes, PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_call)
 
     @property
@@ -90,7 +90,7 @@ class Bounds:
         return ("max_request_mb" if by_message else "max_rows_per_call") + " of the server"
 
     def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
-        """Check the bytes of a request without its rows (``size``), and also without its arrays (``plain``)."""
+        """Refuse a request that is too long without its rows (``size``), or without its rows and arrays (``plain``)."""
         _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
         most, setting = self.max_head_bytes, self.head_setting
         if is_insert:
@@ -111,7 +111,7 @@ class Bounds:
         _check("rows of one call", self.max_rows_per_call, rows, "max_rows_per_call of the server")
 
     def check_table(self, config: TableConfig, size: int, others: Sequence[int]) -> None:
-        """Refuse a table beyond the limits; sizes are from `full_bytes`."""
+        """Refuse a table that exceeds a limit. ``size`` and the sizes of ``others`` are from `full_bytes`."""
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
         self.check_columns(len(config.schema))
         most, setting = min(  # a larger row could never be inserted or drawn
@@ -125,20 +125,20 @@ class Bounds:
             _check("bytes of all tables when full", self.max_bytes, total, "max_bytes of the server")
 
     def check_checkpoint(self, series: Collection[str], size: int) -> None:
-        """Refuse a checkpoint beyond the limits on series and bytes."""
+        """Refuse a checkpoint that exceeds the limit on series or on bytes."""
         _check("series of checkpoints", self.max_checkpoint_series, len(series), "max_checkpoint_series of the server")
         _check("bytes of all checkpoints", self.max_checkpoint_bytes, size, "max_checkpoint_bytes of the server")
 
 
 def check_quota(creator: Grant, size: int, others: Sequence[int]) -> None:
-    """Refuse a table beyond its creator's quota; ``others`` are the creator's tables. Sizes are from `full_bytes`."""
+    """Refuse a table that exceeds its creator's quota; ``others`` are the sizes of the creator's other tables."""
     of = f"of the token {creator.name!r}"
     _check(f"tables {of}", creator.max_tables, len(others) + 1, f"max_tables {of}")
     _check(f"bytes of all tables when full, {of}", creator.max_bytes, size + sum(others), f"max_bytes {of}")
 
 
 def descriptors_of(config: TableConfig) -> int:
-    """File descriptors of a table: two per file."""
+    """Return the number of file descriptors of a table: two per file."""
     return 2 * (len(config.schema) + _OTHER_FILES)
 
 
@@ -150,7 +150,7 @@ def check_descriptors(config: TableConfig, others: Sequence[TableConfig]) -> Non
 
 
 def no_descriptors(config: TableConfig) -> errors.RequestError:
-    """The refusal if no file descriptors are left for a table."""
+    """Return the refusal of a table for which no file descriptors are left."""
     return errors.too_large("file descriptors left", 0, descriptors_of(config), _DESCRIPTORS_SETTING)
 
 

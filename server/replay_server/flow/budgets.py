@@ -1,12 +1,13 @@
-"""Budgets of a shared resource, with a total limit and a limit per caller.
+"""Budgets of shared resources, each with a total limit and a limit per caller.
 
     calls = Budget("waiting calls", "max_waiting_calls of the server", most=16_384, share=0.5)
     with calls.held(caller):                    # raises TOO_LARGE if exhausted
         ...
     replies = QueuedBudget(...)
-    await replies.take(caller, size)            # waits if exhausted, only behind the caller's own calls
+    if not replies.take_now(caller, size):
+        await replies.take_in_turn(caller, size)    # waits behind the caller's own calls, not behind those of others
 
-No caller can starve the others: a caller that holds nothing may always take one unit.
+A caller that holds nothing may always take something, so no caller can starve the others.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Budget:
         self._total += amount
 
     def give_back(self, caller: str, amount: int = 1) -> None:
-        """Return an amount."""
+        """Give back an amount."""
         self._total -= amount
         left = self._held[caller] - amount
         if left:
@@ -100,10 +101,10 @@ class Budget:
 
 
 class QueuedBudget(Budget):
-    """A budget of bytes for which calls wait, in separate lines per caller.
+    """A budget of bytes that calls can wait for. Each caller has a line for small items and a line for large ones.
 
-    Small and large items wait in separate lines, and the last eighth is reserved for small ones. So a program that
-    holds large items does not block others with the same token or on the same machine.
+    The last eighth of a caller's share is reserved for small items. So a program that holds large items does not block
+    small items of other programs with the same token or on the same machine.
     """
 
     def __init__(self, bound: str, setting: str, most: int, share: float, waiting: Budget) -> None:
@@ -115,14 +116,14 @@ class QueuedBudget(Budget):
         self._lines: dict[tuple[str, bool], deque[tuple[int, asyncio.Future[None]]]] = {}
 
     def take_now(self, caller: str, amount: int) -> bool:
-        """Take an amount if available, and if no call of the same caller is waiting."""
+        """Take an amount if it is available and the caller's line is empty; return whether it was taken."""
         if (caller, amount <= SMALL_BYTES) in self._lines or not self._fits(caller, amount):
             return False
         self.take(caller, amount)
         return True
 
     async def take_in_turn(self, caller: str, amount: int) -> None:
-        """Wait for an amount and take it.
+        """Wait until an amount is available, and take it.
 
         Raises:
             RequestError: TOO_LARGE if too many calls wait.
@@ -148,7 +149,7 @@ class QueuedBudget(Budget):
             self._large[caller] += 1
 
     def give_back(self, caller: str, amount: int = 1) -> None:
-        """Return an amount, and serve waiting calls."""
+        """Give back an amount, and serve waiting calls."""
         super().give_back(caller, amount)
         if amount > SMALL_BYTES:
             self._large[caller] -= 1
@@ -164,7 +165,7 @@ class QueuedBudget(Budget):
             moved = False
             for of, line in list(self._lines.items()):
                 amount, turn = line[0]
-                # Canceled calls leave when their task runs.
+                # Canceled calls leave the line when their tasks run.
                 if not turn.done() and self._fits(of[0], amount):
                     self.take(of[0], amount)
                     turn.set_result(None)

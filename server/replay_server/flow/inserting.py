@@ -1,8 +1,8 @@
-"""Large inserts, which copy their rows in a worker thread.
+"""Large inserts, which store their rows in a worker thread.
 
-The thread stores rows into spare slots of the ring; the event loop then makes them live all at once. No other insert
-into the table runs meanwhile (`replay_server.table.turns`), and all other operations only make room. So an insert that
-was allowed stays allowed, except after a reset.
+The thread stores the rows into spare slots of the ring. Then the event loop makes all of them live in one step. No
+other insert into the table runs meanwhile (`replay_server.table.turns`), and all other operations only make room. So an
+insert that was allowed stays allowed, except after a reset.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from replay_server import errors
 from replay_server.table.table import NewRows, Table, WriterStamp
 
 INLINE_BYTES = 1 << 20
-"""Bytes copied on the event loop; larger inserts use a worker thread. If the file's pages are new, 1 MiB takes 1 ms in
-memory and 8 ms on disk. A writer's block is no larger."""
+"""Maximum bytes of an insert that runs on the event loop. Storing 1 MiB into new pages of a file takes 1 ms in memory
+and 8 ms on disk. The client's writers send at most this much at a time, unless a row is larger."""
 
 
 def takes_long(table: Table, rows: NewRows) -> bool:
@@ -31,7 +31,7 @@ def insert(table: Table, rows: NewRows, stamp: WriterStamp | None) -> Coroutine[
         RequestError: as `Table.insert`; TABLE_RESET if the table was reset meanwhile and its gate no longer allows
             the insert.
     """
-    # Read `resets` now, when the gate decides: the task starts in a later turn of the loop.
+    # Read `resets` now, when the gate has allowed the insert: the task starts later.
     return _insert(table, rows, stamp, table.resets)
 
 

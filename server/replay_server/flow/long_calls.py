@@ -4,8 +4,8 @@
         await long_calls.turn(caller)
     ...                                     # do the work on the event loop, without awaiting
 
-Long calls run one at a time, alternating between callers. After each one, the loop is free for as long as it took, so
-that short requests are answered before the next long call starts.
+Long calls run one at a time, alternating between callers. After each long call, the event loop is kept free for as long
+as the call took, so that short requests are answered before the next long call starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LongCalls:
         """Wait for this caller's turn. The turn lasts until the call awaits something.
 
         Returns:
-            Whether it had to wait.
+            Whether the call had to wait.
 
         Raises:
             RequestError: TOO_LARGE if too many calls wait.
@@ -54,7 +54,7 @@ class LongCalls:
         asyncio.get_running_loop().call_soon(self._worked, time.perf_counter())
 
     def _worked(self, began: float) -> None:
-        """Free the loop for other calls for as long as the work took."""
+        """Keep the loop free for other calls for as long as the long call took."""
         asyncio.get_running_loop().call_later(time.perf_counter() - began, self._next)
 
     def _next(self) -> None:

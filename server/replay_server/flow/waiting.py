@@ -1,8 +1,8 @@
 """Calls waiting for a table: draws wait for rows or the gate, inserts wait for the gate.
 
-Draws and inserts wait in separate lines, first come, first served. Each call that may let others proceed serves the
-waiters immediately: no other call can get in between, and a refused call has had no effect. `Waiters.changed` must be
-called after every change that may let a waiting call proceed.
+Draws and inserts wait in separate lines, first come, first served. After every change that may let a waiting call
+proceed, `Waiters.changed` must be called. It serves the waiting calls immediately, so no later call can overtake them.
+A call that is refused has had no effect.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Waiters:
     """Lets calls wait until they may proceed, the table is reset or dropped, or the server shuts down."""
 
     def __init__(self, calls: Budget, rows: Budget, longest_s: float = math.inf) -> None:
-        """Start with budgets of waiting calls and of bytes in waiting inserts; ``longest_s``: maximum wait."""
+        """Limit waiting calls by ``calls``, bytes of waiting inserts by ``rows``, and each wait to ``longest_s``."""
         self._longest_s = longest_s
         self._calls = calls
         self._rows = rows
@@ -72,7 +72,7 @@ class Waiters:
         self._closing = False
 
     def check_draw(self, table: Table, rows: int, wait_s: float) -> None:
-        """Refuse a draw that cannot run now and cannot wait.
+        """Refuse a draw that is too large, or that cannot run now and does not want to wait.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED or TOO_LARGE.
@@ -90,9 +90,9 @@ class Waiters:
                 raise errors.limited(table.name, table.gate.draw_lacks(rows, granted))
 
     async def draw(self, caller: Caller, table: Table, rows: int, wait_s: float) -> None:
-        """Wait until ``rows`` rows may be drawn. They then count as drawn, and must be drawn before the next await.
+        """Wait until ``rows`` rows may be drawn, and count them as drawn. If the draw then fails, call `leave`.
 
-        Look up the table again afterwards. Waits up to ``wait_s`` seconds; infinity: as long as the call lasts.
+        Wait up to ``wait_s`` seconds; infinity: as long as the call lasts. Look up the table again afterwards.
 
         Raises:
             RequestError: TABLE_EMPTY, LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
@@ -120,16 +120,16 @@ class Waiters:
                 line.remove(draw)
             if draw.granted and table.gate is not None and table.resets == resets:
                 table.gate.give_back(draw.granted)
-            # Calls behind it may now proceed.
+            # Calls behind this one may now proceed.
             self.changed(table)
             raise
 
     async def insert(
         self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
     ) -> range:
-        """Insert rows like `Table.insert` once they are allowed; answer a retry immediately.
+        """Insert rows like `Table.insert`, but wait until they are allowed. Answer a retry immediately.
 
-        Waits up to ``wait_s`` seconds; None or infinity: as long as the call lasts.
+        Wait up to ``wait_s`` seconds; None or infinity: as long as the call lasts.
 
         Raises:
             RequestError: as `Table.insert`; LIMITED, WAITED_TOO_LONG, TABLE_RESET, TABLE_NOT_FOUND, SHUTTING_DOWN,
@@ -146,7 +146,7 @@ class Waiters:
     def _insert(
         self, caller: Caller, table: Table, rows: NewRows, stamp: WriterStamp | None, wait_s: float | None
     ) -> range | Awaitable[range]:
-        """Insert rows, start a long insert, or join the line. The caller must await the result immediately."""
+        """Insert rows, start a long insert, or join the line. The caller must await an awaitable result immediately."""
         gate = table.gate
         if gate is None or table.is_repeat(stamp):
             return self._apply(table, rows, stamp)
@@ -168,7 +168,7 @@ class Waiters:
     async def _inserted(
         self, caller: Caller, table: Table, gate: Gate, insert: _Insert, size: int, wait_s: float | None
     ) -> range:
-        """Wait for the turn of an insert in line."""
+        """Wait until an insert in line has been applied, and return its keys."""
         line = self._lines_of(table).inserts
         try:
             inserted = await self._wait(
@@ -197,7 +197,7 @@ class Waiters:
         return asyncio.shield(begun)
 
     def changed(self, table: Table) -> None:
-        """Serve waiting calls; call this after rows were inserted, removed, granted or returned."""
+        """Serve waiting calls. Call this after rows were inserted, removed, granted or given back."""
         lines = self._lines.get(table.uid)
         if lines is None:
             return
@@ -209,9 +209,9 @@ class Waiters:
             del self._lines[table.uid]
 
     def leave(self, table: Table, rows: int, resets: int) -> None:
-        """Return the rows granted to a draw that did not happen, unless a reset has already returned them.
+        """Give back the rows of a draw that was counted but failed, unless the table was reset meanwhile.
 
-        Samples counted by a rate limiter stay counted.
+        ``resets`` is `Table.resets` before the failure. A rate limiter still counts the samples.
         """
         if table.gate is not None and table.resets == resets:
             table.gate.count_failed(rows)
@@ -238,7 +238,7 @@ class Waiters:
         wait_s: float | None,
         lacks: Callable[[], Lack],
     ) -> T:
-        """Wait for a call's turn, and count the call as waiting meanwhile."""
+        """Wait until a call may proceed, and count it as waiting meanwhile."""
         if not admitted.done():
             if self._closing:
                 raise errors.shutting_down()
@@ -335,5 +335,5 @@ def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:
 
 
 def _insert_allowed(table: Table, insert: _Insert) -> bool:
-    """Whether an insert may proceed: it is allowed, or another stream of its writer has applied it meanwhile."""
+    """Whether an insert may proceed: it is allowed, or a repeat on another stream has already been applied."""
     return table.gate is None or table.gate.insert_allowed(insert.rows.count) or table.is_repeat(insert.stamp)

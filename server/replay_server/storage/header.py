@@ -13,17 +13,18 @@ from replay_server.files.mapped_file import MappedFile
 from replay_server.storage.table_state import RESETTING, STATE_FIELDS, STATE_WORDS, StateField, TableState
 
 FIRST_STATE_WORD = WRITE_HORIZON + 1
-"""Word of the header: the first field of the `TableState`; the others follow."""
+"""Index of the word with the first field of the `TableState`; the other fields follow."""
 LOST = FIRST_STATE_WORD + STATE_WORDS
-"""Word of the header: rows ever lost. A recovery stores it first, so repeating it does not count them twice."""
+"""Index of the word with the number of rows ever lost. A recovery stores it first, so that a repeated recovery does not
+count the same rows twice."""
 SYNC_FAILED = LOST + 1
-"""Word of the header: 1 if a sync failed since the last sync point."""
+"""Index of the word that is 1 if a sync failed since the last sync point."""
 assert SYNC_FAILED < HEADER_WORDS
 _WORD_OF = {name: FIRST_STATE_WORD + place for place, name in enumerate(STATE_FIELDS)}
 
 
 class Header:
-    """``write_horizon`` and the `TableState`.
+    """The header of a table: ``write_horizon`` and the `TableState`.
 
     If a reader in another process copies row k and then finds ``k + slots >= write_horizon``, its copy is intact.
     Storing ``inserted`` is the single commit point of an insert.
@@ -38,7 +39,7 @@ class Header:
         self.file = MappedFile(folder / HEADER_FILE, HEADER_WORDS * 8, create=create)
         self.file.reserve(self.file.size)
         self._words = self.file.view(np.dtype("<i8"), (HEADER_WORDS,))
-        # Loads from the mapping are slow in Python, and only this process stores to it.
+        # Keep a copy: loading from the mapping is slow in Python, and only this process stores to it.
         self._state = state_in(self._words)
         try:
             self._state.check(times)

@@ -1,7 +1,7 @@
 """Controls who may read the files of tables: only the server's user, or also a group.
 
 Files are created readable by the group, but the process's umask removes this right if no group is given. With a group,
-the set-group-ID bit of the tables' folder makes new entries belong to it.
+the set-group-ID bit of the tables' folder makes new entries belong to that group.
 """
 
 from __future__ import annotations

@@ -30,10 +30,10 @@ class _Ring:
 
 
 class RowStore:
-    """Row values by slot. Other modules track which rows are live, and their priorities."""
+    """Stores row values by slot. Other modules store priorities and know which rows are live."""
 
     def __init__(self, folder: Path, schema: Schema, slots: int, *, create: bool, checked: bool = False) -> None:
-        """Map the columns of the table in ``folder``, and the rows' checksums if it is ``checked``."""
+        """Map the columns of the table in ``folder``, and, if ``checked``, the rows' checksums."""
         self.slots = slots
         self._rings: dict[str, _Ring] = {}
         for index, (name, column) in enumerate({**schema.columns, LINK_COLUMN: _LINK}.items()):
@@ -46,7 +46,7 @@ class RowStore:
             self.add_checksums(folder, create=create)
 
     def add_checksums(self, folder: Path, *, create: bool = True) -> None:
-        """Add a checksum file; the caller seals the existing rows."""
+        """Add a checksum file; the caller must seal the existing rows."""
         self.checksums = RowChecksums(folder, [ring.values for ring in self._rings.values()], create=create)
 
     @property
@@ -88,15 +88,15 @@ class RowStore:
             np.take(self._rings[name].values, slots, axis=0, out=flat_rows(values), mode="clip")
 
     def links(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """uint64[n, 2]: stream and episode of stored rows."""
+        """Return uint64[n, 2]: stream and episode of stored rows."""
         return np.take(self._rings[LINK_COLUMN].values, keys % self.slots, axis=0)
 
     def values(self) -> Sequence[Array]:
-        """All columns, then the links: ``dtype[slots, elements]`` each."""
+        """Return all columns, then the links, each as ``dtype[slots, elements]``."""
         return [ring.values for ring in self._rings.values()]
 
     def files(self) -> Sequence[MappedFile]:
-        """All files of the store."""
+        """Return all files of the store."""
         files = [ring.file for ring in self._rings.values()]
         return files if self.checksums is None else [*files, self.checksums.file]
 

@@ -60,7 +60,7 @@ class TableConfig:
     name: str
     """Unique within the server, and safe as a directory name."""
     schema: Schema
-    """Its columns."""
+    """The table's columns."""
     capacity: int
     """Number of rows kept."""
     backend: str = DEFAULT_BACKEND
@@ -68,11 +68,11 @@ class TableConfig:
     parameters: Mapping[str, float] = field(default_factory=dict)
     """The backend's parameters; missing ones get their defaults."""
     seed: int | None = None
-    """Makes draws reproducible for the same operations in the same order since the table was created."""
+    """Makes draws reproducible if a table gets the same operations in the same order from its creation on."""
     rate_limit: RateLimit | None = None
     """Keeps draws and inserts in a fixed ratio; None: no limit."""
     owner: str = ""
-    """Name of the token that created it; empty: none. Not visible to callers."""
+    """Name of the token that created the table; empty: none. Not visible to callers."""
 
     def __post_init__(self) -> None:
         """Check every field and fill in the backend's defaults.
@@ -145,7 +145,7 @@ class TableConfig:
         return self.slots if self.is_queue else self.capacity
 
     def difference(self, other: TableConfig) -> FieldError | None:
-        """The first field that differs from another config, ignoring the seed; None if there is none."""
+        """Return the first field that differs from another config, ignoring the seed; None if there is none."""
         ours, theirs = self._by_field(), other._by_field()
         for name in ours | theirs:
             if ours.get(name) != theirs.get(name):

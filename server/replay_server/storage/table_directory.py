@@ -44,12 +44,12 @@ from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRec
 
 FORMAT_VERSION = 3
 CHECKED_FORMAT_VERSION = 4
-"""For tables with checksums, which every writer must maintain."""
+"""Version of tables with checksums: a server that does not maintain checksums must not open them."""
 UID_BYTES = 16
 _MANIFEST = "manifest.json"
 _SEALED_AT_ONCE = 1 << 17
 _STORED_AT_ONCE = 16 << 20
-"""Bytes stored per step, in a few milliseconds."""
+"""Bytes stored per step, which takes a few milliseconds."""
 _UNFINISHED = ".new-"
 _REMOVED = ".dropped-"
 
@@ -59,7 +59,7 @@ class DamagedTableError(FatalError):
 
 
 def full_bytes(config: TableConfig, *, checked: bool = False) -> int:
-    """Bytes of a full table's files, to within a few kilobytes; ``checked``: with checksums."""
+    """Return the bytes of a full table's files, to within a few kilobytes; if ``checked``, including checksums."""
     per_row = config.schema.row_bytes + LINK_BYTES + PRIORITY_BYTES + (CHECKSUM_BYTES if checked else 0)
     return config.slots * per_row + WRITER_RECORDS_BYTES + (SYNC_POINT_BYTES if checked else 0)
 
@@ -85,11 +85,11 @@ class TableDirectory:
         self._sync_points = SyncPoints(folder, create=create) if checked else None
         self._is_stored_anew = False
         self.storing_beside = asyncio.Lock()
-        """Held while a worker thread stores rows, and during `store_anew`, so that they never overlap."""
+        """Held while a worker thread stores rows, and during `store_anew`, so that the two never overlap."""
         self.in_use = asyncio.Lock()
         """Held while a worker thread uses the files, to delay their removal."""
         self._rows_synced_to: int | None = None
-        """Rows ever inserted when their files were last synced; None: not synced since opening, or a sync failed."""
+        """Rows ever inserted when rows were last synced; None: not synced since opening, or the last sync failed."""
         if checked:
             self._erase_uncommitted()
 
@@ -182,7 +182,7 @@ class TableDirectory:
 
     @property
     def is_checked(self) -> bool:
-        """Whether its rows have checksums, and it is synced periodically."""
+        """Whether rows have checksums, and the table is synced periodically."""
         return self._sync_points is not None
 
     @property
@@ -192,7 +192,7 @@ class TableDirectory:
         return 0 if newest is None else newest.lost
 
     def sync_point(self) -> SyncPoint:
-        """The current state as a sync point, to pass to `sync`."""
+        """Return the current state as a sync point, to pass to `sync`."""
         return SyncPoint(self.header.state, self.lost, self.writers.used())
 
     @property
@@ -203,16 +203,16 @@ class TableDirectory:
 
     @property
     def has_to_be_stored_anew(self) -> bool:
-        """Whether a sync failed: the kernel may have marked unwritten pages clean, so a later sync proves nothing."""
+        """Whether `store_anew` must run: a sync failed, and the next one might skip pages that were not written."""
         return self.header.sync_failed and not self._is_stored_anew
 
     def store_anew(self) -> Iterator[None]:
-        """Rewrite everything, piece by piece, so that the next sync writes it.
+        """Mark all pages as changed, piece by piece, so that the next sync writes them.
 
-        Call it from the thread that stores: a concurrent store would be lost.
+        No other thread may store meanwhile: its stores could be lost.
 
         Raises:
-            NoSpaceError: there is not enough space; the table still has to be rewritten.
+            NoSpaceError: there is not enough space; call this again when there is.
         """
         self.rows.reserve(0, self.header.inserted)
         for file in self._files:
@@ -318,7 +318,7 @@ class TableDirectory:
         return self.header.state.live(self.config.most_live, self.config.times)
 
     def _seal_live(self) -> None:
-        """Seal rows written without checksums. They need no origin, because their inserts can no longer be retried."""
+        """Store checksums for rows without any. They need no origin, because their inserts can no longer be retried."""
         assert self.rows.checksums is not None
         live = self._live
         for first in range(live.start, live.stop, _SEALED_AT_ONCE):
@@ -358,7 +358,7 @@ def _read_nonce(path: Path) -> bytes:
 
 
 def finished_tables(parent: Path) -> Iterator[Path]:
-    """List the tables' directories below ``parent`` by name; delete half-created and half-removed ones."""
+    """Yield the tables' directories below ``parent``, in order of name; delete half-created and half-removed ones."""
     for folder in sorted(parent.iterdir()):
         if folder.name.startswith((_UNFINISHED, _REMOVED)):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The counters of a table, stored together in header, sync points and checkpoints.
+"""The counters of a table, stored together in the header, sync points and checkpoints.
 
 The header stores each counter in one aligned word, so each store is atomic. A reset changes several counters, but is
 also committed by a single word; see `RESETTING`.
@@ -23,37 +23,37 @@ class TableState(NamedTuple):
     inserted: int = 0
     """Rows ever inserted and committed: the next row's key."""
     floor: int = 0
-    """Rows below this key are gone, because the table was reset or a power loss destroyed older rows."""
+    """Rows below this key are gone: they were removed by a reset, or lost in a power loss."""
     counted_from: int = 0
-    """Key of the first row after the last reset. A rate limiter counts rows from here, including lost ones, so this
-    may be below ``floor``."""
+    """Key of the first row after the last reset. A rate limiter counts rows from this key on, even lost ones, so it may
+    be below ``floor``."""
     delivered: int = 0
     """Number of a queue's next delivery, unless ``floor`` is beyond it; see `replay_server.table.oldest_first`."""
     sampled: int = 0
     """Rows drawn from a table with a rate limiter since it was created or reset."""
 
     def released(self, times: int) -> int:
-        """The key below which rows were reset, lost or delivered. ``times`` is `TableConfig.times`."""
+        """Return the key below which all rows were reset, lost or delivered. ``times`` is `TableConfig.times`."""
         return max(self.floor, self.delivered // times) if times else self.floor
 
     def oldest(self, most_live: int, times: int) -> int:
-        """Key of the oldest of at most ``most_live`` live rows; ``inserted`` if there is none."""
+        """Return the key of the oldest live row; ``inserted`` if there is none. At most ``most_live`` rows are live."""
         return max(self.released(times), self.inserted - most_live)
 
     def live(self, most_live: int, times: int) -> range:
-        """Keys of the live rows."""
+        """Return the keys of the live rows."""
         return range(self.oldest(most_live, times), self.inserted)
 
     def after_reset(self) -> TableState:
-        """The state after a reset: no rows and zeroed counters; keys continue."""
+        """Return the state after a reset, without rows or samples; keys continue."""
         return self._replace(floor=self.inserted, counted_from=self.inserted, sampled=0)
 
     def without_rows_below(self, key: int) -> TableState:
-        """The state without the rows below a key. Deliveries and the rate limiter are unaffected."""
+        """Return the state without the rows below a key. Deliveries and the rate limiter are unaffected."""
         return self._replace(floor=max(self.floor, key))
 
     def is_not_before(self, other: TableState) -> bool:
-        """Whether this state can be later than another one. A reset sets the count of draws back to 0."""
+        """Whether this state can be later than another one. This ignores ``sampled``, which a reset sets back to 0."""
         return self.inserted >= other.inserted and self.floor >= other.floor and self.delivered >= other.delivered
 
     def check(self, times: int) -> None:

@@ -1,8 +1,8 @@
 """Records of recent inserts, which make retries idempotent.
 
-Every writer numbers its inserts from 1. A mapped file stores sequence, first key and count of each writer's last
-`INSERTS_KEPT` inserts. A record is stored before the insert's commit point, and is valid only if the insert was
-committed; at startup, the server erases records beyond the commit point.
+Every writer numbers its inserts from 1. A mapped file stores the sequence number, first key and row count of each
+writer's last `INSERTS_KEPT` inserts. A record is stored before its insert is committed. At startup, the server erases
+records of inserts that were not committed.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class WriterRecords:
         """Check whether an insert is new or a repeat.
 
         Returns:
-            None if it is the writer's next insert; otherwise the first key and count of the repeated insert.
+            None if it is the writer's next insert; the first key and row count if it is a repeat.
 
         Raises:
-            RequestError: for a gap, a repeat that is too old, or a forgotten writer.
+            RequestError: the sequence number leaves a gap, the repeat is too old, or the writer was forgotten.
         """
         writer = self._writers.get(writer_id)
         if writer is None:
@@ -90,17 +90,17 @@ class WriterRecords:
         self._writers.move_to_end(writer_id)
 
     def last_sequence(self, writer_id: bytes) -> int:
-        """Number of a writer's last insert; 0 for an unknown writer."""
+        """Return the sequence number of a writer's last insert; 0 for an unknown writer."""
         writer = self._writers.get(writer_id)
         return 0 if writer is None else writer.last_sequence
 
     def used(self) -> bytes:
-        """Copy the part of the file that is in use."""
+        """Return a copy of the part of the file that is in use."""
         places = max((writer.place for writer in self._writers.values()), default=-1) + 1
         return self.file.bytes[: places * _WRITER.itemsize].tobytes()
 
     def load(self, content: NDArray[np.uint8], inserted: int) -> None:
-        """Load other records, before the first insert; records beyond ``inserted`` are erased."""
+        """Replace all records, before the first insert. Records of rows beyond ``inserted`` are erased."""
         self.file.bytes[:] = content
         self._writers.clear()
         self._recover(inserted)
@@ -147,5 +147,5 @@ class WriterRecords:
 
 
 def ids_in(content: NDArray[np.uint8]) -> list[bytes]:
-    """The ids in all entries of a records file, used or unused. content: uint8[`WRITER_RECORDS_BYTES`]."""
+    """Return the ids in all entries of a records file, used or unused. content: uint8[`WRITER_RECORDS_BYTES`]."""
     return [writer_id.tobytes() for writer_id in content.view(_WRITER)["id"]]

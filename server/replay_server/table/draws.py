@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 
 
 class DrawMode(Enum):
-    """How a draw chooses its points of the mass."""
+    """How a draw chooses its points. A point between 0 and the total mass selects one row."""
 
     STRATIFIED = "stratified"
     """One point in each of ``batch_size`` equal segments of the mass, shuffled (Schaul et al. 2016, section 3.3)."""
     INDEPENDENT = "independent"
-    """Each point is chosen independently over the whole mass."""
+    """Each point is chosen from the whole mass, independently of the others."""
 
 
 class WeightNorm(Enum):
-    """The divisor of importance-sampling weights."""
+    """What importance-sampling weights are divided by."""
 
     BATCH = "batch"
     """The largest weight in the batch."""
     TABLE = "table"
-    """The weight of the least probable live row of non-zero mass."""
+    """The weight of the least probable live row with non-zero mass."""
 
 
 class Draw(NamedTuple):
@@ -38,7 +38,7 @@ class Draw(NamedTuple):
     weight_norm: WeightNorm = WeightNorm.BATCH
     """The divisor of the weights."""
     mode: DrawMode = DrawMode.STRATIFIED
-    """How points of the mass are chosen."""
+    """How the points are chosen."""
 
 
 class DrawnBatch(NamedTuple):
@@ -47,7 +47,7 @@ class DrawnBatch(NamedTuple):
     keys: NDArray[np.int64]
     """int64[batch]."""
     probabilities: NDArray[np.float64]
-    """float64[batch]: mass over total mass."""
+    """float64[batch]: mass divided by total mass."""
     weights: NDArray[np.float32]
     """float32[batch]: importance-sampling weights, at most 1."""
     beta: float
@@ -57,13 +57,13 @@ class DrawnBatch(NamedTuple):
     total_mass: float
     """Mass of all live rows."""
     smallest_probability: float
-    """Probability of the least probable live row of non-zero mass."""
+    """Probability of the least probable live row with non-zero mass."""
     inserted: int
     """Number of rows ever inserted."""
 
 
 def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:
-    """float64[batch_size] in [0, 1): points of the total mass, as fractions."""
+    """Return random points, as fractions of the total mass: float64[batch_size] in [0, 1)."""
     fractions = random.random(batch_size)
     if mode is DrawMode.STRATIFIED:
         fractions += random.permutation(batch_size)
@@ -77,7 +77,7 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 def importance_weights(probabilities: NDArray[np.float64], reference: float, beta: float) -> NDArray[np.float32]:
-    """Importance-sampling weights, float32[batch], divided by the weight for the probability ``reference``.
+    """Return importance-sampling weights, float32[batch]. A row with the probability ``reference`` has the weight 1.
 
     ``w = (N * P)**-beta / (N * P_ref)**-beta = (P_ref / P)**beta`` (Schaul et al. 2016, section 3.4).
     """

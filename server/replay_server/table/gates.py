@@ -1,12 +1,13 @@
 """Gates of a table, which grant rows to draws and allow inserts.
 
-    gate.grant(256)                             # returns the rows granted now: draw them or give them back
-    gate.insert_allowed(17)
+    granted = gate.grant(256)                   # up to 256 rows: draw them, or give them back
+    if gate.insert_allowed(17):
+        ...                                     # insert 17 rows
 
-Gates count and decide; `replay_server.flow.waiting` lets calls wait for them. The count of drawn rows is part of the
-table's state and survives a restart or restore. Rows granted but not yet drawn are tracked only in memory.
+Gates only decide; calls wait in `replay_server.flow.waiting`. The count of drawn rows is part of the table's state and
+survives a restart or restore. Rows granted but not yet drawn are tracked only in memory.
 
-Without a gate, a table allows every insert, and every draw once it has a row.
+A table without a gate allows every insert, and every draw if it has any rows.
 """
 
 from __future__ import annotations
@@ -42,24 +43,24 @@ class Gate(ABC):
         """
 
     def give_back(self, rows: int) -> None:
-        """Return granted rows that will not be drawn."""
+        """Take back granted rows that will not be drawn."""
         self._granted -= rows
 
     @abstractmethod
     def count_drawn(self, rows: int) -> None:
-        """Count a draw that was granted all its rows and is about to take them."""
+        """Count the rows of a draw that has been granted all its rows and may now run."""
 
     @abstractmethod
     def count_failed(self, rows: int) -> None:
-        """Handle the failure of a counted draw, whose rows were not handed out."""
+        """Handle the failure of a draw whose rows were counted, but not handed out."""
 
     @abstractmethod
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return what a draw lacks."""
+        """Return what a draw is waiting for."""
 
     @abstractmethod
     def check_insert(self, rows: int) -> None:
-        """Refuse an insert that may never be allowed.
+        """Refuse an insert that might never be allowed.
 
         Raises:
             RequestError: TOO_LARGE.
@@ -71,8 +72,8 @@ class Gate(ABC):
 
     @abstractmethod
     def insert_lacks(self, rows: int) -> Lack:
-        """Return what waiting inserts with this many rows in total lack."""
+        """Return what inserts are waiting for; ``rows`` is the sum of their rows."""
 
     def reset(self) -> None:
-        """Drop all grants, because the table is about to be reset."""
+        """Forget all grants: the table is about to be reset."""
         self._granted = 0

@@ -1,9 +1,9 @@
-"""Computes the distribution of a table's rows in a worker thread, with bounded memory.
+"""Computes the distribution of a table's priorities in a worker thread, with bounded memory.
 
     seen = look(table.live, table.directory.priorities, random)     # in a worker thread
     ranked = rank(seen.still_live(table.oldest))                    # in a worker thread again
 
-Writes continue meanwhile. A slot is reused only after its row is evicted, so a copied value is valid if its row is
+The table may change meanwhile. A slot is reused only after its row is evicted, so a copied value is valid if its row is
 still live afterwards.
 """
 
@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 from replay_server.backends import LiveRows
 
 MOST_ROWS = 1 << 20
-"""Maximum priorities that are copied and sorted; larger tables are sampled."""
+"""Maximum number of priorities to copy and sort; larger tables are sampled."""
 LARGEST_ROWS = 10
 """Number of rows with the largest priorities to report."""
 _CANDIDATES = 64
-"""Candidates for the largest rows per piece: more than `LARGEST_ROWS`, because some may be evicted meanwhile."""
+"""Rows to keep per piece as candidates for `LARGEST_ROWS`; more than those, because some may be evicted meanwhile."""
 _PIECE_ROWS = 1 << 18
 """Rows copied per step."""
 _EVEN_RANKS = 512
 _GROWING_RANKS = 256
-"""Numbers of reported ranks, evenly spaced and logarithmically spaced."""
+"""How many ranks to report that are evenly spaced, and how many that are logarithmically spaced."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows by key."""
+    """Keys and priorities of some rows."""
 
     keys: NDArray[np.int64]
     """int64[n]."""
@@ -39,7 +39,7 @@ class Rows:
     """float64[n]."""
 
     def only(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> Rows:
-        """Select rows by position."""
+        """Return the rows that a mask or an array of positions selects."""
         return Rows(self.keys[which], self.priorities[which])
 
 
@@ -52,10 +52,10 @@ class Seen:
     rows: Rows
     """All live rows, or a sample."""
     candidates: Rows
-    """Rows that may be among the largest."""
+    """Rows that may have one of the largest priorities."""
 
     def still_live(self, oldest: int) -> Seen:
-        """Drop rows before the key ``oldest``, which have been evicted."""
+        """Return a copy without the rows before the key ``oldest``, which have been evicted."""
         gone = min(max(0, oldest - self.live.oldest), self.live.size)
         live = LiveRows(self.live.oldest + gone, self.live.size - gone, self.live.slots)
         return Seen(
@@ -67,20 +67,20 @@ class Seen:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Rows in order of rank."""
+    """Selected ranks of a table, and the priority at each."""
 
     looked_at: int
     """Number of rows that the ranks are based on."""
     ranks: NDArray[np.int64]
-    """int64[m], ascending. The ranks in `largest` are exact; the others only if all rows were copied."""
+    """int64[m], ascending. Ranks of rows in `largest` are exact; other ranks are exact only if all rows were copied."""
     priorities: NDArray[np.float64]
-    """float64[m]."""
+    """float64[m]: the priority at each rank."""
     largest: Rows
-    """The rows with the first ranks."""
+    """The rows at the first ranks."""
 
 
 def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Generator) -> Seen:
-    """Copy the priorities of all live rows, or of `MOST_ROWS` sampled evenly over all ages."""
+    """Copy the priorities of all live rows or, in a larger table, of `MOST_ROWS` rows sampled evenly over all ages."""
     kept, candidates = [], []
     for first in range(0, live.size, _PIECE_ROWS):
         keys = np.arange(live.oldest + first, live.oldest + min(first + _PIECE_ROWS, live.size))
@@ -98,7 +98,7 @@ def rank(seen: Seen) -> Ranked:
     largest = seen.candidates.only(np.lexsort((-seen.candidates.keys, -seen.candidates.priorities))[:LARGEST_ROWS])
     descending = np.sort(seen.rows.priorities)[::-1]
     places = _shown(looked_at)
-    # The i-th of n rows sampled from N has a rank of about (i + 1/2) N / n, counted from 0; if n = N, this is i.
+    # Counted from 0, the i-th of n rows sampled from N has a rank of about (i + 1/2) N / n, rounded down.
     ranks = 1 + ((places + 0.5) * (size / max(1, looked_at))).astype(np.int64)
     beyond = ranks > len(largest.keys)
     return Ranked(
@@ -110,7 +110,7 @@ def rank(seen: Seen) -> Ranked:
 
 
 def _largest_of(rows: Rows) -> Rows:
-    """The `_CANDIDATES` rows with the largest priorities; the newest if equal. rows: oldest first."""
+    """Return the `_CANDIDATES` rows with the largest priorities; of equal ones, the newest. rows: oldest first."""
     if len(rows.keys) <= _CANDIDATES:
         return rows
     least = np.partition(rows.priorities, -_CANDIDATES)[-_CANDIDATES]
@@ -120,7 +120,7 @@ def _largest_of(rows: Rows) -> Rows:
 
 
 def _shown(count: int) -> NDArray[np.int64]:
-    """The positions to report, out of ``count``."""
+    """Return the positions to report among ``count`` sorted rows."""
     if count == 0:
         return np.empty(0, np.int64)
     even = np.linspace(0, count - 1, min(count, _EVEN_RANKS))

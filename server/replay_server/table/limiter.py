@@ -1,6 +1,6 @@
-"""The rate limiter: decides how many samples and which inserts the counters of a table allow.
+"""The rate limiter: decides from a table's counters how many samples and which inserts are allowed.
 
-The arithmetic is that of Reverb's ``RateLimiter::CanSample`` and ``CanInsert``, for any number of rows at once.
+It computes the same as Reverb's ``RateLimiter::CanSample`` and ``CanInsert``, but for any number of rows at once.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class Counters(NamedTuple):
 
 
 def difference(limit: RateLimit, counters: Counters) -> float:
-    """``inserted * samples_per_insert - sampled``; 0.0 without a ratio."""
+    """Return ``inserted * samples_per_insert - sampled``; 0.0 without a ratio."""
     if limit.samples_per_insert is None:
         return 0.0
     return counters.inserted * limit.samples_per_insert - counters.sampled
 
 
 def samples_allowed(limit: RateLimit, counters: Counters, wanted: int) -> int:
-    """Return how many of ``wanted`` samples are allowed, one after the other."""
+    """Return how many of ``wanted`` samples are allowed if they are drawn one at a time."""
     if counters.size < limit.min_size:
         return 0
     if limit.samples_per_insert is None:
         return wanted
     before = difference(limit, counters)
     allowed = max(0, min(wanted, math.floor(before - limit.min_diff)))
-    # The subtraction above is rounded: check the resulting difference.
+    # The subtraction above may have been rounded: check the resulting difference.
     while allowed and before - allowed < limit.min_diff:
         allowed -= 1
     return allowed
@@ -51,8 +51,8 @@ def samples_allowed(limit: RateLimit, counters: Counters, wanted: int) -> int:
 def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:
     """Whether this many rows may be inserted. If the last row is allowed, so are the rows before it.
 
-    An insert that crosses ``min_size`` is allowed as a whole up to `RateLimit.largest_insert`, because no draw could
-    make room for it.
+    An insert that takes the table past ``min_size`` is allowed if it has at most `RateLimit.largest_insert` rows. It
+    cannot wait for draws, because draws wait for ``min_size`` rows.
     """
     if limit.largest_insert is None or counters.size + rows <= limit.min_size:
         return True
@@ -63,15 +63,15 @@ def insert_allowed(limit: RateLimit, counters: Counters, rows: int) -> bool:
 
 
 def samples_needed(limit: RateLimit, counters: Counters, rows: int) -> int:
-    """Total number of samples that must be drawn before waiting inserts of this many rows are allowed."""
+    """Return how many samples must have been drawn in total before inserts of this many rows are allowed."""
     assert limit.samples_per_insert is not None
     needed = math.ceil((counters.inserted + rows) * limit.samples_per_insert - limit.max_diff)
-    # The subtraction is rounded.
+    # The subtraction may have been rounded down, but at least one more sample is needed.
     return max(needed, counters.sampled + 1)
 
 
 class LimiterGate(Gate):
-    """A rate limiter over a ring."""
+    """The gate of a table with a rate limit."""
 
     def __init__(self, limit: RateLimit, capacity: int, header: Header) -> None:
         """Continue from the state in ``header``."""
@@ -95,9 +95,9 @@ class LimiterGate(Gate):
         return difference(self.limit, self.counters)
 
     def check_draw(self, rows: int) -> None:
-        """Refuse draws that would have to wait for more inserts than the table has rows.
+        """Refuse a draw that would have to wait for more inserts than the table has room for.
 
-        They would eventually succeed, because samples are granted one by one, but would block the draws behind them.
+        It would succeed eventually, because samples are granted one by one, but it would block the draws behind it.
         """
         limit = self.limit
         if limit.samples_per_insert is None:
@@ -116,7 +116,7 @@ class LimiterGate(Gate):
         return granted
 
     def count_drawn(self, rows: int) -> None:
-        """Count the samples in the table's state."""
+        """Add the samples to the count in the table's state."""
         self._granted -= rows
         self._header.store("sampled", self._header.state.sampled + rows)
 
@@ -124,14 +124,14 @@ class LimiterGate(Gate):
         """Do nothing: the samples stay counted."""
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return a lack of ``rows`` if the table is below ``min_size``, otherwise of ``samples``."""
+        """Return that the draw waits for ``rows`` if the table is below ``min_size``, otherwise for ``samples``."""
         size = self.counters.size
         if size < self.limit.min_size:
             return Lack("rows", size, self.limit.min_size)
         return Lack("samples", granted, rows)
 
     def check_insert(self, rows: int) -> None:
-        """Refuse inserts so large that they might never be allowed."""
+        """Refuse an insert so large that it might never be allowed."""
         largest = self.limit.largest_insert
         if largest is not None and rows > largest and not self.insert_allowed(rows):
             raise errors.too_large("rows of one insert", largest, rows, "error_buffer of the table's rate limiter")
@@ -141,6 +141,6 @@ class LimiterGate(Gate):
         return insert_allowed(self.limit, self.counters, rows)
 
     def insert_lacks(self, rows: int) -> Lack:
-        """Return how many samples were drawn so far, and how many must be drawn before the inserts are allowed."""
+        """Return how many samples have been drawn, and how many must have been drawn before the inserts are allowed."""
         counters = self.counters
         return Lack("inserts", counters.sampled, samples_needed(self.limit, counters, rows))

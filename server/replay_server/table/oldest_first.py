@@ -1,4 +1,4 @@
-"""A queue: rows are delivered oldest first, a fixed number of times each, and inserts wait while it is full."""
+"""A queue: it delivers the oldest rows first, each row a fixed number of times. Inserts wait while it is full."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from replay_server.table.gates import Gate
 
 
 class OldestFirst(Gate):
-    """Chooses the rows of draws from a queue, and is its gate: inserts never overwrite live rows.
+    """Chooses the rows of draws from a queue, and is the queue's gate. Inserts never overwrite live rows.
 
-    Each time a row is handed out counts as a delivery. Deliveries are numbered; those of row k start at ``k * times``.
-    The number of the next delivery determines the oldest live row. It is stored before a reply is sent, so no row is
-    delivered too often.
+    Handing out a row once is one delivery. Deliveries are numbered from 0; the first delivery of row k has the number
+    ``k * times``. The number of the next delivery determines the oldest live row. This number is stored before a reply
+    is sent, so no row is delivered too often.
 
-    Granted rows make room for inserts immediately, although they are still stored. Otherwise, a draw waiting for more
-    rows and an insert waiting for room would deadlock. The ring's slack provides the space.
+    Granted rows no longer count towards the capacity, although they are still stored. Otherwise, a draw waiting for
+    more rows and an insert waiting for room would deadlock. The ring's slack has space for the new rows.
     """
 
     copyable = False
@@ -61,7 +61,7 @@ class OldestFirst(Gate):
         self.give_back(rows)
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
-        """Return arbitrary points: rows are delivered by age."""
+        """Return zeros: the rows are chosen by age, not by points."""
         return np.zeros(count * draw.batch_size)
 
     def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
@@ -75,26 +75,26 @@ class OldestFirst(Gate):
     def probabilities(
         self, priorities: NDArray[np.float64], ranks: NDArray[np.int64], live: LiveRows
     ) -> NDArray[np.float64]:
-        """Return 1 for every row, as in a batch."""
+        """Return 1 for every row, because draws are deterministic."""
         return np.ones(len(priorities))
 
     def hand_out(self, rows: int) -> None:
-        """Count a delivery of each granted row; rows without remaining deliveries are no longer live."""
+        """Count deliveries of granted rows. Rows without remaining deliveries are no longer live."""
         self._granted -= rows
         self._header.store("delivered", self._next + rows)
 
     def draw_lacks(self, rows: int, granted: int) -> Lack:
-        """Return how many ``rows`` are granted, and how many the draw needs; each delivery counts as one."""
+        """Return how many ``rows`` are granted, and how many the draw needs. Each delivery counts as a row."""
         return Lack("rows", granted, rows)
 
     def check_insert(self, rows: int) -> None:
-        """Refuse inserts that might never fit, because rows granted to a waiting draw stay in the ring."""
+        """Refuse an insert that might never fit: rows granted to a waiting draw stay in the ring."""
         largest = min(self._config.capacity, self._config.slack)
         if rows > largest and not self.insert_allowed(rows):
             raise errors.too_large("rows of one insert", largest, rows, "capacity of the queue")
 
     def insert_allowed(self, rows: int) -> bool:
-        """Whether the rows fit, both within the capacity and into the ring."""
+        """Whether the rows fit into both the capacity and the ring."""
         return rows <= self._room
 
     def insert_lacks(self, rows: int) -> Lack:
@@ -103,7 +103,7 @@ class OldestFirst(Gate):
 
     @property
     def _room(self) -> int:
-        """Rows that may be inserted now."""
+        """Number of rows that may be inserted now."""
         state = self._header.state
         kept = (self._next + self._granted) // self._times
         return min(

@@ -15,43 +15,43 @@ from replay_server.table.limiter import LimiterGate
 
 
 class PriorityDraws:
-    """Draws rows with an index of priorities; a rate limiter, if any, may delay the draws.
+    """Draws rows by priority.
 
-    `replay_server.table.oldest_first.OldestFirst` has the same members. Each table uses one of the two.
+    `replay_server.table.oldest_first.OldestFirst` has the same public members. Each table uses one of these classes.
     """
 
     copyable = True
     """Whether clients on this host may copy drawn rows, which stay in the ring."""
 
     def __init__(self, config: TableConfig, header: Header, index: PriorityIndex) -> None:
-        """Draw by ``index``; the limiter continues from the state in ``header``."""
+        """Draw from ``index``; the rate limiter, if any, continues from the state in ``header``."""
         self.gate = None if config.rate_limit is None else LimiterGate(config.rate_limit, config.capacity, header)
-        """Decides when rows may be drawn and inserted; None: always."""
+        """The rate limiter; None: draws and inserts are never delayed."""
         self.turn = nullcontext()
-        """A draw holds it from choosing rows until they are handed out."""
+        """Held by a draw from choosing rows until handing them out. Only queues need a lock here."""
         self._index = index
         self._random = np.random.default_rng(config.seed)
 
     def choose_points(self, draw: Draw, count: int) -> NDArray[np.float64]:
-        """float64[count * batch_size] in [0, 1): points of the mass, as fractions. Advances the random generator."""
+        """Return random points of all batches as fractions of the mass: float64[count * batch_size] in [0, 1)."""
         fractions = [choose_fractions(self._random, draw.batch_size, draw.mode) for _ in range(count)]
         return np.concatenate(fractions) if count > 1 else fractions[0]
 
     def draw(self, points: NDArray[np.float64], live: LiveRows) -> Drawn:
-        """Return the rows at these fractions of the mass. Changes nothing; see `hand_out`."""
+        """Return the rows at these fractions of the mass. This changes no state; see `hand_out`."""
         return self._index.draw(points, live)
 
     def smallest_probability(self, live: LiveRows) -> float:
-        """Probability of the least probable row with non-zero mass; ``live`` has at least one row."""
+        """Return the probability of the least probable row with non-zero mass; ``live`` has at least one row."""
         return self._index.smallest_probability(live)
 
     def probabilities(
         self, priorities: NDArray[np.float64], ranks: NDArray[np.int64], live: LiveRows
     ) -> NDArray[np.float64]:
-        """float64[n]: current probabilities of drawing rows with these priorities and ranks; such rows need not exist.
+        """Return the current probabilities, float64[n], of rows with these priorities and ranks, which need not exist.
 
-        Mass over total mass, or 1 / size if the total mass is zero. Rank 1 has the largest priority; among rows with
-        equal priority, newer rows rank first.
+        A probability is the mass divided by the total mass, or 1 / size if the total mass is zero. Rank 1 has the
+        largest priority; among rows with equal priority, newer rows rank first.
         """
         if self._index.total_mass <= 0.0:
             return np.full(len(priorities), 1 / max(1, live.size))

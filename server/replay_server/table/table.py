@@ -1,8 +1,8 @@
 """A table: its rows, priorities and writers' records, which change together.
 
 All methods run on the server's event loop without suspending, so each operation is atomic and needs no lock; only
-`Table.reserve` and `Table.store` may run in other threads. Requests are already validated, except for checks that
-depend on the table's state.
+`Table.reserve` and `Table.store` may run in other threads. Callers validate requests, except for checks that depend on
+the table's state.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NewRows:
     """Rows to insert."""
 
     columns: Mapping[str, Array]
-    """By name, ``dtype[n, *shape]``: every column of the schema."""
+    """Values of every column of the schema, by name: ``dtype[n, *shape]``."""
     count: int
     """n, the number of rows."""
     priorities: NDArray[np.float64] | None = None
@@ -64,7 +64,7 @@ class NewRows:
 
 
 def memory_bytes(config: TableConfig) -> int:
-    """Upper bound on a table's memory besides its files: its index, and the count of draws per row."""
+    """Return an upper bound on a table's memory besides its files: the index, and a count of draws per slot."""
     return index_bytes(config.index_backend, config.slots) + COUNT_BYTES * config.slots
 
 
@@ -91,7 +91,7 @@ class Table:
         )
         """Chooses the rows of draws: by priority, or oldest first."""
         self.gate: Gate | None = self.draws.gate
-        """The gate of draws and inserts, if any."""
+        """Decides when rows may be drawn and inserted; None: always."""
         self.figures = TableFigures(
             slots=self.config.slots, capacity=self.config.capacity, inserted=self.inserted, size=self.size
         )
@@ -106,7 +106,7 @@ class Table:
 
     @property
     def inserted(self) -> int:
-        """Rows ever inserted: the next row's key."""
+        """Number of rows ever inserted; also the next row's key."""
         return self._header.inserted
 
     @property
@@ -121,7 +121,7 @@ class Table:
 
     @property
     def size(self) -> int:
-        """Live rows."""
+        """Number of live rows."""
         return self.inserted - self.oldest
 
     @property
@@ -147,7 +147,7 @@ class Table:
 
     @property
     def priority_limit(self) -> float:
-        """Largest priority that its backend accepts."""
+        """Largest priority that the backend accepts."""
         return self._index.priority_limit
 
     def check_uid(self, uid: bytes) -> None:
@@ -160,7 +160,7 @@ class Table:
             raise errors.table_replaced(self.name)
 
     def is_repeat(self, stamp: WriterStamp | None) -> bool:
-        """Whether an insert is a retry of an applied one.
+        """Whether an insert is a retry of one that was already applied.
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
@@ -202,7 +202,7 @@ class Table:
             )
 
     def find_repeat(self, stamp: WriterStamp | None) -> range | None:
-        """The keys of an insert that was already applied; None if it was not.
+        """Return the keys of an insert that was already applied; None if it was not applied.
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
@@ -263,12 +263,12 @@ class Table:
     def draw_at(self, draw: Draw, points: NDArray[np.float64]) -> list[DrawnBatch]:
         """Draw batches at these points of the current mass; the `gate` must have granted their rows.
 
-        If inserts overwrite rows of a batch before they are copied, the batch is drawn again at the same points. This
-        keeps seeded draws reproducible. New points would also bias draws against old rows, which are overwritten first.
+        If inserts overwrite drawn rows before they are copied, the caller draws again at the same points. This keeps
+        seeded draws reproducible. New points would also bias draws against old rows, which are overwritten first.
 
         Args:
             draw: parameters of each batch.
-            points: the points of all batches, from `choose_points` of `draws`.
+            points: the points of all batches, from ``self.draws.choose_points``.
 
         Raises:
             RequestError: TABLE_EMPTY.
@@ -298,7 +298,7 @@ class Table:
         return batches
 
     def hand_out(self, batches: Sequence[DrawnBatch]) -> None:
-        """Count batches from one `draw_at`, and release rows that were delivered for the last time."""
+        """Count the batches of one `draw_at` as handed out, and release rows that were delivered for the last time."""
         keys = np.concatenate([batch.keys for batch in batches]) if len(batches) > 1 else batches[0].keys
         self.figures.handed_out(len(keys))
         # Rows may have been evicted while the batches were copied in a worker thread.
@@ -309,10 +309,10 @@ class Table:
         self._forget(oldest, self.oldest)
 
     def update(self, keys: NDArray[np.int64], priorities: NDArray[np.float64]) -> tuple[int, int]:
-        """Set priorities, float64[n], of keys, int64[n]; for duplicate keys, the last one counts.
+        """Set priorities, float64[n], of rows with these keys, int64[n]. The last priority of a repeated key counts.
 
         Returns:
-            Distinct rows updated, and stale keys.
+            Number of distinct rows updated, and number of stale keys.
         """
         resolved = resolve_update(keys, priorities, self.oldest, self.inserted)
         self._index.write(resolved.keys, resolved.priorities)
@@ -320,15 +320,15 @@ class Table:
         return len(resolved.keys), resolved.stale
 
     def live_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The live keys among these, in the same order. keys: int64[n], any numbers."""
+        """Return the live keys among these, in the same order. keys: int64[n], any numbers."""
         return live_only(keys, self.oldest, self.inserted)
 
     def priorities(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-        """float64[n]: priorities of live rows. keys: int64[n]."""
+        """Return float64[n]: the priorities of live rows. keys: int64[n]."""
         return np.take(self.directory.priorities, keys % self.config.slots)
 
     def probabilities(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-        """float64[n]: current probabilities of being drawn; see `PriorityDraws.probabilities`."""
+        """Return float64[n]: current probabilities of being drawn; see `PriorityDraws.probabilities`."""
         return self.draws.probabilities(priorities, ranks, self.live)
 
     def overtaken(self, keys: NDArray[np.int64]) -> bool:

@@ -1,11 +1,14 @@
-"""Runs inserts into a table one at a time, even if one takes several turns of the event loop.
+"""Runs inserts into a table one at a time, even if some of them await a worker thread.
 
-turns = Turns()
-if turns.are_free:                  # no insert is running or waiting
-    ...
-async with turns.mine():            # otherwise wait in line
-    ...                             # decide and insert, or
-    task = turns.begin(insert(...)) # start a long insert; the next turn begins after it
+    turns = Turns()
+    if turns.are_free:                              # no insert is running or waiting
+        ...                                         # insert without awaiting, or begin a long insert as below
+    else:
+        async with turns.mine():                    # wait in line
+            task = turns.begin(insert(...), ended)  # later inserts wait until this one ends
+        await task
+
+A long insert completes even if its caller stops waiting.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from replay_server.errors import RequestError
 
 
 class Turns:
-    """The line of inserts into one table."""
+    """The inserts into one table: those that wait, and a long insert that runs."""
 
     def __init__(self) -> None:
         """Start with no inserts in line."""
@@ -33,7 +36,7 @@ class Turns:
         return self._under_way is None and not self._line
 
     async def ended(self) -> None:
-        """Wait until the long insert has finished or failed."""
+        """Wait until no long insert is running."""
         while self._under_way is not None:
             await asyncio.wait([self._under_way])
 
@@ -43,9 +46,9 @@ class Turns:
         return self._under_way
 
     def begin(self, insert: Coroutine[Any, Any, range], ended: Callable[[], None]) -> asyncio.Task[range]:
-        """Start a long insert. It completes even if its caller stops waiting.
+        """Start a long insert, and return its task.
 
-        ``ended`` is called when the insert has finished or failed, before the next turn.
+        ``ended`` is called when the insert has finished or failed, before the next one starts.
         """
         assert self._under_way is None
 
@@ -60,7 +63,7 @@ class Turns:
 
     @asynccontextmanager
     async def mine(self) -> AsyncIterator[None]:
-        """Wait for earlier inserts. The block must not await anything.
+        """Wait until all earlier inserts have ended, then enter the block, which must not await anything.
 
         Raises:
             RequestError: the refusal passed to `refuse_all`.

@@ -1,4 +1,4 @@
-"""Resolves priority updates to distinct live rows."""
+"""Removes stale and duplicate keys from priority updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOAD = 2
 _SECRET = secrets.randbits(63)
 """Random per process: a caller who does not know it cannot choose keys that collide."""
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-"""Multipliers of SplitMix64's finalizer (Steele et al. 2014), after which every bit depends on every other."""
+"""Multipliers of SplitMix64's finalizer (Steele et al. 2014): every bit of a hash depends on every bit of the key."""
 
 
 class ResolvedUpdate(NamedTuple):
@@ -24,7 +24,7 @@ class ResolvedUpdate(NamedTuple):
     keys: Integers
     """int64[n]: distinct live keys."""
     priorities: Floats
-    """float64[n]: the last priority given for each."""
+    """float64[n]: the last priority given for each key."""
     stale: int
     """Number of given keys that are not live, counting duplicates."""
 
@@ -41,7 +41,7 @@ def resolve_update(
 
 @kernel
 def first_unusable(priorities: Floats, limit: float) -> int:
-    """Index of the first invalid priority (negative, above ``limit``, or NaN); -1 if all are valid."""
+    """Return the index of the first invalid priority (negative, above ``limit``, or NaN); -1 if all are valid."""
     for i in range(len(priorities)):
         if not 0.0 <= priorities[i] <= limit:
             return i
@@ -49,7 +49,7 @@ def first_unusable(priorities: Floats, limit: float) -> int:
 
 
 def live_only(keys: Integers, oldest: int, inserted: int) -> Integers:
-    """The keys from ``oldest`` up to ``inserted``, in the given order, with duplicates. keys: int64[n]."""
+    """Return the keys from ``oldest`` up to but excluding ``inserted``, in the given order, with duplicates."""
     return keys[(keys >= oldest) & (keys < inserted)]
 
 

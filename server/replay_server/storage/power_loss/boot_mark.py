@@ -1,4 +1,4 @@
-"""Detects whether the machine went down while tables were open, by a marker file with the boot id.
+"""Detects whether the machine went down while tables were open, using a file with the boot id.
 
     <root>/boot.json        {"boot_id": "...", "is_clean": false}
 
@@ -32,7 +32,7 @@ class BootMark:
         self._path = root / BOOT_FILE
         self._boot_id = _BOOT_ID.read_text("ascii").strip()
         self.is_there = self._path.exists()
-        """False if the root was never used, or only by versions without marks."""
+        """False if the root was never used, or only by versions that write no marks."""
         self.was_clean = self._was_clean()
         """Whether all stores of the last server are reliable: it shut down cleanly, or ran during this boot."""
         self._has_begun = False

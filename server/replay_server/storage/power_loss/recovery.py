@@ -1,15 +1,16 @@
 """Recovers a table with checksums after a power loss: only valid rows, in a state that once existed.
 
-The disk may contain any mixture of old and new pages written since the last sync point. The recovered table is in the
-state of a single moment, at that sync point or later, except for rows overwritten after that moment:
+For each page that changed since the last sync point, the disk may have the old or the new content. The recovered table
+is in the state of a single moment at or after that sync point, but without rows overwritten after that moment. Recovery
+has three steps:
 
 1. From the sync point on, valid rows are recovered in key order. Each row names its insert. A writer's insert is
    recovered, together with its record, if all its rows are valid and its sequence number is the writer's next. The
    first row that fails a check ends this step, because later rows would leave a gap.
-2. Rows that were then lost may have overwritten the oldest recovered rows. Only the newest run of consecutive valid
-   keys stays live; all rows before it are dropped. No insert before the sync point is undone.
-3. The result is stored as the new sync point, then in the header and the writers' records. The number of lost rows
-   is stored in the header first.
+2. Rows that are lost may have overwritten the oldest recovered rows. Only the newest run of consecutive valid keys
+   stays live; all rows before it are dropped. No insert before the sync point is undone.
+3. The number of lost rows is stored in the header. Then the result is stored as the new sync point, and after that in
+   the header and the writers' records.
 
 An interrupted recovery can be repeated with the same result.
 """
@@ -121,9 +122,9 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
 
 
 def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState, int]:
-    """Read the state from the header if it is consistent and newer than the sync point; otherwise use the sync point's.
+    """Return the header's state if it is consistent and not older than the sync point; otherwise the sync point's.
 
-    Also returns the number of rows ever lost that an interrupted recovery stored; 0 if there was none.
+    Also return the number of rows ever lost that an interrupted recovery stored; 0 if there was none.
     """
     words = _read(folder / HEADER_FILE, HEADER_WORDS * 8).view("<i8")
     state = state_in(words)
@@ -142,7 +143,7 @@ def _store_header(folder: Path, state: TableState, lost: int = 0) -> None:
 
 
 def _read(path: Path, size: int) -> NDArray[np.uint8]:
-    """Read a file of this size, which may be torn."""
+    """Read a file that may be torn, but must have this size."""
     content = np.fromfile(path, np.uint8)
     if len(content) != size:
         raise ValueError(f"{path}: expected {size} bytes, found {len(content)}")
@@ -151,7 +152,7 @@ def _read(path: Path, size: int) -> NDArray[np.uint8]:
 
 @contextmanager
 def _records(used: bytes, inserted: int) -> Iterator[WriterRecords]:
-    """Copy the writers' records to a separate folder, without records of rows beyond ``inserted``."""
+    """Copy the writers' records to a temporary folder, without records of rows beyond ``inserted``."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, WRITERS_FILE).write_bytes(_whole_file(used))
         records = WriterRecords(Path(folder), inserted=inserted, create=False)
@@ -170,7 +171,7 @@ def _roll_forward(
 ) -> tuple[int, bytes]:
     """Recover consecutive rows after the sync point.
 
-    Only the writers' ids come from the ``stored`` records; everything else comes from the rows.
+    Of the ``stored`` records, only the writers' ids are used; the new records are computed from the rows.
 
     Returns:
         The key after the last recovered row, and the writers' records at that point.
@@ -193,7 +194,7 @@ def _roll_forward(
 
 
 def _count_whole(checksums: RowChecksums, first_key: int, slots: int) -> int:
-    """Number of consecutive valid rows from this key on."""
+    """Return the number of consecutive valid rows from this key on."""
     count = 0
     while count < slots:
         whole = checksums.whole(first_key + count, min(_ROWS_AT_ONCE, slots - count))
@@ -204,7 +205,7 @@ def _count_whole(checksums: RowChecksums, first_key: int, slots: int) -> int:
 
 
 def _newest_run(checksums: RowChecksums, oldest: int, end: int) -> range:
-    """The newest run of consecutive keys with valid rows; empty at ``end`` if there is none."""
+    """Return the newest run of consecutive keys with valid rows; an empty range at ``end`` if there is none."""
     chunks = [checksums.whole(first, min(_ROWS_AT_ONCE, end - first)) for first in range(oldest, end, _ROWS_AT_ONCE)]
     # Padding with invalid rows on both sides gives every run a beginning and an end.
     steps = np.diff(np.concatenate([[False], *chunks, [False]]).astype(np.int8))
@@ -228,9 +229,8 @@ def _outside(live: range, first: int, stop: int) -> list[range]:
 def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableState:
     """Adjust the header's state to this number of inserted rows.
 
-    If the number is the same, nothing changes. Otherwise, the count of samples is moved to the nearest value within the
-    rate limiter's bounds. Without this, rows that were lost, or inserted after the header was written, could make calls
-    wait.
+    If the number differs, the count of samples is moved to the nearest value within the rate limiter's bounds. Without
+    this, rows that were lost, or inserted after the header was written, could make calls wait.
     """
     state = header._replace(inserted=inserted, delivered=min(header.delivered, inserted * config.times))
     if inserted == header.inserted or config.rate_limit is None:
@@ -239,7 +239,7 @@ def _in_step(config: TableConfig, header: TableState, inserted: int) -> TableSta
 
 
 def _within(limit: RateLimit, inserted: int, sampled: int) -> int:
-    """The number of samples closest to ``sampled`` that keeps the rate limiter's difference within its bounds."""
+    """Return the number closest to ``sampled`` that keeps the rate limiter's difference within its bounds."""
     if limit.samples_per_insert is None:
         return sampled
     owed = inserted * limit.samples_per_insert
@@ -257,7 +257,7 @@ def _apply(folder: Path, config: TableConfig, point: SyncPoint) -> None:
     rows = point.state.live(config.most_live, config.times)
     slots = live_slots(LiveRows(rows.start, len(rows), config.slots))
     live = priorities[slots]
-    # If a row was evicted and the evicting insert was lost, it has no priority: give it the priority of new rows.
+    # A row has no priority if a lost insert had evicted it: give it the priority of new rows.
     known = np.isfinite(live) & (live >= 0)
     largest = float(live[known].max()) if known.any() else 0.0
     priorities[slots[~known]] = largest or _FIRST_PRIORITY

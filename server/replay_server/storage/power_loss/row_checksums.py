@@ -1,13 +1,13 @@
 """Checksums per row, which detect rows torn by a power loss.
 
-Each slot has two words: the row's origin (the writer, the insert, and whether the row is the insert's first or last;
-0 without a writer), and a checksum over key, origin, columns and link. The checksum includes the key, so an old row in
-a slot is not mistaken for a newer one.
+Each slot has two words. The first is the row's origin: the writer, the insert, and whether the row is the insert's
+first or last; 0 without a writer. The second is a checksum of key, origin, columns and link. It includes the key, so
+that an old row in a slot is not mistaken for a newer one.
 
-The checksum adds a word w by ``h = (h ^ w) * P; h ^= h >> 32``: FNV-1a (Fowler, Noll and Vo) on words instead of
-bytes, with the shift that SplitMix64 (Steele, Lea and Flood, 2014) uses to mix high bits into low ones. Every step is a
-bijection of h and of w, so a change to one word is always detected, and a change to several words is missed with
-probability 2^-64. It protects against accidents, not forgery.
+Each word w changes the checksum h by ``h = (h ^ w) * P; h ^= h >> 32``. This is FNV-1a (Fowler, Noll and Vo) with words
+instead of bytes, and with a shift that mixes high bits into low ones, as in SplitMix64 (Steele, Lea and Flood, 2014).
+Every step is a bijection of h and of w, so a change to one word is always detected, and a change to several words is
+missed with probability 2^-64. The checksum protects against accidents, not forgery.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ def inserts_in(words: NDArray[np.uint64]) -> Iterator[InsertTrace]:
 
 
 def writer_tag(writer_id: bytes) -> int:
-    """A 40-bit hash of a writer's id."""
+    """Return a 40-bit hash of a writer's id."""
     return int.from_bytes(hashlib.blake2b(writer_id, digest_size=_TAG_BYTES).digest(), "little")
 
 
 def short_sequence(sequence: int) -> int:
-    """The low bits of an insert's sequence number, stored with each row; they cannot wrap around between two syncs."""
+    """Return the low bits of an insert's sequence number: enough bits not to wrap around between two syncs."""
     return sequence & ((1 << _SEQUENCE_BITS) - 1)
 
 
 def origin_word(writer_id: bytes, sequence: int) -> int:
-    """The part of the origin that all rows of an insert share."""
+    """Return the part of the origin that all rows of an insert share."""
     return writer_tag(writer_id) << _TAG_BIT | short_sequence(sequence) << _SEQUENCE_BIT | HAS_WRITER
 
 
@@ -91,7 +91,7 @@ class RowChecksums:
     """The checksums of a table's rows, by slot."""
 
     def __init__(self, folder: Path, columns: list[Array], *, create: bool) -> None:
-        """Map the checksums of the table in ``folder``; ``columns`` and links are ``dtype[slots, elements]`` each."""
+        """Map the checksums of the table in ``folder``; ``columns``, with links, are ``dtype[slots, elements]``."""
         compile_checksums()
         slots = len(columns[0])
         self.file = MappedFile(folder / CHECKSUMS_FILE, slots * CHECKSUM_BYTES, create=create)
@@ -99,22 +99,22 @@ class RowChecksums:
         self._columns = [_as_words(column) for column in columns]
 
     def seal(self, first_key: int, count: int, origin: int) -> None:
-        """Store the checksums of rows that were just written; ``origin`` by `origin_word`, or 0 without a writer."""
+        """Store checksums for rows that were just written. ``origin`` is their `origin_word`, or 0 without a writer."""
         first = first_key % len(self._words)
         checksum_kernels.store_origins(self._words, first, count, np.uint64(origin))
         checksum_kernels.store_checksums(self._words, first, self._checksums(first_key, count))
 
     def whole(self, first_key: int, count: int) -> NDArray[np.bool_]:
-        """bool[count]: whether each row's checksum matches its key and content."""
+        """Return bool[count]: whether each row's checksum matches its key and content."""
         stored: NDArray[np.uint64] = np.take(self._words[:, 1], np.arange(first_key, first_key + count), mode="wrap")
         return np.equal(stored, self._checksums(first_key, count))
 
     def origins(self, first_key: int, count: int) -> NDArray[np.uint64]:
-        """uint64[count]: the origin words of the rows, see `inserts_in`."""
+        """Return uint64[count]: the origin words of the rows, see `inserts_in`."""
         return np.take(self._words[:, 0], np.arange(first_key, first_key + count), mode="wrap")
 
     def erase(self, first_key: int, count: int) -> None:
-        """Invalidate the checksums of rows that are not live; at most one per slot."""
+        """Invalidate the checksums of rows that are not live; ``count`` is at most the number of slots."""
         slots = len(self._words)
         first = first_key % slots
         for sums in (self._words[first : first + count, 1], self._words[: max(0, first + count - slots), 1]):

@@ -1,4 +1,4 @@
-"""Sync points: a small state of a table, stored after everything it refers to is on disk.
+"""Sync points: the counters and writers' records of a table, stored after everything they refer to is on disk.
 
 The file has room for two sync points, written alternately. If a power loss tears the one being written, its checksum
 detects this, and the other one is still valid.

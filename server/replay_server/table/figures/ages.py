@@ -1,4 +1,4 @@
-"""Insertion times, from periodic clock readings; precise enough for quantiles of age."""
+"""Insertion times of rows, estimated from a few clock readings; precise enough for quantiles of age."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable
 
 _READINGS = 256
-"""Clock readings kept over a full table."""
+"""Number of clock readings for a full table."""
 
 
 class InsertClock:
-    """Records a timestamp for every 1/256 of the capacity."""
+    """Reads the clock each time another 1/256 of the capacity has been inserted."""
 
     def __init__(self, capacity: int, inserted: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Start; existing rows count as inserted now."""
@@ -21,12 +21,12 @@ class InsertClock:
         self._readings: deque[tuple[int, float]] = deque([(inserted, clock())], maxlen=_READINGS + 2)
 
     def tick(self, inserted: int) -> None:
-        """Record that rows up to this key have been inserted."""
+        """Record that all rows before this key have been inserted."""
         if inserted - self._readings[-1][0] >= self._every:
             self._readings.append((inserted, self._clock()))
 
     def age_s(self, key: int) -> float:
-        """Seconds since a live row was inserted, to the resolution of the readings."""
+        """Return the seconds since a live row was inserted, as precisely as the readings allow."""
         index = bisect.bisect_right(self._readings, (key, float("inf")))
         at = self._readings[min(index, len(self._readings) - 1)][1]
         return self._clock() - at

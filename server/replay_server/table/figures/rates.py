@@ -29,13 +29,13 @@ class Rate:
         self._counts[self._second % _BUCKETS] += count
 
     def per_second(self) -> float:
-        """Events per second over the window, or since the start if that is shorter."""
+        """Return the events per second over the window, or over the time since the start if that is shorter."""
         now = self._advance()
         covered = min(now - self._second + WINDOW_S, now - self._began)
         return sum(self._counts) / covered if covered > 0 else 0.0
 
     def _advance(self) -> float:
-        """Clear the buckets of the seconds since the last call."""
+        """Clear the buckets of seconds that began since the last call, and return the current time."""
         now = self._clock()
         passed = int(now) - self._second
         if passed:

@@ -1,10 +1,12 @@
 """Statistics of one table since the server started: recorded incrementally, read as snapshots.
 
-figures.updated(distinct=200, stale=3)
-figures.counts.repeated_inserts += 1
-with figures.one_waits():
-...
-seen = figures.snapshot()
+    figures.updated(distinct=200, stale=3)
+    figures.counts.repeated_inserts += 1
+    with figures.one_waits():
+        ...                                     # a call waits here
+    seen = figures.snapshot()
+
+Rates cover the last few seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Snapshot:
     stale: int = 0
     """Stale keys in updates."""
     repeated_inserts: int = 0
-    """Repeated inserts, which were answered without applying them again."""
+    """Repeated inserts. They were answered, but not applied again."""
     copied_by_clients: int = 0
     """Drawn rows that clients on this host copied from the table's files."""
     overtaken_copies: int = 0
@@ -44,21 +46,21 @@ class Snapshot:
     batches: int = 0
     """Batches that learners drew on streams."""
     batches_ahead: int = 0
-    """Sum over these batches: for each, the earlier batches whose updates were missing when it was drawn."""
+    """Sum of a count taken as each batch is drawn: earlier batches whose updates have not arrived yet."""
     failed_syncs: int = 0
     """Failed syncs of the table to disk."""
     waiting: int = 0
     """Calls waiting now."""
     waiting_inserts: int = 0
-    """Inserts among them."""
+    """Inserts among these calls."""
     waited: int = 0
     """Calls that had to wait."""
     times_sampled: tuple[tuple[int, int, int], ...] = ()
-    """Histogram of live rows by number of draws: for each bucket its minimum, its maximum and its number of rows."""
+    """Histogram of live rows by number of draws. Each bucket is a minimum, a maximum and a number of rows."""
 
 
 class TableFigures:
-    """See the module. All methods run on the event loop."""
+    """Records the statistics of one table. All methods run on the event loop."""
 
     def __init__(self, *, slots: int, capacity: int, inserted: int, size: int) -> None:
         """Start for a table with ``size`` live rows; ``inserted`` is its next key."""
@@ -92,7 +94,7 @@ class TableFigures:
     def asked_ahead(self, batches: int, ahead: int) -> None:
         """Count batches that a learner drew on a stream while ``ahead`` earlier batches were in flight."""
         self.counts.batches += batches
-        # For each batch of the message, the batches before it are in flight, too.
+        # When a batch of this request is drawn, the batches before it in the same request are in flight, too.
         self.counts.batches_ahead += batches * ahead + batches * (batches - 1) // 2
 
     def updated(self, distinct: int, stale: int) -> None:
@@ -111,15 +113,15 @@ class TableFigures:
 
     @property
     def updates(self) -> int:
-        """Priorities set."""
+        """Number of priorities set."""
         return self._updated.total
 
     def age_s(self, key: int) -> float:
-        """Seconds since a live row was inserted."""
+        """Return the seconds since a live row was inserted."""
         return self._clock.age_s(key)
 
     def times_sampled(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n]: how often each of these live rows was drawn. keys: int64[n]."""
+        """Return int64[n]: how often each of these live rows was drawn. keys: int64[n]."""
         return self._times_sampled.of(keys)
 
     def snapshot(self) -> Snapshot:

@@ -37,7 +37,7 @@ class TimesSampled:
         _draw(self._counts, self._bars, as_kernel_input(keys))
 
     def of(self, keys: Integers) -> Integers:
-        """int64[n]: number of draws of each of these live rows. keys: int64[n]."""
+        """Return int64[n]: how often each of these live rows was drawn. keys: int64[n]."""
         return self._counts[keys % len(self._counts)].astype(np.int64)
 
     def bars(self) -> Iterator[tuple[int, int, int]]:
