@@ -1,6 +1,6 @@
 """Priority backends, which draw rows by priority.
 
-A backend is one file with a subclass of `PriorityIndex`, listed in `BACKENDS`::
+A backend is a subclass of `PriorityIndex` in a file of its own, and is listed in `BACKENDS`. To use one::
 
     index = make_index("sum_tree", {"alpha": 0.7}, priorities)
     index.rebuild(LiveRows(oldest=0, size=0, slots=len(priorities)))     # before anything else
@@ -43,16 +43,16 @@ BACKENDS: Mapping[str, type[PriorityIndex]] = {backend.name: backend for backend
 
 
 def index_bytes(name: str, slots: int) -> int:
-    """Upper bound on the memory of an index with ``slots`` priorities, excluding the priority array."""
+    """Return an upper bound on the memory of an index with ``slots`` priorities, excluding the priority array."""
     return math.ceil(BACKENDS[name].most_bytes_per_slot * slots) + SMALL_INDEX_BYTES
 
 
 def make_index(name: str, given: Mapping[str, float], priorities: Floats) -> PriorityIndex:
-    """Create an empty index; call its `PriorityIndex.rebuild` first.
+    """Create an index; call its `PriorityIndex.rebuild` before anything else.
 
     Args:
         name: a key of `BACKENDS`.
-        given: parameters by name; missing ones have defaults.
+        given: parameters by name; missing ones get their defaults.
         priorities: float64[slots], the table's priority array. It is not read before ``rebuild``.
     """
     backend = BACKENDS[name]

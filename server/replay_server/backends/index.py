@@ -1,7 +1,7 @@
 """The interface of priority backends.
 
-A backend stores one priority per live row and draws rows by priority. It works with keys, priorities and the ring of
-slots (key ``k`` is in slot ``k % slots``), independently of columns and gRPC.
+A backend stores one priority per live row and draws rows by priority. It knows keys, priorities and the ring of slots
+(key ``k`` is in slot ``k % slots``), but neither columns nor gRPC.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Drawn(NamedTuple):
     keys: Integers
     """int64[batch]: keys of live rows, possibly repeated (draws are with replacement)."""
     probabilities: Floats
-    """float64[batch]: mass over total mass of each row, at the time of the draw."""
+    """float64[batch]: mass of each row divided by the total mass, at the time of the draw."""
 
 
 class PriorityIndex(ABC):
@@ -69,10 +69,10 @@ class PriorityIndex(ABC):
     """Largest priority that this index supports; ``inf``: any finite one."""
 
     def __init__(self, parameters: Any, priorities: Floats) -> None:
-        """Create an empty index; call `rebuild` first.
+        """Create an index; call `rebuild` before anything else.
 
         Args:
-            parameters: a `Parameters`.
+            parameters: an instance of `Parameters`.
             priorities: float64[slots], the table's priority array. It is not read before ``rebuild``.
         """
         self.parameters = parameters
@@ -119,7 +119,7 @@ class PriorityIndex(ABC):
 
     @abstractmethod
     def _recompute(self, live: LiveRows) -> None:
-        """Compute everything from the priority array."""
+        """Compute all other state from the priority array."""
 
     @abstractmethod
     def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
@@ -145,4 +145,4 @@ class PriorityIndex(ABC):
 
     @abstractmethod
     def smallest_probability(self, live: LiveRows) -> float:
-        """Smallest probability of a live row with non-zero mass (1 / size if the total mass is zero)."""
+        """Return the smallest probability of a live row with non-zero mass; 1 / size if the total mass is zero."""

@@ -25,7 +25,7 @@ from replay_server.kernels.compile import Floats, Integers, as_kernel_input, ker
 from replay_server.kernels.prefetch import touch
 
 MOST_RANKED = 2_000_000_000
-"""Largest capacity of a ranked table: including slack, its ring fits into `rank_tree.MOST_ROWS`."""
+"""Largest capacity with this backend: even with slack, a table has fewer slots than `rank_tree.MOST_ROWS`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RankParameters:
 def _write_piece(keys: Integers, new_priorities: Floats, priorities: Floats, order: rank_tree.RankTree) -> int:
     """Store up to `rank_tree.MOST_MOVED` priorities and move rows to their ranks; return rows added minus rows removed.
 
-    The loop over pieces is in Python: a kernel around this one would double the compile time.
+    The loop over pieces is in Python, because putting it into a kernel would double the compile time.
     """
     old_keys = np.empty(len(keys), dtype=np.int64)
     old_priorities = np.empty(len(keys), dtype=np.float64)
@@ -84,7 +84,7 @@ def _write_piece(keys: Integers, new_priorities: Floats, priorities: Floats, ord
 def _draw(
     fractions: Floats, sums: PowerSums, order: rank_tree.RankTree, size: int, alpha: float
 ) -> tuple[Integers, Floats]:
-    """Return keys and probabilities of the rows at fractions of the total mass."""
+    """Return keys and probabilities of the rows at these fractions of the total mass."""
     batch = len(fractions)
     ranks = np.empty(batch, dtype=np.int64)
     find_ranks(sums, size, fractions, ranks)
@@ -111,8 +111,8 @@ class RankIndex(PriorityIndex):
     name = "rank"
     most_rows = MOST_RANKED
     most_bytes_per_slot = 57.4
-    """The sum of three parts. Prefix sum and guide: 8 + 8 / 64. Leaves, 520 bytes per 12 rows: 43.3. Inner nodes, 776
-    bytes per 12 children on each level: 5.9. Only pages that were written to use memory."""
+    """Prefix sums and their guide take 8.2. Leaves take 43.3 (520 bytes per 12 rows). Inner nodes take 5.9 (776 bytes
+    per 12 children, on each level). Only pages that were written to use memory."""
     Parameters = RankParameters
 
     def __init__(self, parameters: RankParameters, priorities: Floats) -> None:
@@ -162,6 +162,6 @@ class RankIndex(PriorityIndex):
         return np.asarray(ranks.astype(np.float64) ** -self._alpha)
 
     def smallest_probability(self, live: LiveRows) -> float:
-        """Probability of the last rank whose mass is above zero in float64."""
+        """Return the probability of the last rank whose mass is above zero in float64."""
         mass = rank_mass(last_rank_with_mass(live.size, self._alpha), self._alpha)
         return max(float(mass) / float(self._sums.prefix[live.size]), LEAST_PROBABILITY)

@@ -169,7 +169,7 @@ class SumTree(PriorityIndex):
 
     name = "sum_tree"
     most_bytes_per_slot = 8 * 8 / 7 + 3 * 8 / 63
-    """A tree with fan-out 8 over masses, including its leaves, and three with fan-out 64 over extremes."""
+    """One tree of sums with fan-out 8, including its leaves, and three trees of extremes with fan-out 64."""
     Parameters = SumTreeParameters
 
     def __init__(self, parameters: SumTreeParameters, priorities: Floats) -> None:
@@ -223,7 +223,7 @@ class SumTree(PriorityIndex):
         )
 
     def smallest_probability(self, live: LiveRows) -> float:
-        """Smallest probability of a live row with non-zero mass; 1 / size if the total mass is zero."""
+        """Return the smallest probability of a live row with non-zero mass; 1 / size if the total mass is zero."""
         total = self.total_mass
         if total <= 0.0:
             return 1.0 / live.size

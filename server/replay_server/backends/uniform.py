@@ -58,7 +58,7 @@ class UniformIndex(PriorityIndex):
 
     name = "uniform"
     most_bytes_per_slot = 2 * 8 / 63
-    """Two trees of fan-out 64, over extremes."""
+    """Two trees of extremes with fan-out 64."""
     Parameters = UniformParameters
 
     def __init__(self, parameters: UniformParameters, priorities: Floats) -> None:
@@ -97,7 +97,7 @@ class UniformIndex(PriorityIndex):
         )
 
     def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
-        """Draw the rows at these fractions of the live rows."""
+        """Draw uniformly: a fraction of 0 selects the oldest row, and a fraction close to 1 the newest."""
         return draw_evenly(fractions, live)
 
     def masses(self, priorities: Floats, ranks: Integers) -> Floats:
@@ -105,5 +105,5 @@ class UniformIndex(PriorityIndex):
         return np.ones(len(priorities))
 
     def smallest_probability(self, live: LiveRows) -> float:
-        """Probability of each live row: 1 / size."""
+        """Return the probability of each live row: 1 / size."""
         return 1.0 / live.size

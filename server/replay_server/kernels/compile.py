@@ -21,7 +21,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., object])
 Element = TypeVar("Element", bound=np.generic)
 
 Floats = NDArray[np.float64]
-"""float64[...]; kernels are compiled for arrays of this kind and of `Integers`."""
+"""float64[...]. Most arguments of kernels are `Floats` or `Integers`."""
 Integers = NDArray[np.int64]
 
 CACHE_LINE_BYTES = 64
@@ -40,8 +40,8 @@ def kernel(function: Kernel) -> Kernel:
 def part_of_kernel(function: Kernel) -> Kernel:
     """Inline a function that kernels call once per row.
 
-    In a regular call, numba counts references to each array argument, which takes longer than processing a row. Such a
-    function must not pass its arrays to another one inside a branch: numba would count references there, too.
+    In a regular call, numba counts references to each array argument, which takes longer than processing a row. An
+    inlined function must not call another with its arrays inside a branch: numba would count references there, too.
     """
     return cast(Kernel, _compiled(function, forceinline=True))
 
@@ -76,7 +76,7 @@ def _dispatcher(function: Callable[..., object], *, cached: bool, forceinline: b
 
 
 def _compile_what_cannot_be_loaded(kept: Any) -> None:
-    """Make numba compile kernels whose file is corrupt, and continue if it cannot write them."""
+    """Make numba recompile kernels whose cache file is corrupt, and go on if it cannot write cache files."""
     load, save = kept.load_overload, kept.save_overload
 
     def load_or_compile(signature: Any, target: Any) -> Any:
@@ -105,9 +105,10 @@ def _warn_not_kept(folder: str, reason: str) -> None:
 
 
 def _widened(argument: Any) -> Any:
-    """Widen integer arguments between kernels to int64.
+    """Return the type of an argument that one kernel passes to another: int64 for all signed integers.
 
-    Otherwise numba would compile the callee for each of int64, int32, int8 and every constant, doubling compile time.
+    Otherwise, numba would compile the callee once each for int64, int32, int8 and every constant, which doubles the
+    compile time.
     """
     argument = types.unliteral(argument)
     return types.int64 if isinstance(argument, types.Integer) and argument.signed else argument
@@ -116,8 +117,8 @@ def _widened(argument: Any) -> Any:
 def as_kernel_input(array: NDArray[Element]) -> NDArray[Element]:
     """Return the array, or a copy if it is read-only, strided or unaligned.
 
-    Numba compiles a kernel once per layout of its arguments. Arrays from messages are read-only, and without a copy,
-    the first one would block the server for a compilation.
+    Numba compiles a kernel once per layout of its arguments. Arrays from messages are read-only: without a copy, the
+    server would block while numba compiles the kernel for them.
     """
     return array if array.flags.carray else np.array(array, order="C")
 

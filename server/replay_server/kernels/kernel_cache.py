@@ -3,15 +3,15 @@
 Numba reuses a compiled kernel as long as the file that defines it is unchanged. But kernels here call kernels in other
 files and use their constants, so numba would keep using old callees. Hence each version has its own folder,
 ``kernels-<digest>``. The digest covers every source file that defines a kernel or a constant for kernels (all of
-``backends`` and ``kernels``), and everything else that numba's index does not check. Numba checks the processor.
+``backends`` and ``kernels``), and everything else that numba itself does not check. It does check the processor.
 
 The folder is in the first of these places that is writable:
 
 1. ``NUMBA_CACHE_DIR``, if it is set,
 2. ``__pycache__`` next to this file: in a source checkout or a user's environment,
 3. the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``,
-4. a temporary folder, removed with the process. Kernels in an earlier, read-only place are copied to it (an image may
-   run under another user).
+4. a temporary folder, which is removed when the process ends. If an earlier place is complete but read-only, as in an
+   image that runs under another user, its kernels are copied.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _COMPLETE = "complete-"
 _REMOVED = ".removed-"
 _TEMPORARY = "replay-kernels-"
 _DECORATOR = re.compile(r"^@(part_of_)?kernel$", re.MULTILINE)
-"""Found in files that define kernels. Other compiled functions are not cached, see `compile`."""
+"""Occurs in every file that defines kernels. Other compiled functions are not cached, see `compile`."""
 _ROOT = Path(__file__).parents[1]
 _BESIDE_CODE = Path(__file__).parent / "__pycache__"
 
 
 @cache
 def sources() -> frozenset[Path]:
-    """All files that kernels may depend on: those with kernels, and everything in ``backends`` and this package."""
+    """Return the files that kernels may depend on: those with kernels, and all in ``backends`` and this package."""
     beside = (file for package in ("backends", "kernels") for file in (_ROOT / package).rglob("*.py"))
     decorated = (file for file in _ROOT.rglob("*.py") if _DECORATOR.search(file.read_text("utf-8")))
     return frozenset((*beside, *decorated))
@@ -65,7 +65,7 @@ def sources() -> frozenset[Path]:
 
 @cache
 def digest() -> str:
-    """A digest of all kernel sources and of the compiler."""
+    """Return a digest of all `sources` and of the compiler."""
     settings = {
         name: value
         for name, value in sorted(os.environ.items())
@@ -81,7 +81,7 @@ def digest() -> str:
 
 @cache
 def folder() -> Path:
-    """The folder for this version's kernels, created and writable."""
+    """Return the folder for this version's kernels, which exists and is writable."""
     name = f"{PREFIX}{digest()}"
     read_only: Path | None = None
     for place in _places():
@@ -144,13 +144,13 @@ def remove_unfinished(where: Path) -> None:
 
 
 def kernels_in(where: Path) -> int:
-    """Number of compiled kernels in the folder."""
+    """Return the number of compiled kernels in the folder."""
     return sum(1 for _ in where.rglob("*.nbi"))
 
 
 @contextmanager
 def lock(where: Path) -> Iterator[bool]:
-    """Try to lock the folder for compiling; yields whether it succeeded. A killed process releases the lock."""
+    """Try to lock the folder for compiling, and yield whether this succeeded. A killed process releases its lock."""
     descriptor: int | None = None
     try:
         descriptor = held_folders.open_lock(where)

@@ -1,1 +1,1 @@
-"""Data structures of backends: trees of sums, extremes and ranks; the ring of slots."""
+"""Data structures of backends: trees of sums, extremes and ranks, and the ring of slots."""

@@ -3,14 +3,16 @@
 Values are in an array with one entry per slot. A tree with fan-out 64 above it stores the extreme of each block of 64
 values, of each block of 64 such extremes, and so on up to a single one. A changed value affects its block in two cases:
 if the new value is more extreme, it replaces the block's extreme; if the old value was the extreme, the block is
-scanned again. Most changes read only one number per tree.
+scanned again. For most changes, only one number of the tree is read.
 
 A tree stores the minimum of ``sign * value``, so one algorithm handles both extremes. Values below ``floor`` are
-ignored: slots without a live row contain `DEAD_PRIORITY`, or no mass. All kernels here use these arguments:
+ignored: in slots without a live row, the priority is `DEAD_PRIORITY` and the mass is 0.
+
+All kernels here use these arguments:
 
 * ``values``: float64[slots], the values themselves.
 * ``upper``: float64[...], the tree: the extremes of all blocks, level by level.
-* ``starts``: int64[levels + 1], where each level of ``upper`` begins, by `block_starts`.
+* ``starts``: int64[levels + 1], where each level of ``upper`` begins, from `block_starts`.
 * ``sign``: `SMALLEST` or `LARGEST`.
 * ``floor``: `NOT_BELOW_ZERO` or `ABOVE_ZERO`.
 """
@@ -33,11 +35,11 @@ ABOVE_ZERO = 5e-324
 """Floor for masses: the smallest number above zero."""
 
 NO_VALUE = np.inf
-"""Stored for ignored values, and for blocks that contain only those."""
+"""Stored for ignored values, and for blocks in which all values are ignored."""
 
 
 SMALLEST, LARGEST = 1.0, -1.0
-"""Signs of a tree."""
+"""Values of ``sign``."""
 
 
 def block_starts(slots: int) -> Integers:
@@ -46,7 +48,7 @@ def block_starts(slots: int) -> Integers:
 
 
 def empty_tree(starts: Integers) -> Floats:
-    """Return a tree over ignored values."""
+    """Return a tree for values that are all ignored."""
     return aligned_full(int(starts[-1]), NO_VALUE)
 
 
@@ -70,7 +72,7 @@ def _counted(value: float, sign: float, floor: float) -> float:
 
 @kernel
 def _smallest_of(values: Floats, start: int, stop: int, sign: float, floor: float, enough: float) -> float:
-    """Return the minimum of ``values[start:stop]`` in the tree's representation, or any value of at most ``enough``."""
+    """Return the minimum of ``values[start:stop]`` as a tree stores it, or the first value of at most ``enough``."""
     smallest = NO_VALUE
     for i in range(start, stop):
         counted = _counted(values[i], sign, floor)

@@ -1,7 +1,7 @@
-"""Layout of the levels of a tree with fixed fan-out in one flat array.
+"""Layout of a tree with fixed fan-out in one flat array, level by level.
 
 Level 0 has one entry per leaf. Each entry of a higher level represents ``fan_out`` neighbors of the level below, up to
-a top level with a single entry. Levels are padded to whole groups, so any number of leaves works.
+a top level with a single entry. Each level is padded to a multiple of ``fan_out``, so any number of leaves works.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from replay_server.kernels.compile import Integers
 def level_starts(leaves: int, fan_out: int) -> Integers:
     """Return int64[levels + 1]: where each level begins, leaves first, then the length of the whole array.
 
-    There are at least two levels; entry ``starts[-2]`` is the top.
+    There are at least two levels. The last one begins with the single entry at the top.
     """
     starts = [0]
     entries = leaves

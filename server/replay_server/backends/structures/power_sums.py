@@ -1,6 +1,6 @@
 """Prefix sums of j ** -alpha, which map fractions of the total mass to ranks.
 
-One array works for every size n: its n-th entry is the mass of the first n ranks (Schaul et al. 2016,
+One array serves tables of every size: its n-th entry is the mass of the first n ranks (Schaul et al. 2016,
 arXiv:1511.05952, section 3.3, the rank-based variant: the priority of rank j is 1 / j, before the exponent alpha).
 """
 
@@ -29,10 +29,10 @@ def last_rank_with_mass(size: int, alpha: float) -> int:
 
 
 RANKS_PER_CELL = 64
-"""Ranks per guide entry on average, which costs an eighth of a byte per rank."""
+"""Average number of ranks per cell of the guide, which then takes an eighth of a byte per rank."""
 
 LEAST_CELLS = 1024
-"""Minimum cells of the guide: few ranks need more cells each, because their masses differ more."""
+"""Minimum number of cells: the fewer ranks there are, the more their masses differ, and the more cells each needs."""
 
 
 class PowerSums(NamedTuple):
@@ -51,7 +51,7 @@ class PowerSums(NamedTuple):
 
 
 def power_sums(count: int, alpha: float) -> PowerSums:
-    """Compute the prefix sums of ``count`` ranks, at least 1."""
+    """Compute the prefix sums of ``count`` ranks (at least 1), and their guide."""
     prefix = np.empty(count + 1, dtype=np.float64)
     _add_up(prefix, alpha)
     cells = LEAST_CELLS + count // RANKS_PER_CELL
@@ -113,13 +113,13 @@ def _last_within(prefix: Floats, size: int, point: float, guess: int) -> int:
 
 @kernel
 def find_ranks(sums: PowerSums, size: int, fractions: Floats, ranks: Integers) -> None:
-    """Find the ranks (from 0) at fractions of the mass of the first ``size`` ranks; ``size`` is at least 1.
+    """Store in ``ranks`` the ranks (from 0) at these fractions of the mass of the first ``size`` ranks, at least 1.
 
     The rank at a point is the first one whose prefix sum exceeds the point. The guide provides a first guess.
     """
     prefix, guide = sums.prefix, sums.guide
     total = prefix[size]
-    # A product may round up to the total: use the largest float below it, which belongs to a rank with mass.
+    # If a product rounds up to the total, use the largest float below the total, which belongs to a rank with mass.
     points = np.minimum(fractions * total, np.nextafter(total, 0.0))
     for i in range(len(points)):
         place = points[i] * sums.cells_per_mass

@@ -11,7 +11,7 @@ caches, entries are prefetched as soon as their indices are known.
 Kernels here use these arrays:
 
 * ``sums``: float64[...], the masses and then the stored levels above them; unused places hold 0.
-* ``starts``: int64[levels + 1], where each level of ``sums`` begins, by `sum_starts`.
+* ``starts``: int64[levels + 1], where each level of ``sums`` begins, from `sum_starts`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replay_server.kernels.compile import Floats, Integers, kernel, part_of_kern
 from replay_server.kernels.prefetch import prefetch
 
 FAN_OUT = 8
-"""Three binary levels; the number of float64 per cache line."""
+"""Children per stored node: three binary levels, which fill one cache line."""
 
 FAR_AWAY = 1 << 14
 """Levels with more entries than this (128 KiB) are prefetched."""
@@ -58,7 +58,7 @@ def add_up_above(sums: Floats, starts: Integers, slots: Integers) -> None:
         start = starts[level]
         width = (start - below) // FAN_OUT
         if width <= pending:
-            # The batch covers most nodes of this level, some repeatedly: process each once.
+            # There are at least as many slots as nodes on this level: process every node once.
             for node in range(width):
                 _add_up_node(sums, start + node, below + node * FAN_OUT)
                 slots[node] = node
@@ -78,7 +78,7 @@ def add_up_above(sums: Floats, starts: Integers, slots: Integers) -> None:
 
 @part_of_kernel
 def prefetch_above(sums: Floats, starts: Integers, slot: int) -> None:
-    """Prefetch the sums above a slot and its neighbors, which `add_up_above` needs."""
+    """Prefetch what `add_up_above` reads for a slot: the slot, the sums above it, and the neighbors of each."""
     for level in range(len(starts) - 1):
         if starts[level + 1] - starts[level] > FAR_AWAY:
             prefetch(sums, starts[level] + slot)
@@ -87,7 +87,7 @@ def prefetch_above(sums: Floats, starts: Integers, slot: int) -> None:
 
 @kernel
 def descend(sums: Floats, starts: Integers, points: Floats, nodes: Integers) -> None:
-    """Find the slots at points of the total mass, which must be positive. Overwrites the points.
+    """Store in ``nodes`` the slots at these points of the total mass, which must be positive. Overwrite ``points``.
 
     At every binary node, go right if the point is at least the left sum and the right sum is positive. So a slot
     without mass is never reached, even by a point that was rounded up to the total: every node entered has a positive

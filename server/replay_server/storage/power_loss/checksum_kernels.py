@@ -31,7 +31,7 @@ def _step(checksum: np.uint64, word: np.uint64) -> np.uint64:
 
 @kernel
 def begin(words: NDArray[np.uint64], first: int, first_key: int, count: int) -> NDArray[np.uint64]:
-    """Initialize checksums with keys and origins."""
+    """Return new checksums of rows in consecutive slots, which include only the keys and origins so far."""
     sums = np.empty(count, dtype=np.uint64)
     slot = first
     for i in range(count):
@@ -42,7 +42,7 @@ def begin(words: NDArray[np.uint64], first: int, first_key: int, count: int) -> 
 
 @kernel
 def take_in(words: NDArray[Any], first: int, sums: NDArray[np.uint64]) -> None:
-    """Add a column of rows in consecutive slots to the checksums."""
+    """Add the values of a column in consecutive slots to the checksums of their rows."""
     slot = first
     for i in range(len(sums)):
         checksum = sums[i]
@@ -54,7 +54,7 @@ def take_in(words: NDArray[Any], first: int, sums: NDArray[np.uint64]) -> None:
 
 @kernel
 def store_origins(words: NDArray[np.uint64], first: int, count: int, origin: np.uint64) -> None:
-    """Store the origin of rows in consecutive slots, and mark the first and last of an insert."""
+    """Store the origin of rows in consecutive slots, and mark the first and last row of an insert."""
     slot = first
     for i in range(count):
         word = origin

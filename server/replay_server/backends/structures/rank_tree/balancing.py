@@ -28,7 +28,7 @@ def _divide(tree: RankTree, parent: int, at: int, kept: int) -> None:
     before = int(tree.sizes[left])
     total = before + int(tree.sizes[right])
     for step in range(total):
-        # Move entries right starting with the last one, so that none is overwritten.
+        # If entries move to the right, start with the last one, so that none is overwritten.
         i = step if kept > before else total - 1 - step
         source, from_place = (left, i) if i < before else (right, i - before)
         target, to_place = (left, i) if i < kept else (right, i - kept)

@@ -22,7 +22,7 @@ MOST_ROWS = (1 << 31) - 1
 """Maximum rows per tree: counts are int32."""
 
 UNUSED = -np.inf
-"""Priority of unused entries; outranks nothing."""
+"""Priority of unused entries; every row outranks them."""
 
 BEFORE_ALL = np.inf
 """Priority of the first boundary at each level; outranks every row."""
@@ -43,11 +43,11 @@ class RankTree(NamedTuple):
     children: NDArray[np.int32]
     """int32[inner nodes, WIDTH]: child node of each entry."""
     rows_up_to: NDArray[np.int32]
-    """int32[inner nodes, WIDTH]: rows under this child and earlier ones; for unused entries, under all children."""
+    """int32[inner nodes, WIDTH]: number of rows under this child and earlier ones; in unused entries, all rows."""
     next_free: NDArray[np.int32]
-    """int32[nodes]: from each unused node to the next one."""
+    """int32[nodes]: for each unused node, the next unused one."""
     state: Integers
-    """int64[STATE_WORDS]: the root, the number of levels above the leaves, the first unused inner node and leaf."""
+    """int64[STATE_WORDS]: the root, the number of levels above the leaves, and the first unused node of each pool."""
 
 
 def allocate(slots: int) -> RankTree:
@@ -72,7 +72,7 @@ def allocate(slots: int) -> RankTree:
 
 @kernel
 def free_all(tree: RankTree) -> None:
-    """Free all nodes, lowest numbers first, so that the memory of unused nodes stays untouched."""
+    """Free all nodes. Low numbers are used first, so that the memory of nodes never used stays untouched."""
     for node in range(len(tree.next_free)):
         tree.next_free[node] = node + 1
     tree.state[FREE_INNER] = 0
@@ -154,5 +154,5 @@ def place_of(tree: RankTree, node: int, priority: float, key: int) -> int:
 
 @part_of_kernel
 def child_for(tree: RankTree, node: int, priority: float, key: int) -> int:
-    """Return the child of an inner node for a row: the last whose boundary equals or outranks it."""
+    """Return the index of the child for a row: the last child whose boundary equals or outranks the row."""
     return place_of(tree, node, priority, key - 1) - 1

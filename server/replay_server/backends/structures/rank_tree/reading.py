@@ -1,4 +1,4 @@
-"""Finding rows by their ranks."""
+"""Finds rows by rank."""
 
 from __future__ import annotations
 
