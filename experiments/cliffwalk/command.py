@@ -1,4 +1,4 @@
-"""The command `python -m experiments.cliffwalk`: runs missing cases, then shows and plots all results."""
+"""The command `python -m experiments.cliffwalk`: executes missing runs, then shows and plots all results."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ BACKENDS: Final[Mapping[Method, tuple[str, Mapping[str, float]]]] = {
 
 
 class Replay(Protocol):
-    """Chooses transitions out of a table."""
+    """Chooses transitions from a table."""
 
     def next(self, learner: QLearner) -> Transition:
         """The next transition to learn from."""
@@ -140,7 +140,7 @@ class PrioritizedReplay:
         self.keys: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         """int64[1]: key of the last transition."""
         self.probability = 0.0
-        """Probability of the last transition drawn."""
+        """Probability of the last transition."""
 
     def next(self, learner: QLearner) -> Transition:
         """A transition drawn by priority."""
@@ -158,8 +158,8 @@ class OracleReplay:
     """Picks the transition that lowers the global loss most, in hindsight (section 3.1), and reads it by key.
 
     The global loss is the total squared error to the true values. If values share parameters, it may happen that no
-    update lowers the loss noticeably, and this choice would be stuck. Then the oracle picks the transition with the
-    largest TD error until updates lower the loss again.
+    update lowers the loss noticeably. Then the oracle picks the transition with the largest TD error until updates
+    lower the loss again.
     """
 
     def __init__(

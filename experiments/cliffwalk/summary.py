@@ -36,7 +36,7 @@ _WHOLE_FROM: Final = 10.0
 
 @dataclass(frozen=True)
 class Point:
-    """Summary of the runs of one method at one size."""
+    """Summary of the runs of one method with one number of states."""
 
     transitions: int
     seeds: int
@@ -52,7 +52,7 @@ Curves = Mapping[Representation, Mapping[Method, Mapping[int, Point]]]
 
 
 def summarize(results: Sequence[RunResult]) -> Curves:
-    """Summarize the runs of each method and size, using the last result of each run."""
+    """Summarize the runs by representation, method and number of states, using the last result of each run."""
     latest = {result.key: result for result in results}
     grouped: dict[tuple[Representation, Method, int], list[RunResult]] = defaultdict(list)
     for key, result in latest.items():

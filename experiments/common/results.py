@@ -44,7 +44,7 @@ class ResultFile(Generic[R]):
         self._to_row = to_row
 
     def read(self) -> list[R]:
-        """All results, oldest first. An incomplete last line is removed.
+        """Return all results, oldest first; remove an incomplete last line from the file.
 
         Raises:
             ResultsError: the file has another format.

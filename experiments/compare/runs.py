@@ -83,7 +83,7 @@ def best_runs(settings: CompareSettings, curves: Mapping[TrainingKey, Curve]) ->
 
 
 def best_of_sweep(curves: Mapping[TrainingKey, Curve]) -> dict[ReplayMethod, Contestant]:
-    """The best step size of each method in the sweep; the larger one if equal."""
+    """The best step size of each method in the sweep; if several are equally good, the largest."""
     scores: dict[Contestant, list[float]] = defaultdict(list)
     for key, curve in curves.items():
         if key.seed >= SWEEP_SEED:

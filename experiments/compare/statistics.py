@@ -38,12 +38,12 @@ class Estimate:
 
 
 def mean(runs: NDArray[np.float64]) -> Estimate:
-    """Mean of float64[runs]."""
+    """Mean of float64[runs], with its interval."""
     return _estimate(runs, _mean)
 
 
 def interquartile_mean(runs: NDArray[np.float64]) -> Estimate:
-    """Mean of the middle half of float64[runs]."""
+    """Mean of the middle half of float64[runs], with its interval."""
     return _estimate(runs, _interquartile_mean)
 
 

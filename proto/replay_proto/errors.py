@@ -13,7 +13,7 @@ ERROR_DOMAIN = "replay.v1"
 
 
 class ReplayError(Exception):
-    """A call was refused or failed. Base class of all errors; raised directly for errors without a subclass."""
+    """A call was refused or failed. Base class of all errors; raised directly if there is no subclass for the error."""
 
     default_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
     """The status code of errors raised locally, without a reply."""

@@ -44,7 +44,7 @@ _SILENT_S: Final = 600
 _LESS_JITTER: Final = 0.9
 """Factor for the maximum age of connections, because gRPC varies it by a tenth to spread reconnections."""
 _MOST_PENDING: Final = (1 << 31) - 1
-"""Maximum calls received but not started: practically unlimited, because each connection has limited calls."""
+"""Maximum calls received but not started: practically unlimited, because the calls per connection are limited."""
 _LONGEST_BYTES: Final = (1 << 31) - 1
 """gRPC stores message sizes in 31 bits."""
 

@@ -210,7 +210,7 @@ def bearer_token(headers: Sequence[str]) -> str | None:
         The token, or None.
 
     Raises:
-        ValueError: the headers are not exactly one bearer token.
+        ValueError: there are several headers, or there is no bearer token in the header.
     """
     if not headers:
         return None

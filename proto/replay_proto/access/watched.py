@@ -34,7 +34,7 @@ class Watched(Generic[T]):
         Args:
             paths: the files.
             read: reads the files; raises `UnusableFileError`.
-            if_gone: the value once a file was missing at two checks in a row; None: the last value. One check is not
+            if_gone: the value after a file was missing at two checks in a row; None: the last value. One check is not
                 enough, because a program may remove a file just before it writes the new one.
         """
         self._paths = tuple(paths)

@@ -104,7 +104,7 @@ class Checkpoints:
 
         Args:
             tables: names of the tables; empty: all.
-            series: prefix of its name.
+            series: prefix of the checkpoint's name.
             keep: checkpoints to keep in the series, including this one; 0: the default.
             check: called with the tables in the series; raises if the caller may not administer all of them. None: for
                 the server's own checkpoints, which are exempt from limits.

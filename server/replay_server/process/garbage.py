@@ -1,4 +1,4 @@
-"""Keeps pauses by garbage collection short and rare."""
+"""Keeps pauses for garbage collection short and rare."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ReplayServer:
                 connections=bounds.max_connections,
             ),
         )
-        """The gRPC servers; they must be bound before `start`."""
+        """The gRPC servers; bind them before `start`."""
         endpoints, streams = all_endpoints(catalog, socket=socket, checkpoints=checkpoints), OpenStreams(bounds)
         for_grpc = {name: grpc_handler(endpoint, authenticator, streams) for name, endpoint in endpoints.items()}
         self.lanes.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])

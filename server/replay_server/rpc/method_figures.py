@@ -19,7 +19,7 @@ class MethodFigures:
     """Statistics of one method since the server started."""
 
     calls: int = 0
-    """Calls answered; on a stream, messages."""
+    """Calls answered; on a stream, messages answered."""
     errors: int = 0
     """Calls refused or failed."""
     active: int = 0

@@ -45,7 +45,7 @@ TO_CREATE = Demand(
 TO_LIST = Demand(None, lambda caller, _named, _: caller.check(Right.READ))
 """The right to read at least one table; the reply omits tables that the caller may not read."""
 TO_SEE_FIGURES = Demand(_TABLE_NAME, lambda caller, named, _: caller.check(Right.READ, named.table or None))
-"""The right to read the named table or, if none is named, at least one; the reply omits all unreadable tables."""
+"""The right to read the named table, or at least one if none is named; the reply omits tables without this right."""
 TO_ADMINISTER_ALL = Demand(None, lambda caller, _named, _: caller.check_on_all(Right.ADMIN))
 """The right to administer all tables, even if there are none."""
 

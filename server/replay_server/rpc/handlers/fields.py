@@ -1,4 +1,4 @@
-"""Validates fields of requests: arrays from bytes, numbers in range."""
+"""Validates fields of requests: converts bytes to arrays, and checks that numbers are in range."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class WriterStreams:
         return len(self._streams)
 
     def claim(self, stream: Stream, table_uid: bytes, writer_id: bytes) -> None:
-        """Make this the writer's live stream, ending an earlier one. Releases the stream's previous claim."""
+        """Make this the live stream of a writer: end the earlier one, and release what this stream claimed before."""
         place = (table_uid, writer_id)
         if self._places.get(stream) == place:
             return

@@ -220,7 +220,7 @@ class LocalConnection(asyncio.Protocol):
             self._answer_is_sent()
 
     def _answer_is_sent(self) -> None:
-        """Release the resources of the current request, and continue with the next."""
+        """Release the resources of the current request."""
         if self._call is not None:
             self._call.sent()
             self._call = None
