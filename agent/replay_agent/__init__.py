@@ -1,4 +1,4 @@
-"""Double DQN over prioritized replay, as parts for your own training loop.
+"""Double DQN with prioritized replay, as parts for your own training loop.
 
 `docs/trainer.md` shows such a loop. The commands `replay-train` and `replay-actor` are built from the same parts.
 """

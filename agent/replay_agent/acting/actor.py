@@ -32,7 +32,7 @@ class FinishedEpisode:
 
 
 class ActorStep(NamedTuple):
-    """Completed rows, oldest first, and the finished episode, if any."""
+    """Transitions completed by a step, oldest first, and the episode that it finished, if any."""
 
     transitions: list[Transition]
     episode: FinishedEpisode | None
@@ -42,7 +42,7 @@ class EpsilonGreedyPolicy:
     """Acts at random with probability epsilon, otherwise greedily."""
 
     def __init__(self, network: QNetwork, actions: int, rng: np.random.Generator, device: torch.device) -> None:
-        """Follow ``network``, whose weights may change over time."""
+        """Use the action values of ``network``. Its weights may change over time."""
         self._network = network
         self._actions = actions
         self._rng = rng
@@ -73,7 +73,7 @@ class Actor:
 
         Args:
             env_id: Gymnasium id of the environment.
-            seeds: for the environment and exploration.
+            seeds: seeds of the environment and of exploration.
             network: computes the action values.
             n_step: steps per transition.
             gamma: discount per step.

@@ -29,7 +29,7 @@ class EnvironmentInfo:
         observation_dtype: NumPy name of its dtype.
         bounds: bounds of its elements.
         actions: number of actions, numbered from 0.
-        first_action: the environment's own number of action 0.
+        first_action: the number that the environment uses for action 0.
     """
 
     env_id: str

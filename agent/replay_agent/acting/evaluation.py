@@ -1,4 +1,4 @@
-"""Greedy episodes on given seeds, played in parallel to batch the network's input."""
+"""Plays greedy episodes with given seeds, many in parallel so that the network receives batches."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def evaluate(
     Args:
         network: computes the action values.
         make_env: creates an environment.
-        seeds: one per episode, passed to ``reset``.
-        first_action: the environment's own number of action 0.
+        seeds: one seed per episode, passed to ``reset``.
+        first_action: the number that the environment uses for action 0.
         device: the network's device; None: the CPU.
         should_stop: called before every step; True stops the evaluation.
 
@@ -98,7 +98,7 @@ def _play(
     device: torch.device | None,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Play all episodes to their ends."""
+    """Play all episodes until they end."""
     running = list(episodes)
     while running:
         if should_stop():

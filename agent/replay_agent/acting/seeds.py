@@ -1,7 +1,7 @@
-"""Random streams of a run, all spawned from one `SeedSequence`, so no two generators share a seed.
+"""Seeds for all random numbers of a run, so that no two generators share a seed.
 
-A stream's spawn key is its purpose, followed by numbers that distinguish streams with the same purpose. Equal seeds and
-keys give equal streams; different keys give independent ones (see `numpy.random.SeedSequence`).
+Each seed comes from a `numpy.random.SeedSequence` with the seed of the run or of an actor. The spawn key is a purpose,
+followed by numbers that distinguish streams with the same purpose. Different keys give independent random numbers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ RANGE_BITS = 30
 
 
 class Purpose(IntEnum):
-    """Purpose of a random stream. Never renumber these: the same seed would then give a different run."""
+    """Purpose of a random stream. Never renumber these, or the same seed will give a different run."""
 
     NETWORK = 0
     """Initial weights."""
     DRAWS = 1
     """Draws of the table."""
     ACTOR = 2
-    """Parent of an actor's two streams below."""
+    """Seed of an actor, for the two streams below."""
     EXPLORATION = 3
     """Random actions of an actor."""
     ENVIRONMENT = 4
@@ -34,7 +34,7 @@ class Purpose(IntEnum):
     """Final episodes."""
 
 
-# Disjoint ranges of `reset` seeds: no network is evaluated on episodes it was trained or selected on.
+# Disjoint ranges of `reset` seeds, so that no network is evaluated on episodes used for training or selection.
 _RANGES = {Purpose.ENVIRONMENT: 0, Purpose.VALIDATION: 1, Purpose.EVALUATION: 2}
 
 
@@ -43,8 +43,8 @@ class RunSeeds:
     """Seeds of all random streams of a run.
 
     Attributes:
-        seed: of the run.
-        start: how often the run was started before. A resumed run uses new random numbers; otherwise actors would
+        seed: seed of the run.
+        start: how often the run was started before. A resumed run uses new random numbers; otherwise, its actors would
             repeat episodes that are already in the table.
     """
 
@@ -62,15 +62,15 @@ class RunSeeds:
         return _integer(_spawn(self.seed, Purpose.DRAWS))
 
     def actor(self, actor_id: int) -> int:
-        """Seed of one actor's `ActorSeeds` for this start, 0 to 2^63 - 1."""
+        """Return the seed of an actor's `ActorSeeds` for this start, from 0 to 2^63 - 1."""
         return _integer(_spawn(self.seed, Purpose.ACTOR, self.start, actor_id))
 
     def validation(self, number: int, count: int) -> list[int]:
-        """Distinct seeds for the ``count`` episodes of a validation; each validation has different ones."""
+        """Return distinct seeds for the ``count`` episodes of validation ``number``; each validation has its own."""
         return _episodes(Purpose.VALIDATION, count, self.seed, number)
 
     def evaluation(self, count: int) -> list[int]:
-        """Distinct seeds for the ``count`` episodes of the final evaluation."""
+        """Return distinct seeds for the ``count`` episodes of the final evaluation."""
         return _episodes(Purpose.EVALUATION, count, self.seed)
 
 
@@ -85,7 +85,7 @@ class ActorSeeds:
     seed: int
 
     def exploration(self) -> np.random.Generator:
-        """A new generator of random actions."""
+        """Create a generator for random actions."""
         return np.random.default_rng(_spawn(self.seed, Purpose.EXPLORATION))
 
     @property
@@ -99,7 +99,7 @@ def _spawn(seed: int, purpose: Purpose, *which: int) -> np.random.SeedSequence:
 
 
 def _integer(sequence: np.random.SeedSequence) -> int:
-    """One integer of 63 bits, for APIs that take no `SeedSequence`."""
+    """Return an integer of 63 bits, for APIs that take no `SeedSequence`."""
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 

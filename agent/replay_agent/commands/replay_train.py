@@ -21,10 +21,10 @@ EXIT_SIGNAL_BASE = 128
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train.
+    """Run the command.
 
     Returns:
-        0; 1 when training failed; 128 + n when signal n stopped it.
+        0 when training is done, 1 when it failed, 128 + n when signal n stopped it.
 
     Raises:
         SystemExit: with 2 if a setting is invalid.

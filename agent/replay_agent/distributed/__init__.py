@@ -1,1 +1,1 @@
-"""Acting for a learner from other processes and machines."""
+"""Lets actors in other processes and on other machines act for a learner."""

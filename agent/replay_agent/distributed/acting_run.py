@@ -32,16 +32,16 @@ from replay_agent.settings.actor_settings import ActorSettings
 log = logging.getLogger("replay_agent.actor")
 
 FAILURES = (LearnerRefusesError, LearnerUnavailableError, ReplayError, UnsupportedEnvironmentError)
-"""What `run_actor` raises."""
+"""Errors that `run_actor` raises."""
 # Interval between attempts to open a table that the learner has not recreated yet.
 TABLE_RETRY_S = 0.2
 
 
 class ActingRun:
-    """Acts for one run of a learner, until it is over or told to stop."""
+    """Acts for one run of a learner."""
 
     def __init__(self, assignment: JoinResponse, learner: LearnerClient, client: ReplayClient) -> None:
-        """Build the network and the environment of the task."""
+        """Build the network and create the environment."""
         self._assignment = assignment
         self._learner = learner
         self._client = client
@@ -83,7 +83,7 @@ class ActingRun:
         self._actor.close()
 
     def _find_table(self, stop: threading.Event) -> Table | None:
-        """The learner's table, once it exists; None if told to stop first."""
+        """Wait until the learner's table exists, and open it; return None if the run is over or ``stop`` is set."""
         while not stop.is_set():
             try:
                 return self._client.table(self._assignment.table)
@@ -95,7 +95,7 @@ class ActingRun:
         return None
 
     def _act(self, writer: Writer, stop: threading.Event) -> bool:
-        """Act and report in turns. True when the learner reports that the run is over."""
+        """Report and act repeatedly. Return True when the run is over, False when ``stop`` is set."""
         while not stop.is_set():
             guidance = self._report()
             if guidance.finished:
@@ -161,7 +161,7 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
 def _act_for_one_run(
     settings: ActorSettings, learner: LearnerClient, client: ReplayClient, stop: threading.Event
 ) -> bool:
-    """Join and act. True when the run is over, False if the learner was restarted."""
+    """Join a run and act for it. Return False if the learner was restarted, otherwise True."""
     assignment = learner.join(f"{socket.gethostname()}:{os.getpid()}")
     log.info(
         "actor %d of run %s: %s, table %s",

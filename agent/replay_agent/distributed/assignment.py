@@ -10,12 +10,12 @@ from replay_agent.dqn.networks import Bounds, NetworkSpec
 
 
 def make_task(env_id: str, table: str, n_step: int, gamma: float, network: NetworkSpec) -> JoinResponse:
-    """The part that all assignments of a run share; `LearnerService.join` adds the rest."""
+    """Build the part of the assignment that is the same for all actors; `LearnerService.join` adds the rest."""
     return JoinResponse(env_id=env_id, table=table, n_step=n_step, gamma=gamma, network=QNetworkSpec(**asdict(network)))
 
 
 def network_of(task: JoinResponse) -> NetworkSpec:
-    """The network whose weights the learner serves."""
+    """Return the specification of the network in a task."""
     spec = task.network
     return NetworkSpec(
         observation_shape=tuple(spec.observation_shape),

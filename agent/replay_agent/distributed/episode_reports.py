@@ -14,17 +14,17 @@ from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.dqn.divergence import MAX_RETURN
 
 MAX_EPISODES: Final = 1_000
-"""Episodes per report; actors split longer lists."""
+"""Maximum episodes per report; actors split longer lists."""
 MAX_REPORT_BYTES: Final = 1 << 16
-"""Limit for a serialized report. A full report takes a third of it; parsing this much takes 4 ms."""
+"""Maximum size of a report. `MAX_EPISODES` need a third of it. Parsing a report of this size takes 4 ms."""
 MAX_LENGTH: Final = 2**53
 """Maximum environment steps of an episode: the largest integer that float64, and thus JSON, represents exactly."""
 MAX_QUEUED: Final = 100_000
-"""Episodes queued for the trainer, about 20 MB: a thousand actors fill the queue in a minute of validation."""
+"""Maximum episodes queued for the trainer, about 20 MB. A thousand actors need a minute to fill the queue."""
 
 
 class Reports:
-    """Episodes of actors, oldest first. Thread-safe."""
+    """A queue of the episodes that actors reported, oldest first. Thread-safe."""
 
     def __init__(self) -> None:
         self.arrived = threading.Event()
@@ -53,7 +53,7 @@ class Reports:
         self.arrived.set()
 
     def take_episodes(self, limit: int = MAX_QUEUED) -> list[FinishedEpisode]:
-        """Return the oldest episodes, at most ``limit``; `arrived` stays set if there are more."""
+        """Remove and return the oldest episodes, at most ``limit``; set `arrived` if more are left."""
         with self._lock:
             taken = [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
             if taken and self._queue:
@@ -62,7 +62,7 @@ class Reports:
 
 
 def _checked(request: learner_pb2.ReportRequest, actors_joined: int) -> list[FinishedEpisode]:
-    """The episodes of a report, validated."""
+    """Validate a report and return its episodes."""
     if not 1 <= request.actor_id <= actors_joined:
         raise FieldError("actor_id", "the number that Join gave", str(request.actor_id))
     if len(request.episodes) > MAX_EPISODES:

@@ -1,4 +1,4 @@
-"""Logs joining actors, with a bounded number of lines per second."""
+"""Logs actors that join, with a limited number of lines per second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINES_PER_S: Final = 20
 
 
 class JoinLog:
-    """Logs each actor, up to a limit per second. Thread-safe."""
+    """Logs up to `LINES_PER_S` actors per second, and counts the others. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

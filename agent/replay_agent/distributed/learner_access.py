@@ -33,7 +33,7 @@ class LearnerAccess:
     Attributes:
         tls_cert: TLS certificate; None: connections are not encrypted.
         tls_key: its private key.
-        tls_client_ca: CA that must have signed actors' certificates; None: actors need none.
+        tls_client_ca: CA that must have signed actors' certificates; None: actors need no certificate.
         tokens: file of tokens; None: anyone who reaches the learner may join.
     """
 

@@ -56,8 +56,8 @@ class ToldToStopError(Exception):
 class LearnerClient:
     """Joins a learner, reports to it and fetches its weights. Calls retry while the learner is unreachable.
 
-    Every call may raise `LearnerUnavailableError`, `LearnerRefusesError` and `ToldToStopError`; every call but `join`
-    also `RunChangedError`.
+    Every call may raise `LearnerUnavailableError`, `LearnerRefusesError` or `ToldToStopError`. All calls except `join`
+    may also raise `RunChangedError`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class LearnerClient:
     ) -> learner_pb2.ReportResponse:
         """Report finished episodes, and get instructions for the next steps.
 
-        Long lists are split into several reports; the answer to the last one counts.
+        A long list is split into several reports; only the reply to the last one is returned.
         """
         *full, last = range(0, max(len(episodes), 1), MAX_EPISODES)
         for start in full:
@@ -130,7 +130,7 @@ class LearnerClient:
         return self._call(self._stub.Report, request)
 
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        """Call, and retry while the learner is unreachable, until the time limit."""
+        """Make a call. While the learner is unreachable, retry until the time limit."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), MIN_TIMEOUT_S)

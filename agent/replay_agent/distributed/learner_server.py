@@ -1,7 +1,7 @@
 """Serves a learner to its actors, on an event loop in a separate thread.
 
-Slow work, such as waiting for the device of the weights, runs in worker threads. The body of a call is read only after
-its token was checked; see `replay_proto.access.serving`.
+Slow work, such as copying the weights from their device, runs in worker threads. The server reads the body of a call
+only after it has checked the token; see `replay_proto.access.serving`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from replay_agent.distributed.learner_service import LearnerService
 
 SERVICE: Final = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
 MAX_REQUEST_BYTES: Final = MAX_REPORT_BYTES
-"""Size limit of requests: reports are the largest."""
+"""Maximum size of a request. Reports are the largest requests."""
 CALLS_PER_CONNECTION: Final = 16
-"""An actor makes one call at a time."""
+"""More than enough, because an actor makes one call at a time."""
 KEEPALIVE_S: Final = 30.0
 STOP_GRACE_S: Final = 1.0
 _THREADS: Final = 8
@@ -41,7 +41,7 @@ class LearnerServer:
     """Serves a `LearnerService` on a port."""
 
     def __init__(self, service: LearnerService, host: str, port: int, access: LearnerAccess | None = None) -> None:
-        """Listen on an address and port (0 picks a free one); without ``access``, anyone who reaches it may join.
+        """Listen on an address and port (0 picks a free one); without ``access``, anyone who can connect may join.
 
         Raises:
             OSError: the port cannot be bound.
@@ -107,7 +107,7 @@ class LearnerServer:
     def _unary(
         self, message_type: type[M], answer: Callable[[M], Message], *, beside: bool = False
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Handle calls on the event loop, or in worker threads if ``beside``."""
+        """Create a handler that calls ``answer`` on the event loop or, if ``beside``, in a worker thread."""
 
         async def call(_requests: object, context: Context) -> bytes:
             try:

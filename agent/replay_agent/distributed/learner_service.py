@@ -21,9 +21,9 @@ from replay_agent.distributed.learner_access import RefusedError
 # Actors that are ahead pause for this long before they report again.
 PAUSE_MS = 20
 WEIGHT_BYTES_PER_S = 128 << 20
-"""Rate limit for weights sent to all actors, which costs at most a third of the trainer's time."""
+"""Maximum rate of the weights sent to all actors together. It costs at most a third of the trainer's time."""
 BURST_S = 1.0
-"""Burst that the rate limit allows, in seconds at that rate, for actors that request weights simultaneously."""
+"""Seconds by which sending may run ahead of that rate, because actors often request weights simultaneously."""
 
 
 class Guidance(NamedTuple):
@@ -39,8 +39,8 @@ class PublishedWeights:
     """The newest weights. Thread-safe.
 
     Weights are copied from the device and serialized when an actor first requests them, in the thread that answers the
-    request. So publishing never waits for the device, and versions that no actor requests cost nothing. Sending costs
-    the trainer about 2 ms per MB, so the rate is limited.
+    request. So publishing never waits for the device, and versions that no actor requests are never serialized. Sending
+    costs the trainer about 2 ms per MB, so the rate is limited.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class PublishedWeights:
         self._newest = _Version(self.version + 1, weights)
 
     def newer_than(self, version: int) -> tuple[int, bytes]:
-        """The newest version and its data; without data if the caller has it, or if the rate limit is reached."""
+        """Return the newest version and its data; no data if it is ``version``, or if the rate limit is reached."""
         newest = self._newest
         if version == newest.number:
             return newest.number, b""
@@ -68,7 +68,7 @@ class PublishedWeights:
         return newest.number, data if self._may_send(len(data)) else b""
 
     def _may_send(self, size: int) -> bool:
-        """Whether the rate limit allows ``size`` bytes now; if so, they are counted."""
+        """If the rate limit allows ``size`` bytes now, count them and return True."""
         with self._lock:
             now = self._clock()
             if self._paid_until > now + BURST_S:
@@ -78,7 +78,7 @@ class PublishedWeights:
 
 
 class _Version:
-    """Weights at the time they were published."""
+    """A copy of the weights from the time when they were published."""
 
     def __init__(self, number: int, weights: Mapping[str, Tensor]) -> None:
         self.number = number
@@ -87,7 +87,7 @@ class _Version:
         self._data: bytes | None = None
 
     def data(self) -> bytes:
-        """The weights in safetensors format; waits for the device the first time."""
+        """Return the weights in safetensors format. The first call waits for the device."""
         with self._lock:
             if self._data is None:
                 self._data = save({name: tensor.cpu().contiguous() for name, tensor in self._weights.items()})
@@ -100,7 +100,7 @@ class LearnerService:
     def __init__(
         self, task: learner_pb2.JoinResponse, seeds: RunSeeds, weights: PublishedWeights, guide: Callable[[], Guidance]
     ) -> None:
-        """Serve one run: its task from `make_task`, and instructions from ``guide``, which must be thread-safe."""
+        """Serve one run. `make_task` makes the ``task``. ``guide`` returns instructions and must be thread-safe."""
         self.reports = Reports()
         self.run_id = str(uuid.uuid4())
         self._task = task
@@ -110,7 +110,7 @@ class LearnerService:
         self._lock = threading.Lock()
         self._joins = JoinLog()
         self.actors_joined = 0
-        """Number of actors that ever joined."""
+        """Number of actors that have joined so far."""
         self._is_finished = threading.Event()
 
     @property
@@ -133,7 +133,7 @@ class LearnerService:
         return assignment
 
     def report(self, request: learner_pb2.ReportRequest) -> learner_pb2.ReportResponse:
-        """Record the report and answer with instructions."""
+        """Record a report and return instructions."""
         self._check_run(request.run_id)
         self.reports.add(request, self.actors_joined)
         guidance = self._guide()

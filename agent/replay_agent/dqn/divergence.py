@@ -17,13 +17,13 @@ MAX_RETURN: Final = 1e30
 
 
 class DivergedError(RuntimeError):
-    """Training diverged; the message names the non-finite quantities and the first gradient step."""
+    """Training diverged; the message names the non-finite quantities and the gradient step that first had them."""
 
 
 def require_finite(learner: DoubleDQN) -> None:
-    """Check everything that a checkpoint contains, and the resulting action values; waits for the device.
+    """Check everything that a checkpoint contains, and the action values of the last batch; wait for the device.
 
-    Action values are checked because finite parameters can be so large that values overflow.
+    Finite parameters may be so large that action values overflow.
 
     Raises:
         DivergedError: a network, its action values or the optimizer's state contain a number that is not finite.
@@ -42,7 +42,7 @@ def require_finite(learner: DoubleDQN) -> None:
 
 
 def require_finite_figures(learner: DoubleDQN, figures: Figures | None) -> None:
-    """Check figures that were fetched for display.
+    """Check that the figures of all gradient steps were finite.
 
     Raises:
         DivergedError: the figures of a gradient step were not finite.
@@ -55,7 +55,7 @@ def require_finite_figures(learner: DoubleDQN, figures: Figures | None) -> None:
 
 
 def require_return(value: float, of: str) -> None:
-    """Check a return before it enters the learning curve.
+    """Check a return before it is recorded.
 
     Raises:
         DivergedError: the return is not finite, or too large to sum.
@@ -65,13 +65,13 @@ def require_return(value: float, of: str) -> None:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no element is infinite or NaN; waits for the device."""
+    """Whether all elements are finite; waits for the device."""
     found = [tensor.detach().isfinite().all() for tensor in tensors]
     return not found or bool(torch.stack([finite.to(found[0].device) for finite in found]).all())
 
 
 def _first_wrong_step(learner: DoubleDQN, figures: Figures | None) -> int:
-    """The first gradient step (from 1) with figures that are not finite; if all are finite, the latest step."""
+    """Return the number of the first gradient step with non-finite figures; if all are finite, of the latest step."""
     if figures is None or figures.finite_steps == figures.steps:
         return learner.updates
     return learner.updates - figures.steps + figures.finite_steps + 1

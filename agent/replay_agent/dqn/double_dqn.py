@@ -33,8 +33,8 @@ class TransitionBatch:
     Attributes:
         obs: any[batch, *observation_shape].
         action: int64[batch].
-        reward: float32[batch], n-step return.
-        discount: float32[batch], ``gamma**k * (1 - terminated)``.
+        reward: float32[batch], discounted sums of rewards; see `Transition`.
+        discount: float32[batch], factors for the values of ``next_obs``; see `Transition`.
         next_obs: any[batch, *observation_shape].
         weights: float32[batch], importance-sampling weights.
     """
@@ -68,7 +68,7 @@ class DoubleDQN:
     """Online network, target network and optimizer."""
 
     def __init__(self, spec: NetworkSpec, config: DoubleDQNConfig, device: torch.device) -> None:
-        """Build both networks with equal weights from torch's global generator."""
+        """Build both networks with the same random weights, from torch's global generator."""
         self.spec = spec
         self.device = device
         self.updates = 0
@@ -83,7 +83,7 @@ class DoubleDQN:
         )
 
     def update(self, batch: TransitionBatch) -> UpdateResult:
-        """Take a gradient step, and update the target network if due; does not wait for the device."""
+        """Take a gradient step, and update the target network if due. This does not wait for the device."""
         targets = self._targets(batch)
         values = losses.values_of(self.online(batch.obs), batch.action)
         td_errors = targets - values
@@ -107,7 +107,7 @@ class DoubleDQN:
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """Move the target network towards the online one by ``target_tau``; 1 copies it (Mnih et al., 2015)."""
+        """If due, move the target network towards the online network by the fraction ``target_tau``; 1 copies it."""
         if self.updates % self._config.target_interval:
             return
         for target, online in zip(self.target.parameters(), self.online.parameters(), strict=True):
@@ -115,7 +115,7 @@ class DoubleDQN:
 
     @torch.no_grad()
     def latest_values(self) -> list[Tensor]:
-        """Both networks' action values of the last batch, each float32[batch, actions]; empty before the first step."""
+        """Compute both networks' action values float32[batch, actions] of the last batch; empty before the first."""
         if self._latest_obs is None:
             return []
         return [network(self._latest_obs) for network in (self.online, self.target)]

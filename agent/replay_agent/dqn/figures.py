@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 DECAY = 0.99
-"""Decay per gradient step of the exponential means."""
+"""Decay of the exponential means per gradient step."""
 FIGURES = ("loss", "grad_norm", "mean_value")
 FOLDED_STEPS = 256
-"""Gradient steps after which pending figures are folded into the means."""
+"""Number of gradient steps after which pending figures are added to the means."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Figures:
         grad_norm: norm of the gradient before clipping.
         mean_value: mean value of the actions in batches.
         steps: number of gradient steps.
-        finite_steps: number of steps before the first with a figure that is not finite.
+        finite_steps: number of steps before the first non-finite figure.
     """
 
     loss: float
@@ -34,7 +34,7 @@ class Figures:
 
 
 class FiguresMeter:
-    """Bias-corrected exponential means. Adding never waits for the device."""
+    """Computes bias-corrected exponential means of figures. Adding figures never waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -46,7 +46,7 @@ class FiguresMeter:
 
     def add(self, loss: Tensor, grad_norm: Tensor, mean_value: Tensor) -> None:
         """Add the figures of a gradient step, each float32[]."""
-        # Folding many in one operation is nearly free per step.
+        # Adding many steps to the means in one operation is nearly free per step.
         self._waiting += (loss, grad_norm, mean_value)
         self._steps += 1
         if len(self._waiting) >= FOLDED_STEPS * len(FIGURES):
@@ -63,7 +63,7 @@ class FiguresMeter:
         return Figures(loss / weight, grad_norm / weight, mean_value / weight, self._steps, int(finite_steps))
 
     def _fold(self) -> None:
-        """Fold pending figures into the means, on the device."""
+        """Add pending figures to the means, on the device."""
         if not self._waiting:
             return
         values = torch.stack(self._waiting).view(-1, len(FIGURES))

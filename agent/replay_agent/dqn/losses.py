@@ -8,12 +8,12 @@ from torch.nn import functional
 
 
 def values_of(q_values: Tensor, actions: Tensor) -> Tensor:
-    """Pick float32[batch] out of ``q_values`` float32[batch, actions] by ``actions`` int64[batch]."""
+    """Return the values float32[batch] of ``actions`` int64[batch], given ``q_values`` float32[batch, actions]."""
     return q_values.gather(1, actions.unsqueeze(1)).squeeze(1)
 
 
 def bootstrap_values(next_q_target: Tensor, next_q_online: Tensor | None) -> Tensor:
-    """Value the next observations.
+    """Estimate the values of the next observations.
 
     With ``next_q_online``, this is Double DQN: the online network selects actions, the target network evaluates them
     (van Hasselt et al., 2016, arXiv:1509.06461, equation 4). Without it, this is DQN: the largest value of the target
@@ -31,7 +31,7 @@ def bootstrap_values(next_q_target: Tensor, next_q_online: Tensor | None) -> Ten
 
 
 def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tensor:
-    """Compute ``R + gamma**k * (1 - terminated) * V(next)``.
+    """Compute the targets ``rewards + discounts * next_values``.
 
     Args:
         rewards: float32[batch], discounted sums of k rewards.
@@ -45,10 +45,10 @@ def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tenso
 
 
 def weighted_huber_loss(td_errors: Tensor, weights: Tensor, delta: float) -> Tensor:
-    """Mean of the Huber losses, each multiplied by its importance-sampling weight.
+    """Average the Huber losses, each multiplied by its importance-sampling weight.
 
-    The weight stays outside the Huber function: it scales each row's gradient (Schaul et al., 2016, arXiv:1511.05952,
-    algorithm 1, line 13), and must not affect which rows count as outliers.
+    The weight is not an argument of the Huber function: it scales each row's gradient (Schaul et al., 2016,
+    arXiv:1511.05952, algorithm 1, line 13), but must not affect which rows count as outliers.
 
     Args:
         td_errors: float32[batch], target minus value.

@@ -1,4 +1,4 @@
-"""n-step transitions, including at termination and truncation."""
+"""Makes n-step transitions, which are shorter at the end of an episode."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Transition:
     Attributes:
         obs: observation in which the action was taken.
         action: the action.
-        reward: discounted sum of the next k rewards, ``sum of gamma**i * r_i for i < k``.
-        discount: ``gamma**k * (1 - terminated)``, the factor for the value of ``next_obs``.
-        next_obs: the observation k steps later, or the last one of the episode.
+        reward: discounted sum of the next k rewards; k is n, or less at the end of an episode.
+        discount: factor for the value of ``next_obs``: ``gamma**k``, or 0 if the episode terminated.
+        next_obs: the observation k steps later.
     """
 
     obs: Observation
@@ -33,8 +33,8 @@ class Transition:
 class NStep:
     """Turns the steps of one environment into n-step transitions.
 
-    Every step yields exactly one transition. The last transitions of an episode span fewer than n steps, up to its
-    end. They bootstrap from the last observation if the episode was truncated, but not if it terminated.
+    Every step yields exactly one transition. The last transitions of an episode span fewer than n steps. They bootstrap
+    from the last observation if the episode was truncated, but not if it terminated.
     """
 
     def __init__(self, n_step: int, gamma: float) -> None:
@@ -48,13 +48,13 @@ class NStep:
     def push(
         self, obs: Observation, action: int, reward: float, next_obs: Observation, *, terminated: bool, truncated: bool
     ) -> list[Transition]:
-        """Take one environment step and return the transitions that it completes, oldest first.
+        """Add one environment step and return the transitions that it completes, oldest first.
 
         Args:
             obs: the observation before the step.
             action: the action taken.
             reward: the resulting reward.
-            next_obs: the observation after the step, not from a reset.
+            next_obs: the observation after the step, not after a reset.
             terminated: the episode reached a terminal state.
             truncated: the episode was cut off.
         """
@@ -66,7 +66,7 @@ class NStep:
         return []
 
     def _pop(self, next_obs: Observation, *, terminated: bool) -> Transition:
-        """Complete the oldest pending step with a transition that spans all pending ones."""
+        """Remove the oldest pending step, and return its transition, which spans all pending steps."""
         total = 0.0
         for _, _, reward in reversed(self._pending):
             total = reward + self._gamma * total

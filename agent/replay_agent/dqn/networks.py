@@ -23,7 +23,7 @@ DEFAULT_IMAGE_HIDDEN_SIZES = (512,)
 
 
 class NetworkKind(StrEnum):
-    """Kind of network, by observation."""
+    """Kind of network; it depends on the observation."""
 
     MLP = "mlp"
     CONV = "conv"
@@ -52,7 +52,7 @@ class NetworkSpec:
         actions: number of discrete actions.
         hidden_sizes: units of each dense hidden layer.
         dueling: whether the head has separate value and advantage streams.
-        bounds: bounds by which vectors are scaled to [-1, 1]; None: no scaling.
+        bounds: bounds used to scale vectors to [-1, 1]; None: no scaling.
     """
 
     observation_shape: tuple[int, ...]
@@ -78,7 +78,7 @@ class ImageLayout(NamedTuple):
 
 
 def network_kind(shape: Sequence[int], dtype: str) -> NetworkKind:
-    """Images have rank 3, or rank 2 with dtype uint8; everything else is a vector."""
+    """Choose the kind of network. Images have 3 axes, or 2 axes and dtype uint8; everything else is a vector."""
     if len(shape) == IMAGE_RANK or (len(shape) == GRAYSCALE_RANK and np.dtype(dtype) == np.uint8):
         return NetworkKind.CONV
     return NetworkKind.MLP
@@ -91,7 +91,7 @@ def default_hidden_sizes(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
 
 
 def image_layout(shape: Sequence[int]) -> ImageLayout:
-    """Identify height, width and channels: channels are the smaller of the outer axes, or the last one if equal.
+    """Find height, width and channels. The channels are the smaller of the first and last axis; if equal, the last.
 
     Stacked frames (4, 84, 84) are channels-first, RGB (84, 84, 3) and MinAtar (10, 10, 4) channels-last; a
     grayscale image (84, 84) has one channel.
@@ -162,7 +162,7 @@ class ImageInput(nn.Module):
 
 
 class DuelingHead(nn.Module):
-    """Q = V + A - mean(A) (Wang et al., 2016, arXiv:1511.06581, equation 9), each stream with its own hidden layer."""
+    """A head with separate streams: Q = value + advantage - mean advantage (Wang et al., 2016, arXiv:1511.06581)."""
 
     def __init__(self, features: int, hidden: int, actions: int) -> None:
         super().__init__()
@@ -175,12 +175,12 @@ class DuelingHead(nn.Module):
 
 
 def combine_dueling(value: Tensor, advantages: Tensor) -> Tensor:
-    """Add values float32[batch, 1] to advantages float32[batch, actions], centered so that both are identifiable."""
+    """Add values float32[batch, 1] to advantages float32[batch, actions], after subtracting the mean advantage."""
     return value + advantages - advantages.mean(dim=-1, keepdim=True)
 
 
 class QNetwork(nn.Module):
-    """Action values of a batch of observations."""
+    """A network that computes action values for a batch of observations."""
 
     def __init__(self, inputs: nn.Module, torso: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def _convolutions(layout: ImageLayout) -> nn.Sequential:
 
 
 def _dense_torso_and_head(features: int, spec: NetworkSpec) -> tuple[nn.Sequential, nn.Module]:
-    """Dense layers and head; with dueling, each stream of the head has its own last hidden layer."""
+    """Build the dense layers and the head. With dueling, each stream of the head has its own last hidden layer."""
     shared = spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes
     layers: list[nn.Module] = []
     for units in shared:

@@ -1,4 +1,4 @@
-"""Actor processes on this machine: started, supervised and restarted."""
+"""Starts, supervises and restarts actor processes on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replay_agent.processes.child_process import log_tail, start_module, stop
 
 log = logging.getLogger(__name__)
 
-# An actor that fails sooner than this failed to start.
+# If an actor fails within this time, it counts as a failed start.
 SHORT_LIFE_S = 10.0
 # After this many failed starts in a row, another restart would not help.
 MAX_FAILED_STARTS = 3
@@ -51,12 +51,12 @@ class ActorPool:
         """Start the actors.
 
         Args:
-            count: how many.
+            count: number of actors.
             server: HOST:PORT of the replay server.
             learner: HOST:PORT of the learner's service.
-            log_dir: directory of their logs.
-            reconnect_timeout_s: seconds that they wait for an unreachable replay server.
-            environment: environment variables, including a token (default: those of this process).
+            log_dir: directory for the actors' logs.
+            reconnect_timeout_s: seconds that actors wait for an unreachable replay server.
+            environment: environment variables for actors, including a token (default: those of this process).
         """
         self._arguments = [
             *("--server", server),
@@ -78,10 +78,10 @@ class ActorPool:
         return [slot.process.pid for slot in self._slots if slot.process is not None and slot.process.poll() is None]
 
     def supervise(self) -> None:
-        """Restart dead actors; cheap, call it periodically.
+        """Restart dead actors. Call this periodically.
 
         Raises:
-            ActorsFailError: an actor repeatedly failed to start; the message ends with its log.
+            ActorsFailError: an actor repeatedly failed to start; the message ends with the last lines of its log.
         """
         for slot in self._slots:
             if slot.process is not None and slot.process.poll() is not None:

@@ -23,9 +23,9 @@ def start_module(
 ) -> subprocess.Popen[str]:
     """Run ``python -m module`` and append its standard error to a log.
 
-    Its standard input is a pipe that closes when this process dies, even by SIGKILL. It runs in a separate session, so
-    Ctrl-C in the terminal does not reach it. Its standard output is also a pipe, or is written to the log. It inherits
-    the file descriptors ``keep_open``.
+    The child's standard input is a pipe that closes when this process dies, even by SIGKILL. The child runs in a
+    separate session, so Ctrl-C in the terminal does not reach it. Its standard output is a pipe if ``pipe_output``, or
+    else goes to the log. It inherits the file descriptors ``keep_open``.
     """
     with log_path.open("a") as log_file:
         return subprocess.Popen(
@@ -55,7 +55,7 @@ def stop(process: subprocess.Popen[str], timeout_s: float) -> None:
 
 
 def log_tail(log_path: Path) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     try:
         lines = log_path.read_text(errors="replace").splitlines()
     except OSError as error:

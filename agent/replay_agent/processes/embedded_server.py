@@ -30,7 +30,7 @@ class EmbeddedServerError(RuntimeError):
 class EmbeddedServer:
     """Runs ``replay-server`` on a free port of the loopback interface for as long as this process lives.
 
-    Other users of the machine can reach the port, so callers need its token.
+    Other users of the machine can reach the port, so the server requires a token.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class EmbeddedServer:
         """Start the server and wait until it is ready to serve.
 
         Args:
-            log_path: file for its log.
-            access: the required token.
-            data_dir: directory of its tables; None: tables are kept in memory.
-            keep_open: file descriptors that it inherits.
+            log_path: file for the server's log.
+            access: the token that the server requires.
+            data_dir: directory for the tables; None: tables are kept in memory.
+            keep_open: file descriptors that the server inherits.
 
         Raises:
-            EmbeddedServerError: the server did not become ready; the message ends with its log.
+            EmbeddedServerError: the server did not become ready; the message ends with the last lines of its log.
         """
         self._log_path = log_path
         tables = [] if data_dir is None else ["--data-dir", str(data_dir)]
@@ -78,11 +78,11 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the server."""
         return self._process.pid
 
     def describe_end(self) -> str:
-        """How the server died."""
+        """Describe how the server died."""
         return (
             f"the embedded replay server ended with status {self._process.poll()}; "
             f"the end of {self._log_path}:\n{log_tail(self._log_path)}"

@@ -34,7 +34,7 @@ class OwnAccess:
     tokens_file: Path
 
     def command(self, address: str) -> str:
-        """A shell command that inspects a server with this token."""
+        """Return a shell command that shows the statistics of a server that requires this token."""
         return f"{TOKEN_VARIABLE}=$(cat {shlex.quote(str(self.token_file))}) replay stats --server {address}"
 
 
@@ -43,7 +43,7 @@ def own_access(folder: Path) -> Iterator[OwnAccess]:
     """Create a token that is valid inside the block.
 
     Args:
-        folder: for the files; created if missing.
+        folder: directory for the token's files; created if missing.
 
     Raises:
         PermissionError: other users could access the folder.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first requests a clean stop, the second aborts."""
+"""Handles Ctrl-C and SIGTERM: the first signal requests a clean stop, the second one aborts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest(threading.Event):
-    """A request to stop. In a ``with`` block, signals set it."""
+    """An event that requests a stop. Inside its ``with`` block, signals set it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class StopRequest(threading.Event):
         """The signal that requested the stop, if any."""
 
     def __enter__(self) -> StopRequest:
-        """Install handlers; does nothing outside the main thread, where Python forbids it."""
+        """Install signal handlers. Does nothing outside the main thread, where Python forbids handlers."""
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING_SIGNALS:
                 self._earlier[number] = signal.signal(number, self._on_signal)

@@ -48,7 +48,7 @@ class ReplayLink:
             self._writer.end_episode()
 
     def next_batch(self, beta: float) -> TensorBatch:
-        """Request another batch, with ``beta`` from now on, and return the oldest one in flight."""
+        """Request another batch with this ``beta``, and return the oldest batch in flight."""
         if self._sampler is None:
             self._sampler = self._open_sampler(beta)
         self._sampler.beta = beta
@@ -60,13 +60,13 @@ class ReplayLink:
             self._sampler.update_priorities(batch, priorities)
 
     def flush(self) -> None:
-        """Wait a few seconds until all appended rows are acknowledged; give up silently."""
+        """Wait until all appended rows are acknowledged, but only for a few seconds; ignore errors."""
         if self._writer is not None:
             with suppress(ReplayError):
                 self._writer.flush(timeout_s=FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
-        """Send remaining rows and updates, if the table still exists."""
+        """Send remaining rows and updates, if the table still exists, and close the streams."""
         for stream in (self._writer, self._sampler):
             if stream is not None:
                 with suppress(ReplayError):

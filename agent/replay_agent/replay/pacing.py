@@ -15,17 +15,17 @@ class TableCount(NamedTuple):
 
 
 class Pacer:
-    """Counts environment steps by the rows in the table, and decides whether the learner and the actors may proceed.
+    """Counts environment steps as rows in the table, and decides whether the learner and the actors may proceed.
 
-    Once the table has ``learning_starts`` rows, each environment step adds a credit of ``ratio`` gradient steps,
-    regardless of how often the table is polled. The learner takes a step for each whole credit. Actors pause while its
-    unused whole credits correspond to more than ``lead_steps`` environment steps. So actors cannot flood a slow
-    learner, and a fast learner does not overfit to few rows. Actors never pause while the learner cannot take a step,
-    because it then needs their rows.
+    Once the table has ``learning_starts`` rows, each environment step gives the learner a credit of ``ratio`` gradient
+    steps, however often the table is polled. The learner takes a gradient step for each whole credit. Actors pause
+    while the learner's unused whole credits correspond to more than ``lead_steps`` environment steps. So actors cannot
+    flood a slow learner, and a fast learner does not overfit to few rows. Actors never pause while the learner has too
+    little credit or too few rows for a gradient step, because it then needs their rows.
 
-    The table's count is authoritative: it includes rows of actors that died before they reported. The trainer's own
-    steps are counted immediately, because its rows take a while to arrive. Steps granted to actors count against the
-    lead until the table is polled again. `grant` may be called from any thread, everything else from one.
+    Rows of actors that died before they reported are counted, too. The trainer's own steps are counted immediately,
+    because its rows take a while to arrive. Steps granted to actors count as taken until the table is polled again.
+    Any thread may call `grant`; only one thread may call everything else.
     """
 
     def __init__(self, ratio: float, learning_starts: int, lead_steps: int) -> None:
@@ -34,7 +34,7 @@ class Pacer:
         Args:
             ratio: gradient steps per environment step.
             learning_starts: rows in the table before the first gradient step.
-            lead_steps: environment steps by which actors may be ahead.
+            lead_steps: environment steps that actors may be ahead of the learner.
         """
         self._ratio = ratio
         self._learning_starts = learning_starts
@@ -68,25 +68,25 @@ class Pacer:
 
     @property
     def table_count(self) -> TableCount:
-        """The table's row counts, according to the steps counted so far."""
+        """Row counts of the table that follow from the steps counted so far."""
         steps = self._steps_since_start
         return TableCount(self._inserted_at_start + steps, self._size_at_start + steps)
 
     def restart(self, env_steps: int, credit: float) -> None:
-        """Continue with the counts of an earlier run, and the attached table."""
+        """Continue with the counts from an earlier start of the run, and with the attached table."""
         self._env_steps = self._steps_before = env_steps
         self._credit_before = credit
         self._credited_steps = self._updates = 0
 
     def catch_up(self, counted: TableCount, inserted: int, size: int) -> None:
-        """Count rows that the attached table received after ``counted``, the last `table_count` of an earlier run."""
-        # This includes steps whose rows never reached the table, because they were incomplete or not sent.
+        """Count rows that the attached table received after ``counted``, the last `table_count` of an earlier start."""
+        # `counted` may include steps that never became rows in the table, because they were incomplete or not sent.
         self.attach(min(counted.inserted, inserted), counted.size)
         self.observe_inserted(inserted)
         self.attach(inserted, size)
 
     def grant(self, steps: int) -> int:
-        """Grant an actor all of the requested ``steps``, or none while actors are ahead; return the number granted."""
+        """Grant an actor all of the requested ``steps``, or none if actors are too far ahead; return the number."""
         with self._lock:
             ahead = math.floor(self.credit) / self._ratio if self.owes_update else 0.0
             if ahead + self._granted > self._lead_steps:
@@ -95,7 +95,7 @@ class Pacer:
             return steps
 
     def attach(self, inserted: int, size: int) -> None:
-        """Use another table's row counts from now on, or refresh the current one's."""
+        """Start counting from these row counts, of another table or of the current one."""
         self._inserted_at_start = inserted
         self._size_at_start = size
         self._steps_before = self._env_steps

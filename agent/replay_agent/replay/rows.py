@@ -1,4 +1,4 @@
-"""Rows of the replay table: columns, and conversion of transitions and batches."""
+"""Defines the columns of the replay table, and converts transitions and batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replay_agent.dqn.n_step import Transition
 
 
 def transition_columns(env: EnvironmentInfo) -> dict[str, Column]:
-    """Columns of a table of n-step transitions."""
+    """Return the columns of a table for n-step transitions."""
     observation = Column(env.observation_dtype, env.observation_shape)
     return {
         "obs": observation,
@@ -39,7 +39,7 @@ def append_transition(writer: Writer, transition: Transition) -> None:
 
 
 def stack_transitions(transitions: Sequence[Transition]) -> dict[str, NDArray[Any]]:
-    """Stack transitions into columns, rows first."""
+    """Stack transitions into columns ``[n, *shape]``."""
     return {
         "obs": np.stack([row.obs for row in transitions]),
         "action": np.array([row.action for row in transitions], dtype=np.int64),

@@ -1,4 +1,4 @@
-"""The table of a run: created when first needed, and recreated if it is dropped."""
+"""Creates the table of a run when it is first needed, and again if it is dropped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETRY_S = 0.2
 
 
 class RunTable:
-    """Keeps a link to the current table with the run's name."""
+    """The run's table, and the trainer's link to it."""
 
     def __init__(
         self,
@@ -37,17 +37,17 @@ class RunTable:
         timeout_s: float,
         device: torch.device,
     ) -> None:
-        """Connect lazily: `link` creates the table.
+        """Send nothing yet; `link` creates the table.
 
         Args:
-            client: of the replay server.
+            client: client of the replay server.
             env: determines the columns.
-            settings: determine the table, and how batches are drawn.
+            settings: determine the table's config, and how batches are drawn.
             pacer: receives the row counts of each table.
-            name: of the table; unique on the server.
-            seed: for the table's draws.
+            name: name of the table, unique on the server.
+            seed: seed of the table's draws.
             timeout_s: seconds to wait for rows, and for an unreachable server.
-            device: of the batches.
+            device: device for the batches.
         """
         self.name = name
         self._client = client
@@ -60,7 +60,7 @@ class RunTable:
         self._link: ReplayLink | None = None
 
     def link(self) -> ReplayLink:
-        """Link to the table; creates or opens it first if needed.
+        """Return the link to the table; if there is none, create or open the table first.
 
         Raises:
             TableExistsError: a table of this name has another config; the message says what to do.
@@ -85,7 +85,7 @@ class RunTable:
 
         Args:
             saved: from `to_json`.
-            is_shared: whether others may have inserted rows since. If so, new rows do not count as steps of the run.
+            is_shared: whether others may have inserted rows since. If so, these rows do not count as steps of the run.
 
         Returns:
             False if that table no longer exists.
@@ -103,7 +103,7 @@ class RunTable:
         return True
 
     def flush(self) -> None:
-        """Wait a few seconds until all appended rows are acknowledged; give up silently."""
+        """Wait until all appended rows are acknowledged, but only for a few seconds; ignore errors."""
         if self._link is not None:
             self._link.flush()
 
@@ -122,7 +122,7 @@ class RunTable:
             timeout_s: time limit in seconds.
 
         Returns:
-            The checkpoint's name, or None (and a log line) if it failed.
+            The checkpoint's name; None if it failed, which is logged.
         """
         try:
             made = self._client.checkpoint([self.name], series=self.name, keep=keep, timeout_s=timeout_s)

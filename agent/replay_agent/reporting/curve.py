@@ -1,4 +1,4 @@
-"""The learning curve: returns of training episodes and validations over environment steps."""
+"""Plots the learning curve: returns of training episodes and validations against environment steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def draw_curve(history: History, path: Path, title: str, solved_return: float | 
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Mean of each value and up to ``window - 1`` values before it: float64[n] to float64[n]."""
+    """Average each value with up to ``window - 1`` values before it: float64[n] to float64[n]."""
     sums = np.cumsum(np.insert(values, 0, 0.0))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)

@@ -1,4 +1,4 @@
-"""History of training: the points of the learning curve."""
+"""The points of the learning curve."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class History:
 
     Attributes:
         episode_steps: environment steps, over all actors, at the end of each training episode.
-        episode_returns: their undiscounted returns.
+        episode_returns: undiscounted return of each training episode.
         validation_steps: environment steps at each validation.
-        validation_means: their mean returns.
+        validation_means: mean return of each validation.
     """
 
     episode_steps: list[int] = field(default_factory=list)
@@ -41,5 +41,5 @@ class History:
         return sum(recent) / len(recent) if recent else None
 
     def to_json(self) -> dict[str, Any]:
-        """Keyword arguments of an equal history, as JSON values."""
+        """Return the points as JSON values, from which ``History(**values)`` restores the history."""
         return dict(vars(self))

@@ -1,4 +1,4 @@
-"""Log lines of a command."""
+"""Sets up the log of a command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.logging import RichHandler
 
 
 def set_up_logging(level: str, console: Console) -> None:
-    """Log above the console's progress bar in a terminal, or plain text elsewhere; ``level`` is e.g. ``info``."""
+    """Log above the progress bar in a terminal, and as plain text elsewhere; ``level`` is a name such as ``info``."""
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False)
         logging.basicConfig(level=level.upper(), handlers=[handler], format="%(message)s")

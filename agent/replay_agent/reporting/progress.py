@@ -36,7 +36,7 @@ class ProgressView(AbstractContextManager["ProgressView"]):
 
 
 class _BarAboveFigures(Progress):
-    """A bar with figures below it, because both together exceed 80 columns."""
+    """A bar with figures below it, because they do not fit into 80 columns side by side."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)

@@ -1,4 +1,4 @@
-"""Status of a run, and the rates shown with it."""
+"""The status of a run, and a meter for the rates in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Status:
         env_steps: environment steps over all actors.
         updates: gradient steps.
         recent_return: mean return of the last training episodes.
-        best_mean: mean return of the best network over all its validation episodes.
+        best_mean: mean return of the best network, over all validation episodes that it played.
         loss: smoothed weighted loss.
         grad_norm: smoothed norm of the gradient before clipping.
         mean_value: smoothed mean value of the actions in batches.

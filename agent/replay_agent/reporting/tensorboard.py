@@ -32,7 +32,7 @@ class MetricsLog:
         self._write(step, {"validation/mean_return": mean})
 
     def status(self, status: Status, batch: TensorBatch | None) -> None:
-        """Record figures of learning, exploration and speed, and of the latest batch; waits for the device."""
+        """Record the status, and figures of the latest batch; waits for the device."""
         values = {
             "learning/loss": status.loss,
             "learning/grad_norm": status.grad_norm,

@@ -35,17 +35,17 @@ class TrainingReport:
 
     Attributes:
         env: Gymnasium id of the environment.
-        backend: of the replay table.
-        seed: of the run.
+        backend: backend of the replay table.
+        seed: seed of the run.
         ending: why training ended.
         env_steps: environment steps over all actors.
         updates: gradient steps.
         training_s: seconds of training, validation included.
-        best_validation: mean return of the selected network over all its validation episodes.
+        best_validation: mean return of the selected network, over all validation episodes that it played.
         evaluation: final greedy evaluation on separate seeds; None if there was none.
-        run_dir: the directory of the run.
-        curve: plot of the learning curve.
-        history: its points, as JSON.
+        run_dir: directory of the run.
+        curve: path of the plot of the learning curve.
+        history: path of a JSON file with the points of the curve.
     """
 
     env: str

@@ -1,4 +1,4 @@
-"""Settings of an actor process: flags, then REPLAY_ACTOR_* variables, then a TOML file."""
+"""An actor's settings, by priority: flags, REPLAY_ACTOR_* variables, a TOML file, defaults."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _MOUNTAIN_CAR: Mapping[str, Any] = MappingProxyType(
     {
         "steps": 60_000,
         "capacity": 50_000,
-        # Velocity is a twentieth of position: without scaling, networks do not learn in 60,000 steps.
+        # Velocities are 20 times smaller than positions: without scaling, networks do not learn in 60,000 steps.
         "scale_observations": True,
         "hidden_sizes": (64, 64),
         "learning_rate": 1e-3,

@@ -1,4 +1,4 @@
-"""Settings of the trainer: flags, then REPLAY_TRAIN_* variables, a TOML file, a resumed run, presets, defaults."""
+"""Settings of the trainer, by priority: flags, REPLAY_TRAIN_* variables, a TOML file, a resumed run, presets."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class TrainSettings(Settings):
 
 
 def _resumed_run(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Settings of the resumed run."""
+    """Add the settings of the resumed run, if any."""
     run_dir = given(arguments, "resume")
     if run_dir is None:
         return

@@ -1,7 +1,7 @@
-"""Checkpoints: directories with tensors in safetensors format and all other state as JSON. Nothing is pickled.
+"""Writes and reads checkpoints: directories with tensors in safetensors format and all other state as JSON.
 
-A checkpoint is written under a temporary name and then renamed, so every visible one is complete. All numbers in it are
-finite; this is checked when it is written and again when it is read.
+A checkpoint is written under a temporary name and then renamed, so every checkpoint with a final name is complete. All
+its numbers are finite; this is checked when it is written and again when it is read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoint(NamedTuple):
-    """The arguments of `save_checkpoint`, without the learner."""
+    """What a checkpoint contains besides the learner, as given to `save_checkpoint`."""
 
     state: dict[str, Any]
     best_weights: dict[str, Tensor] | None
@@ -55,18 +55,18 @@ def save_checkpoint(
     best_weights: Mapping[str, Tensor] | None,
     keep: int,
 ) -> Path:
-    """Write a checkpoint and remove the oldest beyond ``keep``.
+    """Write a checkpoint, and remove all but the newest ``keep`` checkpoints.
 
     Args:
-        directory: of all checkpoints of the run.
-        step: environment steps so far; names the checkpoint.
-        learner: its networks, optimizer and number of updates are saved, and also torch's generators.
+        directory: directory of all checkpoints of the run.
+        step: environment steps so far, for the checkpoint's name.
+        learner: its networks, optimizer and number of updates are saved, and so are torch's random generators.
         state: additional JSON values to save.
         best_weights: tensors of the best network so far.
         keep: number of checkpoints to keep, including this one.
 
     Raises:
-        DivergedError: a number of the learner is not finite; nothing was written or removed.
+        DivergedError: a number in the learner is not finite; nothing was written or removed.
     """
     require_finite(learner)
     final = directory / f"{PREFIX}{step:012d}"
@@ -94,18 +94,18 @@ def save_checkpoint(
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """All complete checkpoints, oldest first."""
+    """Return all complete checkpoints, oldest first."""
     found = directory.glob(f"{PREFIX}*") if directory.is_dir() else []
     return sorted(path for path in found if path.suffix not in (PARTIAL_SUFFIX, UNUSABLE_SUFFIX))
 
 
 def load_latest(directory: Path, learner: DoubleDQN) -> Checkpoint:
-    """Restore the learner and torch's generators from the newest usable checkpoint.
+    """Restore the learner and torch's random generators from the newest usable checkpoint.
 
-    Newer checkpoints that are corrupt or contain non-finite numbers are logged and set aside.
+    Newer checkpoints that are corrupt or contain non-finite numbers are logged and renamed.
 
     Raises:
-        CheckpointError: there is none, or it does not match this learner.
+        CheckpointError: there is no usable checkpoint, or it does not match this learner.
     """
     found = checkpoints(directory)
     if not found:
@@ -131,7 +131,7 @@ class _UnusableError(Exception):
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Read a complete checkpoint before any of it is used: its JSON document, and its tensors by part."""
+    """Read a whole checkpoint before any of it is used; return its JSON document and its tensors by part."""
     try:
         document = json.loads((path / STATE_FILE).read_text())
         if document["format"] != FORMAT_VERSION:
@@ -161,7 +161,7 @@ def _apply(updates: int, tensors: Mapping[str, Mapping[str, Tensor]], path: Path
 
 
 def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state, by ``parameter.name``."""
+    """Return the optimizer's tensors by ``index.name``, with the index of a parameter."""
     return {
         f"{index}.{name}": value
         for index, values in optimizer.state_dict()["state"].items()

@@ -10,11 +10,11 @@ from replay_agent.dqn.networks import NetworkKind
 def choose_device(wanted: str, kind: NetworkKind) -> torch.device:
     """Choose the device of the trainer's networks.
 
-    Small dense networks are faster on the CPU, which avoids launching a dozen tiny kernels per step.
+    Small dense networks are faster on the CPU: a GPU would have to launch a dozen tiny kernels per step.
 
     Args:
         wanted: ``auto``, ``cpu`` or ``cuda``.
-        kind: of the network.
+        kind: kind of the networks.
 
     Raises:
         ValueError: ``cuda`` was requested but is not available.
@@ -29,7 +29,7 @@ def choose_device(wanted: str, kind: NetworkKind) -> torch.device:
 def limit_threads(wanted: int | None, kind: NetworkKind) -> None:
     """Set the number of torch's CPU threads.
 
-    For small dense networks, threads cost more than they gain, and the replay server needs a core.
+    By default, dense networks use one: more threads would slow small networks down, and the replay server needs a core.
     """
     if wanted is None and kind is NetworkKind.MLP:
         wanted = 1

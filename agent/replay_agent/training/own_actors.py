@@ -16,7 +16,7 @@ from replay_agent.processes.own_access import OwnAccess
 from replay_agent.settings.train_settings import TrainSettings
 
 CONNECT_TIMEOUT_S = 10.0
-"""Connecting on one machine takes a few milliseconds."""
+"""More than enough: connecting on one machine takes a few milliseconds."""
 _LEARNER_CA = f"{LEARNER_TLS_PREFIX}_CA"
 
 
@@ -44,33 +44,33 @@ def check_learner(learner: str, environment: Mapping[str, str]) -> None:
 
 
 def declared_access(settings: TrainSettings) -> LearnerAccess:
-    """The protection of the learner's port that the settings specify."""
+    """Return the access control of the learner's port that the settings specify."""
     return LearnerAccess(
         settings.learner_tls_cert, settings.learner_tls_key, settings.learner_tls_client_ca, settings.learner_tokens
     )
 
 
 def needs_own_access(settings: TrainSettings) -> bool:
-    """Whether the run's server or learner requires a token created by the run."""
+    """Whether the run must create a token, because its server or learner requires one."""
     return settings.server is None or _learner_wants_own_token(settings)
 
 
 def learner_access(settings: TrainSettings, own: OwnAccess | None) -> LearnerAccess:
-    """Access to the learner as configured; by default, only with the run's own token."""
+    """Return the learner's access control: as configured or, if nothing is, with the run's own token."""
     access = declared_access(settings)
     return replace(access, tokens=own.tokens_file) if own and _learner_wants_own_token(settings) else access
 
 
 def actor_environment(settings: TrainSettings, own: OwnAccess | None, variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables for actors started by the trainer.
+    """Return the environment variables for actors started by the trainer.
 
-    They connect with TLS to whichever of server and learner uses it, and trust the learner's certificate unless the
-    variables name a CA.
+    The actors use TLS if the server or the learner does, and trust the learner's certificate unless the variables name
+    a CA.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         own: the run's own token, if it needs one.
-        variables: those of this process.
+        variables: environment variables of this process.
     """
     with_tls = settings.learner_tls_cert is not None
     plain = [*([] if settings.server else [TLS_PREFIX]), *([] if with_tls else [LEARNER_TLS_PREFIX])]
@@ -88,9 +88,9 @@ def actor_environment(settings: TrainSettings, own: OwnAccess | None, variables:
 
 
 def _learner_wants_own_token(settings: TrainSettings) -> bool:
-    """Whether the learner is otherwise unprotected, and only actors started by the trainer should join.
+    """Whether actors need the run's own token, because the settings do not protect the learner otherwise.
 
-    If the user starts server and actors, the user decides about tokens.
+    If users start the server and the actors themselves, they decide about tokens.
     """
     access = declared_access(settings).protection
     if access.tokens or access.client_certificates or settings.learner_insecure:

@@ -1,4 +1,4 @@
-"""A complete run: sets up server, table, learner and actors, trains, and writes the result."""
+"""A run from start to end: sets up server, table, learner and actors, trains, and writes the result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = logging.getLogger("replay_agent")
 
 # An embedded server is never restarted: it is considered dead after this long without an answer.
 EMBEDDED_TIMEOUT_S = 15.0
-# Suggested reduction of the learning rate after a run diverged.
+# After a run diverged, the suggested learning rate is smaller by this factor.
 SMALLER_STEP = 10
 FAILURES = (
     ActorsFailError,
@@ -73,7 +73,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         UnsupportedEnvironmentError: the environment is unsupported.
         RunDirectoryError: the run directory is unusable.
         EmbeddedServerError: the embedded server did not start, or died.
-        CheckpointError: there is nothing to resume.
+        CheckpointError: there is no usable checkpoint to resume from.
         DivergedError: training diverged; earlier checkpoints are kept.
         ActorsFailError: actors repeatedly fail, or cannot connect to the learner.
         ReplayError: the server is unreachable, or refuses.
@@ -141,7 +141,7 @@ def _start_actors(
 def _train(
     settings: TrainSettings, trainer: Trainer, run: RunDirectory, pool: ActorPool | None, console: Console
 ) -> Ending:
-    """Train with actors and progress bar; always save a checkpoint, unless training diverged."""
+    """Train with actors and a progress bar. Then save a checkpoint, even after an error, unless training diverged."""
     with ExitStack() as stack:
         if pool is not None:
             stack.callback(pool.close)
@@ -169,7 +169,7 @@ def _train_and_save(trainer: Trainer, run: RunDirectory, progress: ProgressView,
 
 
 def _advice(settings: TrainSettings, trainer: Trainer, run: RunDirectory) -> str:
-    """Advice for a diverged run."""
+    """Return advice for a diverged run."""
     return (
         f"Detected at environment step {trainer.pacer.env_steps}; the diverged state was not saved. Lower "
         f"--learning-rate (now {settings.learning_rate:g}) or --max-grad-norm (now {settings.max_grad_norm:g}), or "

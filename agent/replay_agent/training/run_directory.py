@@ -128,7 +128,7 @@ def open_run_directory(settings: TrainSettings) -> RunDirectory:
 
 
 def _unique_name(settings: TrainSettings) -> str:
-    """A name that is also unique among machines that share a server: it names the table, too."""
+    """Return a name that is unique even among machines that share a server, because the table has the same name."""
     env = NOT_IN_NAMES.sub("-", settings.env).strip("-.")
     moment = time.strftime("%Y%m%d-%H%M%S")
     return f"{env}-{settings.backend}-seed{settings.seed}-{moment}-{secrets.token_hex(RANDOM_SUFFIX_BYTES)}"

@@ -1,8 +1,8 @@
-"""Selects the best network: in each validation, the best one so far and a new one play the same new episodes.
+"""Selects the best network: in each validation, the best network so far and the current one play the same episodes.
 
-Playing the same seeds cancels out lucky episodes (common random numbers: Glasserman and Yao, 1992, Management Science
-38(6), 884-908). Every validation uses new seeds: with fixed seeds, a network that was lucky once would remain the best
-(selection bias: Cawley and Talbot, 2010, JMLR 11, 2079-2107). Training and final evaluation use other seeds.
+If both play the same seeds, lucky episodes cancel out (common random numbers: Glasserman and Yao, 1992, Management
+Science 38(6), 884-908). Every validation uses new seeds: with fixed seeds, a network that was lucky once would remain
+the best (selection bias: Cawley and Talbot, 2010, JMLR 11, 2079-2107). Training and final evaluation use other seeds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Validation:
 
     Attributes:
         mean: mean return of the validated network.
-        episodes: episodes that it played.
+        episodes: number of episodes that the network played.
         is_best: whether the network is the best so far.
-        is_solved: whether it reached ``solved_return``.
+        is_solved: whether the network reached ``solved_return``.
     """
 
     mean: float
@@ -50,11 +50,11 @@ class NetworkSelector:
     def __init__(
         self, evaluate: Evaluate, seeds_of: SeedsOf, screening_episodes: int, solved_return: float | None
     ) -> None:
-        """Select on given seeds.
+        """Start without a best network.
 
         Args:
-            evaluate: plays a network greedily on seeds.
-            seeds_of: seeds of each validation, numbered from 0.
+            evaluate: plays one greedy episode per seed with a network.
+            seeds_of: returns the seeds of a validation, given its number from 0.
             screening_episodes: number of episodes played first.
             solved_return: mean return at which training ends; None: never.
         """
@@ -100,17 +100,17 @@ class NetworkSelector:
         return Validation(mean, len(returns), is_best=is_best, is_solved=is_solved)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything except the tensors, as JSON values."""
+        """Return the state without the tensors, as JSON values."""
         return {"validations": self._validations, "best_sum": self._best_sum, "best_episodes": self._best_episodes}
 
     def restore(self, values: Mapping[str, Any], best_weights: dict[str, Tensor] | None) -> None:
-        """Restore the state from `to_json`, and the `best_weights` of that time."""
+        """Restore the state from `to_json`, and the `best_weights` that were saved with it."""
         self._validations = values["validations"]
         self._best_sum, self._best_episodes = values["best_sum"], values["best_episodes"]
         self.best_weights, self._best_network = best_weights, None
 
     def _network_of_best(self, like: QNetwork) -> QNetwork | None:
-        """The best network, with the architecture of ``like``."""
+        """Return the best network, which has the same architecture as ``like``; None before the first validation."""
         if self._best_network is None and self.best_weights is not None:
             self._best_network = copy.deepcopy(like)
             self._best_network.load_state_dict(self.best_weights)

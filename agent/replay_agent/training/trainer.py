@@ -41,7 +41,7 @@ from replay_agent.training.timing import Interval
 
 log = logging.getLogger(__name__)
 
-# Longest interval between polls of the table; an actor's report ends it early.
+# Longest interval between polls of the table; an actor's report triggers an earlier poll.
 ROWS_WAIT_S = 0.05
 SUPERVISE_INTERVAL_S = 0.25
 SHOW_INTERVAL_S = 0.2
@@ -61,7 +61,7 @@ class Ending(StrEnum):
 
 
 def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
-    """The network for the settings and environment."""
+    """Specify a network for the settings and the environment."""
     shape, dtype = env.observation_shape, env.observation_dtype
     # Images are scaled by dtype. Bounds of every pixel would not fit into a message.
     is_scaled = settings.scale_observations and network_kind(shape, dtype) is NetworkKind.MLP
@@ -89,7 +89,7 @@ class Trainer:
         device: torch.device,
         reconnect_timeout_s: float,
     ) -> None:
-        """Build the networks and create the table; wait ``reconnect_timeout_s`` seconds for an unreachable server.
+        """Build the networks and create the table; wait up to ``reconnect_timeout_s`` for an unreachable server.
 
         Raises:
             TableExistsError: a table of this name has another config.
@@ -154,10 +154,10 @@ class Trainer:
             log.info("the table at that step: replay-server --restore .../%s", state["replay_checkpoint"])
 
     def train(self, progress: ProgressView, pool: ActorPool | None) -> Ending:
-        """Train until the environment is solved, all steps are taken, or a stop is requested; supervise ``pool``.
+        """Train until the environment is solved, all steps are taken, or a stop is requested.
 
         Raises:
-            DivergedError: a number of the learner, or a return, is not finite.
+            DivergedError: a number in the learner, or a return, is not finite.
             ReplayError: the server is unreachable, or refuses.
             ActorsFailError: actors cannot be kept alive.
         """
@@ -182,7 +182,7 @@ class Trainer:
         """Write a checkpoint, which includes the name of the matching replay checkpoint, if any.
 
         Raises:
-            DivergedError: a number of the learner is not finite; existing checkpoints are kept.
+            DivergedError: a number in the learner is not finite; existing checkpoints are kept.
         """
         require_finite(self.learner)
         self.table.flush()  # The table must contain every step that the checkpoint counts.
@@ -205,7 +205,7 @@ class Trainer:
         save_checkpoint(self._run.checkpoints, self.pacer.env_steps, self.learner, state, best, keep)
 
     def evaluate_best(self) -> EvaluationResult:
-        """Evaluate the best network greedily on new seeds; the current network if none was validated.
+        """Play greedy episodes on new seeds with the best network, or with the current one if none was validated.
 
         Raises:
             EvaluationStoppedError: a stop was requested.
@@ -224,7 +224,7 @@ class Trainer:
             self._actor.close()
 
     def status(self) -> Status:
-        """Status of the run; waits for the device.
+        """Return the status of the run; waits for the device.
 
         Raises:
             DivergedError: figures of a gradient step are not finite.
@@ -294,7 +294,7 @@ class Trainer:
         self._shown.batch = batch
 
     def _wait_for_rows(self, link: ReplayLink) -> None:
-        """Count the actors' steps by the table's rows; sleep briefly if no gradient step is due."""
+        """Poll the table to count the actors' steps; sleep briefly if no gradient step is due."""
         before = self.pacer.env_steps
         self.pacer.observe_inserted(link.table.describe().inserted)
         if self.pacer.env_steps > before:
@@ -365,7 +365,7 @@ class Trainer:
         return result
 
     def _guide(self) -> Guidance:
-        """Instructions for an actor; called from the service's threads."""
+        """Return instructions for an actor; called from the service's threads."""
         granted = self.pacer.grant(self._settings.grant_steps)
         return Guidance(granted, self._epsilon(self.pacer.env_steps))
 
@@ -392,7 +392,7 @@ class Trainer:
 
 
 class _Due:
-    """Periodic tasks."""
+    """Timers of periodic tasks."""
 
     def __init__(self, settings: TrainSettings) -> None:
         self.show = Interval(SHOW_INTERVAL_S)
