@@ -18,7 +18,7 @@ DEAD_PRIORITY = -1.0
 """Marks slots without a live row in the priority array (real priorities are never negative)."""
 
 MOST_ROWS = 1 << 40
-"""Largest capacity of any table: far above any memory, and far below the 48 bits of a key."""
+"""Largest capacity of any table: far more rows than fit into memory, and far fewer than the 2^48 keys."""
 
 LEAST_PROBABILITY = float(np.finfo(np.float64).tiny)
 """Reported instead of smaller probabilities, whose importance-sampling weights would overflow."""
@@ -50,7 +50,7 @@ class Drawn(NamedTuple):
 
 
 class PriorityIndex(ABC):
-    """Priorities of the live rows, and draws in proportion to their mass.
+    """Stores the priorities of live rows, and draws rows in proportion to their mass.
 
     An index owns the table's priority array (a mapped file): only the index writes to it. All other state is on the
     heap and can be rebuilt from that array. Callers validate arguments: the keys of a call are distinct, and each is

@@ -19,7 +19,7 @@ LOCK = "lock"
 _OWN_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Refuse symbolic links, and do not block if the file is a named pipe."""
 _SWEEP_S = 5.0
-"""Time limit for the sweep, because other users may have filled a shared directory."""
+"""Time limit of a sweep: other users may have filled a shared directory."""
 
 
 class InUseError(FatalError):

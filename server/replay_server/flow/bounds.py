@@ -43,7 +43,7 @@ ABOUT_A_BATCH_BYTES = 128
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits; see the settings with the same names in `ServerSettings`. None: limited by the file system."""
+    """Limits; see the settings with the same names in `ServerSettings`. None: only the file system limits it."""
 
     max_request_bytes: int = 8 << 20
     """gRPC blocks the event loop for up to 1 ms per MiB of a request. The client sends at most 4 MiB, or one row."""

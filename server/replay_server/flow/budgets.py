@@ -5,7 +5,7 @@
         ...
     replies = QueuedBudget(...)
     if not replies.take_now(caller, size):
-        await replies.take_in_turn(caller, size)    # waits behind the caller's own calls, not behind those of others
+        await replies.take_in_turn(caller, size)    # waits only behind calls of the same caller
 
 A caller that holds nothing may always take something, so no caller can starve the others.
 """

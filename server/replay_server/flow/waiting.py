@@ -211,7 +211,7 @@ class Waiters:
     def leave(self, table: Table, rows: int, resets: int) -> None:
         """Give back the rows of a draw that was counted but failed, unless the table was reset meanwhile.
 
-        ``resets`` is `Table.resets` before the failure. A rate limiter still counts the samples.
+        ``resets`` is `Table.resets` when the draw was counted. A rate limiter still counts the samples.
         """
         if table.gate is not None and table.resets == resets:
             table.gate.count_failed(rows)
@@ -325,7 +325,7 @@ def _draw_lacks(table: Table, rows: int, granted: int) -> Lack:
 
 
 def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:
-    """Rows of the inserts in line, up to and including ``last``."""
+    """Return the number of rows of the inserts in line, up to and including ``last``; None: of all."""
     rows = 0
     for insert in line:
         rows += 0 if insert.admitted.done() else insert.rows.count

@@ -41,7 +41,7 @@ def part_of_kernel(function: Kernel) -> Kernel:
     """Inline a function that kernels call once per row.
 
     In a regular call, numba counts references to each array argument, which takes longer than processing a row. An
-    inlined function must not call another with its arrays inside a branch: numba would count references there, too.
+    inlined function must not pass its arrays to another function inside a branch: numba would count references there.
     """
     return cast(Kernel, _compiled(function, forceinline=True))
 

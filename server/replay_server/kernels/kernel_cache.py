@@ -3,15 +3,15 @@
 Numba reuses a compiled kernel as long as the file that defines it is unchanged. But kernels here call kernels in other
 files and use their constants, so numba would keep using old callees. Hence each version has its own folder,
 ``kernels-<digest>``. The digest covers every source file that defines a kernel or a constant for kernels (all of
-``backends`` and ``kernels``), and everything else that numba itself does not check. It does check the processor.
+``backends`` and ``kernels``), and everything else that numba does not check. Numba does check the processor.
 
 The folder is in the first of these places that is writable:
 
 1. ``NUMBA_CACHE_DIR``, if it is set,
 2. ``__pycache__`` next to this file: in a source checkout or a user's environment,
 3. the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``,
-4. a temporary folder, which is removed when the process ends. If an earlier place is complete but read-only, as in an
-   image that runs under another user, its kernels are copied.
+4. a temporary folder, which is removed when the process ends. If another place has all kernels but is read-only, as in
+   an image that runs as another user, they are copied from there.
 """
 
 from __future__ import annotations

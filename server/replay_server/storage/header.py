@@ -27,7 +27,7 @@ class Header:
     """The header of a table: ``write_horizon`` and the `TableState`.
 
     If a reader in another process copies row k and then finds ``k + slots >= write_horizon``, its copy is intact.
-    Storing ``inserted`` is the single commit point of an insert.
+    Storing ``inserted`` commits an insert.
     """
 
     def __init__(self, folder: Path, *, times: int, create: bool) -> None:
@@ -55,7 +55,7 @@ class Header:
 
     @property
     def inserted(self) -> int:
-        """Rows ever inserted and committed: the next row's key."""
+        """Number of rows ever inserted and committed; also the next row's key."""
         return self._state.inserted
 
     def store(self, field: StateField, value: int) -> None:

@@ -89,7 +89,7 @@ class TableDirectory:
         self.in_use = asyncio.Lock()
         """Held while a worker thread uses the files, to delay their removal."""
         self._rows_synced_to: int | None = None
-        """Rows ever inserted when rows were last synced; None: not synced since opening, or the last sync failed."""
+        """``header.inserted`` when rows were last synced; None: not synced since opening, or the last sync failed."""
         if checked:
             self._erase_uncommitted()
 
@@ -142,7 +142,7 @@ class TableDirectory:
     def open(cls, folder: Path, *, after_power_loss: bool = False) -> TableDirectory:
         """Map the files of an existing table.
 
-        After a power loss, first recover the valid rows of a table with checksums.
+        If ``after_power_loss`` is set, first recover the valid rows of a table with checksums.
 
         Raises:
             DamagedTableError: the files do not match the manifest.
@@ -249,7 +249,7 @@ class TableDirectory:
         """Add checksums. Call this only before the table is in use.
 
         Raises:
-            NoSpaceError: there is not enough space; the table on disk is unchanged, and must be reopened.
+            NoSpaceError: there is not enough space; the table on disk is unchanged. Open it again.
             OSError: the files cannot be created.
         """
         # Discard leftovers of an earlier attempt: the manifest mentions checksums only once they are complete.
@@ -280,7 +280,7 @@ class TableDirectory:
             file.flush()
 
     def write_out(self) -> None:
-        """Write everything to disk while no stores happen.
+        """Write everything to disk. No stores may happen meanwhile.
 
         Raises:
             OSError: the disk rejects a write.

@@ -21,7 +21,7 @@ class TableState(NamedTuple):
     """The counters of a table. Fields are stored in this order; ``sampled`` comes last and ends a reset."""
 
     inserted: int = 0
-    """Rows ever inserted and committed: the next row's key."""
+    """Number of rows ever inserted and committed; also the next row's key."""
     floor: int = 0
     """Rows below this key are gone: they were removed by a reset, or lost in a power loss."""
     counted_from: int = 0
@@ -53,7 +53,7 @@ class TableState(NamedTuple):
         return self._replace(floor=max(self.floor, key))
 
     def is_not_before(self, other: TableState) -> bool:
-        """Whether this state can be later than another one. This ignores ``sampled``, which a reset sets back to 0."""
+        """Whether this state can be as new as another one, or newer. ``sampled`` is ignored: a reset sets it to 0."""
         return self.inserted >= other.inserted and self.floor >= other.floor and self.delivered >= other.delivered
 
     def check(self, times: int) -> None:

@@ -19,9 +19,9 @@ from replay_server.backends import LiveRows
 MOST_ROWS = 1 << 20
 """Maximum number of priorities to copy and sort; larger tables are sampled."""
 LARGEST_ROWS = 10
-"""Number of rows with the largest priorities to report."""
+"""How many of the rows with the largest priorities to report."""
 _CANDIDATES = 64
-"""Rows to keep per piece as candidates for `LARGEST_ROWS`; more than those, because some may be evicted meanwhile."""
+"""Candidates to keep per piece: more than the `LARGEST_ROWS` to report, because some may be evicted meanwhile."""
 _PIECE_ROWS = 1 << 18
 """Rows copied per step."""
 _EVEN_RANKS = 512

@@ -101,7 +101,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The table's name."""
         return self.config.name
 
     @property

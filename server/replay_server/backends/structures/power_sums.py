@@ -113,9 +113,10 @@ def _last_within(prefix: Floats, size: int, point: float, guess: int) -> int:
 
 @kernel
 def find_ranks(sums: PowerSums, size: int, fractions: Floats, ranks: Integers) -> None:
-    """Store in ``ranks`` the ranks (from 0) at these fractions of the mass of the first ``size`` ranks, at least 1.
+    """Store in ``ranks`` the rank (from 0) at each of these fractions of the mass of the first ``size`` ranks.
 
-    The rank at a point is the first one whose prefix sum exceeds the point. The guide provides a first guess.
+    ``size`` is at least 1. The rank at a point is the first whose prefix sum exceeds the point. The guide provides a
+    first guess.
     """
     prefix, guide = sums.prefix, sums.guide
     total = prefix[size]

@@ -21,7 +21,7 @@ from replay_server.kernels.compile import Floats, Integers, kernel, part_of_kern
 from replay_server.kernels.prefetch import prefetch
 
 FAN_OUT = 8
-"""Children per stored node: three binary levels, which fill one cache line."""
+"""Children per stored node: each node replaces three binary levels, and its children fill one cache line."""
 
 FAR_AWAY = 1 << 14
 """Levels with more entries than this (128 KiB) are prefetched."""

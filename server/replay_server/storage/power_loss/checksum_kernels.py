@@ -31,7 +31,7 @@ def _step(checksum: np.uint64, word: np.uint64) -> np.uint64:
 
 @kernel
 def begin(words: NDArray[np.uint64], first: int, first_key: int, count: int) -> NDArray[np.uint64]:
-    """Return new checksums of rows in consecutive slots, which include only the keys and origins so far."""
+    """Return new checksums of rows in consecutive slots. So far, they cover only keys and origins."""
     sums = np.empty(count, dtype=np.uint64)
     slot = first
     for i in range(count):

@@ -29,7 +29,7 @@ SYNC_POINT_BYTES = _PLACES * _PLACE_BYTES
 
 @dataclass(frozen=True)
 class SyncPoint:
-    """A past state of a table. All of its rows are on disk or were overwritten since."""
+    """A past state of a table. All of its rows are on disk, or have been overwritten since."""
 
     state: TableState
     """The table's counters."""

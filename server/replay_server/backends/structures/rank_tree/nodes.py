@@ -87,7 +87,7 @@ def is_inner(tree: RankTree, node: int) -> bool:
 
 @kernel
 def take_node(tree: RankTree, inner: bool) -> int:
-    """Take an unused node."""
+    """Take an unused node from its pool, and return it."""
     pool = FREE_INNER if inner else FREE_LEAF
     node = int(tree.state[pool])
     tree.state[pool] = tree.next_free[node]
