@@ -49,7 +49,7 @@ class Batch(Drawn[NDArray[Any]]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rows(Columns[NDArray[Any]]):
-    """Rows read by key: the live ones, in the requested order."""
+    """Rows read by key, in the requested order. Rows that are no longer live are missing."""
 
     row_keys: NDArray[np.int64]
     """int64[n]: key of each row."""
@@ -68,6 +68,6 @@ class UpdateResult:
     """Outcome of a priority update."""
 
     updated: int
-    """Distinct rows whose priority was set."""
+    """Number of distinct rows that received a new priority."""
     stale: int
-    """Keys that are not live, counting duplicates; they were ignored."""
+    """Number of keys, including duplicates, that were ignored because their rows are not live."""

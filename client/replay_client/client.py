@@ -4,7 +4,7 @@
         table = client.create_table("cartpole", columns={"obs": Column("float32", (4,)), ...}, capacity=1_000_000)
 
 The first call fails quickly if there is no server (`wait_for_server_s`). Later calls wait up to `timeout_s` for a
-restarting server. Threads may share a client, but processes may not: after a fork it raises `ForkedError`.
+restarting server. Threads may share a client, but processes may not: in a forked child, it raises `ForkedError`.
 
 Clients and tables can be pickled and copied; they reconnect on first use. Tokens are not pickled: if the client had
 one, its copy in another process reads REPLAY_TOKEN, and raises `UnauthenticatedError` if that is not set. TLS files
@@ -112,7 +112,7 @@ class ReplayClient:
         An existing table keeps its seed, which may differ. `Table.created` tells whether the table is new.
 
         Args:
-            name: 1 to 128 letters, digits, '_', '-' and '.', a letter or digit first.
+            name: 1 to 128 letters, digits, '_', '-' and '.'; the first is a letter or a digit.
             columns: dtype and shape of every column, by name; nested observations are ``obs/name``
                 (`replay_client.spaces.columns_from_space` derives them from a Gymnasium space).
             capacity: maximum number of rows; at most 2,000,000,000 with ``"rank"``.
@@ -205,7 +205,7 @@ class ReplayClient:
         keep: int | None = None,
         timeout_s: float | None = None,
     ) -> Checkpoint:
-        """Have the server write a checkpoint: a consistent copy of tables. It keeps serving other calls.
+        """Have the server write a checkpoint: a consistent copy of tables. The server keeps serving other calls.
 
         This call is not retried if the server goes away.
 

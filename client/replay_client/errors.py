@@ -51,7 +51,7 @@ class TableEmptyError(ReplayError):
 
 
 class LimitedError(ReplayError):
-    """The table's rate limiter or queue does not allow this now. Pass a `timeout_s` to wait.
+    """The table's rate limiter or queue does not allow the call now. Pass a `timeout_s` to wait.
 
     In ``metadata``, ``waited_for`` says what is missing (``rows``, ``samples``, ``inserts`` or ``room``), and ``have``
     and ``needed`` say how many there are and how many are needed, as decimal integers.
@@ -233,7 +233,7 @@ def _typed(code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInf
 
 
 def _cut_off(message: str) -> ResourceExhaustedError:
-    """Convert an error about gRPC's size limit, so that it looks like one about the server's own limits."""
+    """Convert gRPC's refusal of an oversized request to the same error as for the server's own limits."""
     setting = "max_request_mb of the server"
     return ResourceExhaustedError(
         f"bytes of a request: gRPC rejected it as far beyond the limit ({setting}): {message}",

@@ -40,7 +40,7 @@ from replay_client.errors import ClosedError, DeadlineExceededError
 from replay_client.results.description import TableDescription
 
 _MESSAGES_IN_FLIGHT: Final = 4
-"""With a larger prefetch, a sampler requests several batches per message."""
+"""Desired number of messages in flight: with a larger prefetch, one message requests several batches."""
 _MOST_TOGETHER: Final = 64
 """Maximum batches per message: the server handles no other call while it draws them."""
 UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
@@ -171,11 +171,11 @@ class Sampler:
 
         Args:
             batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
-            priorities: finite absolute TD errors float64[n]: an array or a tensor. If the tensor is on another device,
-                the call waits for that device.
+            priorities: finite absolute TD errors float64[n], as an array or a tensor. If a device is still computing
+                the tensor, the call waits.
 
         Raises:
-            InvalidArgumentError: for anything else.
+            InvalidArgumentError: the keys or the priorities are invalid.
         """
         self._check_usable()
         checked = checked_keys(batch_or_keys)

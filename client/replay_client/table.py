@@ -197,14 +197,14 @@ class Table:
 
         Args:
             batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
-            priorities: finite absolute TD errors float64[n]: an array or a tensor. If the tensor is on another device,
-                the call waits for that device.
+            priorities: finite absolute TD errors float64[n], as an array or a tensor. If a device is still computing
+                the tensor, the call waits.
 
         Returns:
             Number of distinct rows updated, and of stale keys. If the update is split, a row counts once per call.
 
         Raises:
-            InvalidArgumentError: for anything else.
+            InvalidArgumentError: the keys or the priorities are invalid.
             TableReplacedError: the table was dropped, and another one has its name.
         """
         keys = checked_keys(batch_or_keys)

@@ -181,11 +181,11 @@ class TensorSampler:
 
         Args:
             batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
-            priorities: finite absolute TD errors float64[n]: an array or a tensor. If the tensor is not on the CPU, the
-                call does not wait for its values; if they are invalid, a later call raises.
+            priorities: finite absolute TD errors float64[n], as an array or a tensor. If a device is still computing
+                the tensor, this call does not wait; if the values are invalid, a later call raises.
 
         Raises:
-            InvalidArgumentError: for anything else.
+            InvalidArgumentError: the keys or the priorities are invalid.
             ReplayError: an earlier request was refused.
         """
         keys = checked_keys(batch_or_keys)

@@ -220,7 +220,7 @@ class Writer:
         """Return unacknowledged rows, oldest first. Some of them may have arrived.
 
         Returns:
-            By column, ``dtype[n, *shape]``, suitable for `Table.insert`.
+            Columns by name, ``dtype[n, *shape]``, suitable for `Table.insert`.
         """
         schema = self._table.schema
         with self._changed:

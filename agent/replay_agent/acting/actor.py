@@ -113,5 +113,5 @@ class Actor:
 
 
 def _kept(observation: NDArray[Any]) -> NDArray[Any]:
-    """Copy an observation: some environments reuse the buffer, but n-step rows still need it."""
+    """Copy an observation: some environments reuse its memory, but pending transitions still need it."""
     return np.array(observation)

@@ -1,4 +1,4 @@
-"""Seeds for all random numbers of a run, so that no two generators share a seed.
+"""Seeds for the random numbers of a run. No two generators share a seed.
 
 Each seed comes from a `numpy.random.SeedSequence` with the seed of the run or of an actor. The spawn key is a purpose,
 followed by numbers that distinguish streams with the same purpose. Different keys give independent random numbers.

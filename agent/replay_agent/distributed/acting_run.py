@@ -63,7 +63,7 @@ class ActingRun:
         Raises:
             RunChangedError: the learner was restarted; join again.
             LearnerUnavailableError: the learner is unreachable.
-            ReplayError: the replay server is unreachable, or refuses.
+            ReplayError: the replay server is unreachable, or refuses a call.
         """
         finished = False
         while not finished and not stop.is_set():
@@ -95,7 +95,7 @@ class ActingRun:
         return None
 
     def _act(self, writer: Writer, stop: threading.Event) -> bool:
-        """Report and act repeatedly. Return True when the run is over, False when ``stop`` is set."""
+        """Alternately report and act. Return True when the run is over, False when ``stop`` is set."""
         while not stop.is_set():
             guidance = self._report()
             if guidance.finished:
@@ -137,7 +137,7 @@ def run_actor(settings: ActorSettings, stop: threading.Event) -> None:
     Raises:
         LearnerRefusesError: the learner refuses the token.
         LearnerUnavailableError: the learner is unreachable.
-        ReplayError: the replay server is unreachable, or refuses.
+        ReplayError: the replay server is unreachable, or refuses a call.
         UnsupportedEnvironmentError: the environment cannot be created on this machine.
     """
     token, learner_tls = token_from_environment(), Tls.from_environment(LEARNER_TLS_PREFIX)

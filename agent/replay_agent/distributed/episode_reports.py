@@ -16,7 +16,7 @@ from replay_agent.dqn.divergence import MAX_RETURN
 MAX_EPISODES: Final = 1_000
 """Maximum episodes per report; actors split longer lists."""
 MAX_REPORT_BYTES: Final = 1 << 16
-"""Maximum size of a report. `MAX_EPISODES` need a third of it. Parsing a report of this size takes 4 ms."""
+"""Maximum size of a report. `MAX_EPISODES` episodes take a third of it. Parsing a report of this size takes 4 ms."""
 MAX_LENGTH: Final = 2**53
 """Maximum environment steps of an episode: the largest integer that float64, and thus JSON, represents exactly."""
 MAX_QUEUED: Final = 100_000

@@ -68,7 +68,7 @@ class Pacer:
 
     @property
     def table_count(self) -> TableCount:
-        """Row counts of the table that follow from the steps counted so far."""
+        """The table's row counts, computed from the steps counted so far."""
         steps = self._steps_since_start
         return TableCount(self._inserted_at_start + steps, self._size_at_start + steps)
 

@@ -161,7 +161,7 @@ def _apply(updates: int, tensors: Mapping[str, Mapping[str, Tensor]], path: Path
 
 
 def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the optimizer's tensors by ``index.name``, with the index of a parameter."""
+    """Return the optimizer's tensors by ``index.name``, where the index identifies a parameter."""
     return {
         f"{index}.{name}": value
         for index, values in optimizer.state_dict()["state"].items()

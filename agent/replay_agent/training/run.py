@@ -76,7 +76,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         CheckpointError: there is no usable checkpoint to resume from.
         DivergedError: training diverged; earlier checkpoints are kept.
         ActorsFailError: actors repeatedly fail, or cannot connect to the learner.
-        ReplayError: the server is unreachable, or refuses.
+        ReplayError: the server is unreachable, or refuses a call.
     """
     check_exposure(
         settings.learner_host,

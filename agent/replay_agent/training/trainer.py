@@ -158,8 +158,8 @@ class Trainer:
 
         Raises:
             DivergedError: a number in the learner, or a return, is not finite.
-            ReplayError: the server is unreachable, or refuses.
-            ActorsFailError: actors cannot be kept alive.
+            ReplayError: the server is unreachable, or refuses a call.
+            ActorsFailError: actors repeatedly fail to start.
         """
         if not checkpoints(self._run.checkpoints):
             self.save()  # Every run can be resumed.

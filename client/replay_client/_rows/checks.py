@@ -98,8 +98,8 @@ def as_array(value: Any) -> Array:
     """Convert a number, an array, a tensor of any library, or a list of these to an array; copy only if necessary.
 
     Raises:
-        ValueError: lists of different lengths.
-        TypeError, RuntimeError: from a library whose tensor cannot be read.
+        ValueError: nested lists have different lengths.
+        TypeError, RuntimeError: a tensor cannot be read.
     """
     if not isinstance(value, np.ndarray) and hasattr(value, "detach"):
         return _of_torch(value)
@@ -142,10 +142,10 @@ def nested_items(name: str, value: Mapping[Any, Any] | tuple[Any, ...]) -> list[
 
 
 def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.float64]:
-    """Convert priorities to a contiguous ``float64[row_count]``; they must be finite and non-negative.
+    """Convert priorities to a contiguous ``float64[row_count]``.
 
     Raises:
-        InvalidArgumentError: for anything else.
+        InvalidArgumentError: their number is wrong, or one is negative or not finite.
     """
     array = checked_array("priorities", _PRIORITY, priorities)
     if array.shape != (row_count,):

@@ -45,7 +45,7 @@ class MappedRows:
         """Copy rows.
 
         Args:
-            keys: int64[n], of rows that were live when the server named them.
+            keys: int64[n], keys of rows that were live when the server replied.
             columns: output arrays, by column ``dtype[n, *shape]``.
 
         Returns:

@@ -1,1 +1,1 @@
-"""Transports to a server: gRPC, a socket on its host, retries and time limits."""
+"""Communication with a server: gRPC, a socket on the server's host, retries and time limits."""

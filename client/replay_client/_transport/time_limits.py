@@ -5,7 +5,7 @@
 - `math.inf`: wait forever
 - any other number: wait for that many seconds
 
-Inside the library, a deadline is a time of `time.monotonic`, or `math.inf`.
+Inside the library, a deadline is a time on the clock `time.monotonic`, or `math.inf`.
 """
 
 from __future__ import annotations

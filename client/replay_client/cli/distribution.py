@@ -22,7 +22,7 @@ RANKED = "rank"
 _WIDE_RATIO = 100.0
 """Above this ratio of the largest to the smallest value, the axis is logarithmic."""
 _LEAST_SHARE = 0.01
-"""The rows with the smallest values, up to this fraction, are ignored for that ratio."""
+"""The ratio ignores this fraction of the rows, those with the smallest values."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def decades(inspection: Inspection) -> Floats:
 
 
 def fitted(x: Floats, probabilities: Floats, weights: Floats) -> PowerLaw | None:
-    """Fit a power law to the logarithms by weighted least squares; arguments float64[n]. None if all x are equal."""
+    """Fit a power law by weighted least squares on the logarithms; return None if all ``x`` are equal."""
     usable = (x > 0) & (probabilities > 0)
     if not usable.any() or x[usable].min() == x[usable].max():
         return None

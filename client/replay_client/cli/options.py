@@ -16,7 +16,7 @@ from replay_client.errors import ServerUnavailableError, UnauthenticatedError
 from replay_client.security import TOKEN_VARIABLE, Tls, token_from_environment
 
 TIMEOUT_S = 3.0
-"""Short, because a person is waiting."""
+"""Default time limit in seconds, short because a person is waiting."""
 SHORTEST_TIMEOUT_S = 1.0
 """Minimum time limit with `--watch`, in seconds."""
 DEFAULT_SERVER = "localhost:50051"

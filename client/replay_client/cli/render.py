@@ -69,7 +69,7 @@ def stats_view(
     """Render the statistics of a server: one table in detail, or a list of all tables.
 
     ``width`` is the terminal's width in characters. ``most`` limits the number of tables and methods shown. ``trouble``
-    says why there are no newer statistics; empty if there are.
+    is the reason why there are no newer statistics; empty if there is none.
     """
     header: list[RenderableType] = [_server_line(stats.server, server)]
     if trouble:

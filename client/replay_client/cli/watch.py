@@ -1,6 +1,6 @@
 """``replay stats --watch``: refreshes a full screen in a terminal, or adds lines to a pipe or file.
 
-If the server goes away, it waits and shows for how long the server has been away.
+While the server is away, the command waits and shows for how long.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class CheckpointTable:
     """A table in a checkpoint."""
 
     name: str
-    """Its name."""
+    """Name of the table."""
     uid: bytes
     """16 random bytes that distinguish the table from others with the same name."""
     size: int

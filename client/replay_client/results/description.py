@@ -21,10 +21,10 @@ FIFO: Final = "fifo"
 
 @dataclass(frozen=True)
 class TableDescription:
-    """A table at the time of the request."""
+    """A table's config and state at the time of the request."""
 
     name: str
-    """Unique on the server."""
+    """Name of the table, unique on the server."""
     uid: bytes
     """16 random bytes that distinguish this table from earlier tables with the same name."""
     schema: Schema
@@ -46,7 +46,7 @@ class TableDescription:
     row_bytes: int
     """Bytes of one row, all columns together."""
     directory: str = ""
-    """Path of its files on the server's host; empty if not disclosed."""
+    """Path of the table's files on the server's host; empty if not disclosed."""
     socket: str = ""
     """Path of a socket on the server's host for calls without gRPC; empty: none."""
     rate_limit: RateLimit | None = None

@@ -16,7 +16,7 @@ class MethodStats:
     """Statistics of one RPC method since the server started."""
 
     method: str
-    """Its name, such as ``Sample``."""
+    """Name of the method, such as ``Sample``."""
     calls: int
     """Calls answered; on a stream, messages answered."""
     errors: int
@@ -138,11 +138,11 @@ class TableStats:
     batches: int
     """Batches drawn by samplers, since the start."""
     batches_ahead: int
-    """Sum over these batches of the sampler's other batches in flight when the batch was requested."""
+    """Total number of other batches that samplers had in flight when they requested these batches."""
 
     @property
     def staleness(self) -> float:
-        """Mean number of updates that come too late for a sampler's draw, one per batch; at most prefetch - 1."""
+        """Mean number of updates (one per batch) that arrive too late for a sampler's draw; at most prefetch - 1."""
         return self.batches_ahead / self.batches if self.batches else 0.0
 
     @property
