@@ -70,11 +70,7 @@ class MappedFile:
         return self.bytes.view(dtype).reshape(shape)
 
     def reserve(self, size: int) -> None:
-        """Reserve space for the first ``size`` bytes.
-
-        Raises:
-            NoSpaceError: the file system is full; earlier reservations are kept.
-        """
+        """Reserve space for the first ``size`` bytes, or raise `NoSpaceError` and keep earlier reservations."""
         if size <= self.reserved:
             return
         generous = min(self.size, max(size, self.reserved + RESERVE_STEP_BYTES))

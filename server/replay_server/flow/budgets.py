@@ -81,11 +81,7 @@ class Budget:
 
     @contextmanager
     def held(self, caller: str, amount: int = 1) -> Iterator[None]:
-        """Hold an amount inside the block.
-
-        Raises:
-            RequestError: TOO_LARGE.
-        """
+        """Hold an amount inside the block, or refuse it like `check`."""
         self.check(caller, amount)
         self.take(caller, amount)
         try:

@@ -55,11 +55,7 @@ class RowStore:
         return sum(file.reserved for file in self.files())
 
     def reserve(self, first_key: int, count: int) -> None:
-        """Reserve space for rows.
-
-        Raises:
-            NoSpaceError: there is not enough space.
-        """
+        """Reserve space for rows, or raise `NoSpaceError`."""
         rows = min(first_key + count, self.slots)
         for ring in self._rings.values():
             ring.file.reserve(rows * ring.row_bytes)

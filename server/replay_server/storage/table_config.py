@@ -42,11 +42,7 @@ class QueueParameters:
     """Whole number, 1 to `MAX_TIMES_SAMPLED`."""
 
     def __post_init__(self) -> None:
-        """Validate the number.
-
-        Raises:
-            FieldError: it is invalid.
-        """
+        """Raise `FieldError` if the number is invalid."""
         if not (1 <= self.max_times_sampled <= MAX_TIMES_SAMPLED and float(self.max_times_sampled).is_integer()):
             raise FieldError(
                 "max_times_sampled", f"a whole number of 1 to {MAX_TIMES_SAMPLED}", repr(self.max_times_sampled)

@@ -57,11 +57,7 @@ class TableState(NamedTuple):
         return self.inserted >= other.inserted and self.floor >= other.floor and self.delivered >= other.delivered
 
     def check(self, times: int) -> None:
-        """Check that the state is consistent.
-
-        Raises:
-            ValueError: it is inconsistent.
-        """
+        """Raise `ValueError` unless the state is consistent."""
         if (
             not 0 <= self.counted_from <= self.floor <= self.inserted <= MAX_KEY
             or not 0 <= self.delivered <= self.inserted * times

@@ -364,11 +364,7 @@ class Table:
 
 
 def _check_priorities(directory: TableDirectory, live: LiveRows, limit: float) -> None:
-    """Check that stored priorities are valid for the index.
-
-    Raises:
-        DamagedTableError: a live row has an invalid priority.
-    """
+    """Raise `DamagedTableError` if a live row has a priority that the index does not accept."""
     found = directory.priorities[live_slots(live)]
     # The negation catches NaN.
     bad = ~((found >= 0) & (found <= min(limit, np.finfo(np.float64).max)))

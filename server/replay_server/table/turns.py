@@ -63,11 +63,7 @@ class Turns:
 
     @asynccontextmanager
     async def mine(self) -> AsyncIterator[None]:
-        """Wait until all earlier inserts have ended, then enter the block, which must not await anything.
-
-        Raises:
-            RequestError: the refusal passed to `refuse_all`.
-        """
+        """Wait until all earlier inserts have ended, then enter the block, which must not await anything."""
         turn = asyncio.get_running_loop().create_future()
         self._line.append(turn)
         try:
@@ -79,7 +75,7 @@ class Turns:
             self._admit_next()
 
     def refuse_all(self, refusal: RequestError) -> None:
-        """Refuse all waiting inserts."""
+        """Raise ``refusal`` in all waiting inserts."""
         for turn in self._line:
             if not turn.done():
                 turn.set_exception(refusal)
