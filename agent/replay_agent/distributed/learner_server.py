@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from replay_proto.access.serving import defer_silent_connections, only_message, server_options
+from replay_proto.access.serving import limit_new_connections, only_message, server_options
 from replay_proto.errors import FieldError
 from replay_proto.v1 import learner_pb2
 
@@ -100,7 +100,7 @@ class LearnerServer:
                 bound = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address} for actors: {error}; choose another --learner-port") from None
-        defer_silent_connections(bound)
+        limit_new_connections(bound)
         await self._server.start()
         return bound
 

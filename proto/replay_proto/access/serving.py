@@ -35,8 +35,13 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 """Time limit for the reply to a keepalive ping."""
 _NO_COMPRESSION: Final = 1
 """Bit set of accepted algorithms: only `identity`. Otherwise, a megabyte of gzip could expand to a gigabyte."""
-DEFAULT_MAX_CONNECTIONS: Final = 500
+DEFAULT_MAX_CONNECTIONS: Final = 128
 """Maximum connections of one gRPC server. Each takes 46 KiB for TLS buffers even before its handshake is complete."""
+_METADATA_BYTES: Final = 4096
+"""Maximum metadata of a call: it arrives before the token is checked, and stays in memory while the call waits."""
+_BACKLOG: Final = 64
+"""Maximum connections that wait to be accepted; their clients retry within a second. Without this limit, clients that
+connect thousands of times per second keep gRPC's threads busy with handshakes, and all other clients wait."""
 _CONNECTIONS_SHARE: Final = 0.75
 """Fraction of file descriptors for connections; the rest is for tables and for rereading tokens."""
 _SILENT_S: Final = 600
@@ -85,6 +90,9 @@ def server_options(
         ("grpc.max_send_message_length", send_bytes),
         ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
         ("grpc.max_concurrent_streams", calls_per_connection),
+        # Between the two limits, gRPC would refuse calls at random.
+        ("grpc.max_metadata_size", _METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
         # Otherwise, gRPC cancels random calls, of any client, when they arrive faster than they are started.
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
@@ -111,17 +119,18 @@ def connections_that_fit() -> int:
     return int(_CONNECTIONS_SHARE * descriptors)
 
 
-def defer_silent_connections(port: int) -> None:
-    """Make the kernel defer connections to a port until the client sends data, which gRPC clients do immediately.
+def limit_new_connections(port: int) -> None:
+    """Have the kernel hold back new connections to a port: silent ones, and those beyond `_BACKLOG`.
 
-    Until then, they use no memory or descriptor of this process, and do not count as `connections`. gRPC has no option
-    for this. Does nothing if the kernel lacks support.
+    Connections are silent until the client sends data, which gRPC clients do immediately. Meanwhile, they use no memory
+    or descriptor of this process, and do not count as `connections`. gRPC has no option for this. If the kernel does
+    not support it, silent connections are not held back.
     """
     option = getattr(socket, "TCP_DEFER_ACCEPT", None)
-    if option is None:
-        return
     for found in listeners(port):
-        found.setsockopt(socket.IPPROTO_TCP, option, _SILENT_S)
+        if option is not None:
+            found.setsockopt(socket.IPPROTO_TCP, option, _SILENT_S)
+        found.listen(_BACKLOG)
 
 
 def listeners(port: int) -> Iterator[socket.socket]:

@@ -50,7 +50,7 @@ class Bounds:
     max_reply_bytes: int = 512 << 20
     max_rows_per_call: int = 1 << 15
     """A draw or update of this size blocks the event loop for about 10 ms."""
-    max_waiting_calls: int = 16_384
+    max_waiting_calls: int = 8_192
     max_waiting_bytes: int = 1 << 30
     max_wait_s: float = math.inf
     max_outgoing_bytes: int = 2 << 30
@@ -60,7 +60,7 @@ class Bounds:
     max_connections: int = DEFAULT_MAX_CONNECTIONS
     max_streams: int = 16_384
     """Each stream takes about 40 kB."""
-    max_streams_per_connection: int = 96
+    max_streams_per_connection: int = 48
     max_local_connections: int = 1024
     max_tables: int = 1024
     max_columns: int = 512

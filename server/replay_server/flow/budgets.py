@@ -1,6 +1,6 @@
 """Budgets of shared resources, each with a total limit and a limit per caller.
 
-    calls = Budget("waiting calls", "max_waiting_calls of the server", most=16_384, share=0.5)
+    calls = Budget("waiting calls", "max_waiting_calls of the server", most=8_192, share=0.5)
     with calls.held(caller):                    # raises TOO_LARGE if exhausted
         ...
     replies = QueuedBudget(...)

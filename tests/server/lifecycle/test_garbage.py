@@ -17,7 +17,7 @@ def test_objects_of_clients_cause_no_full_collection_before_its_time() -> None:
     async def check() -> None:
         gc.collect()
         before = full_collections()
-        collecting = asyncio.create_task(collect_rarely(every_s=3600.0))
+        collecting = asyncio.create_task(collect_rarely())
         await asyncio.sleep(0)
         kept = [[number] for number in range(1_000_000)]
         assert full_collections() == before
@@ -30,7 +30,7 @@ def test_objects_of_clients_cause_no_full_collection_before_its_time() -> None:
 def test_garbage_is_collected_in_time() -> None:
     async def check() -> None:
         before = full_collections()
-        collecting = asyncio.create_task(collect_rarely(every_s=0.01))
+        collecting = asyncio.create_task(collect_rarely())
         while full_collections() == before:
             await asyncio.sleep(0.01)
         collecting.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+from contextlib import suppress
 
 import grpc
 from grpc_status import rpc_status
@@ -33,6 +33,7 @@ def grpc_handler(
             return await _answer(endpoint, await only_message(context), call, context)
         except Exception as error:
             await _refuse(context, error, endpoint)
+            return b""
 
     async def messages(_requests: object, context: Context) -> None:
         with endpoint.figures.at_work():
@@ -113,7 +114,7 @@ class _Reader:
             self._reading = False
 
 
-async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> NoReturn:
+async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> None:
     """End a call with the status for an error."""
     if isinstance(error, grpc.aio.InternalError):
         endpoint.figures.errors += 1
@@ -123,11 +124,15 @@ async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> 
     await abort(context, refusal)
 
 
-async def abort(context: Context, refusal: RequestError) -> NoReturn:
-    """End a call with the status of a refusal."""
+async def abort(context: Context, refusal: RequestError) -> None:
+    """End a call with the status of a refusal. The handler must return afterwards; its reply is ignored.
+
+    gRPC raises the error again. If the handler raised it, its frames and the call would refer to each other, and stay in
+    memory until the next full garbage collection.
+    """
     status = rpc_status.to_status(to_status(refusal))
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise asyncio.CancelledError  # abort() never returns, but its type does not say so
+    with suppress(grpc.aio.AbortError):
+        await context.abort(status.code, status.details, status.trailing_metadata)
 
 
 def _forget_frames(error: BaseException | None) -> None:

@@ -31,6 +31,7 @@ def add_reflection(server: Lanes, services: Sequence[str], authenticator: Authen
             authenticator.caller_of(context.invocation_metadata() or ())
         except RequestError as refusal:
             await abort(context, refusal)
+            return
         async for answer in servicer.ServerReflectionInfo(_requests_in(context), context):
             await context.write(answer.SerializeToString())
 
