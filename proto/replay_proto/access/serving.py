@@ -35,7 +35,7 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 """Time limit for the reply to a keepalive ping."""
 _NO_COMPRESSION: Final = 1
 """Bit set of accepted algorithms: only `identity`. Otherwise, a megabyte of gzip could expand to a gigabyte."""
-DEFAULT_MAX_CONNECTIONS: Final = 128
+DEFAULT_MAX_CONNECTIONS: Final = 200
 """Maximum connections of one gRPC server. Each takes 46 KiB for TLS buffers even before its handshake is complete."""
 _METADATA_BYTES: Final = 4096
 """Maximum metadata of a call: it arrives before the token is checked, and stays in memory while the call waits."""

@@ -60,7 +60,7 @@ class Bounds:
     max_connections: int = DEFAULT_MAX_CONNECTIONS
     max_streams: int = 16_384
     """Each stream takes about 40 kB."""
-    max_streams_per_connection: int = 48
+    max_streams_per_connection: int = 96
     max_local_connections: int = 1024
     max_tables: int = 1024
     max_columns: int = 512

@@ -229,7 +229,7 @@ def test_names_and_dimensions(small: Caller) -> None:
 
 def test_descriptors_of_tables(start_server: Callable[..., ServerProcess]) -> None:
     """Tables may use a fifth of the descriptors. If connections use the rest, only new tables are refused."""
-    server = start_server()
+    server = start_server("--max-connections", "500")
     schema = Schema({f"c{number}": Column("bool") for number in range(10)})
     with Caller(server.address) as caller:
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (400, 400))

@@ -127,8 +127,8 @@ async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> 
 async def abort(context: Context, refusal: RequestError) -> None:
     """End a call with the status of a refusal. The handler must return afterwards; its reply is ignored.
 
-    gRPC raises the error again. If the handler raised it, its frames and the call would refer to each other, and stay in
-    memory until the next full garbage collection.
+    gRPC raises the error again. If the handler raised it, its frames and the call would refer to each other, and stay
+    in memory until the next full garbage collection.
     """
     status = rpc_status.to_status(to_status(refusal))
     with suppress(grpc.aio.AbortError):
