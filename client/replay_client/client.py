@@ -43,7 +43,7 @@ IfExists = Literal["open", "reset", "error"]
 
 
 class ReplayClient:
-    """See the module."""
+    """A connection to a replay server; see the module docstring."""
 
     def __init__(
         self,

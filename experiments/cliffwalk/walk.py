@@ -1,7 +1,8 @@
 """The Blind Cliffwalk (Schaul et al. 2016, arXiv:1511.05952, section 3.1 and appendix B.1).
 
-There are n states in a row and two actions. The right action, which alternates between states, leads to the next state,
-or from the last state to a reward of 1 and the end of the episode. The wrong action ends the episode without a reward.
+There are n states in a row and two actions. The correct action, which alternates from one state to the next, leads to
+the next state, or, from the last state, to a reward of 1 and the end of the episode. The wrong action ends the episode
+without a reward.
 A random sequence of actions earns the reward with probability ``2**-n``.
 """
 

@@ -107,7 +107,7 @@ class LearnerServer:
     def _unary(
         self, message_type: type[M], answer: Callable[[M], Message], *, beside: bool = False
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Create a handler that calls ``answer`` on the event loop or, if ``beside``, in a worker thread."""
+        """Create a handler that calls ``answer`` in a worker thread if ``beside`` is true, else on the event loop."""
 
         async def call(_requests: object, context: Context) -> bytes:
             try:

@@ -1,4 +1,4 @@
-"""The status of a run, and a meter for the rates in it."""
+"""The status of a run, and the meter that measures its rates."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Large inserts, which store their rows in a worker thread.
+"""Large inserts, whose rows are stored by a worker thread.
 
-The thread stores the rows into spare slots of the ring. Then the event loop makes all of them live in one step. No
-other insert into the table runs meanwhile (`replay_server.table.turns`), and all other operations only make room. So an
-insert that was allowed stays allowed, except after a reset.
+The thread stores the rows in spare slots of the ring; the event loop then makes them all live in one step. Until then,
+no other insert into the table runs (`replay_server.table.turns`), and other operations can only free up room. So once
+an insert is allowed, it stays allowed, unless the table is reset.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class _Wanted(NamedTuple):
 
 
 class SamplingHandlers:
-    """Handlers of draws, reads and updates."""
+    """Handles draws, reads and updates."""
 
     def __init__(self, catalog: Catalog, *, same_host: bool) -> None:
         """Serve these tables; if ``same_host``, clients on this host may copy rows themselves."""
