@@ -11,7 +11,9 @@ from a Gymnasium space), `replay_client.torch` (batches as tensors) and `replay_
 """
 
 from replay_proto.schema import Column, Schema
+from replay_proto.steps import Discount, Mask, Next, Return, Sequences, Stack, Steps, Transitions
 
+from replay_client._writing.writer_stream import WriterStream
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.client import ReplayClient
 from replay_client.draws import DrawMode, WeightNorm
@@ -44,9 +46,19 @@ from replay_client.errors import (
 from replay_client.results.checkpoints import Checkpoint, CheckpointTable
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection, LargestRows
-from replay_client.results.stats import LimiterStats, MethodStats, Rates, ServerStats, Stats, TableStats, TimesSampled
+from replay_client.results.stats import (
+    LimiterStats,
+    MethodStats,
+    Rates,
+    ServerStats,
+    Stats,
+    StepStats,
+    TableStats,
+    TimesSampled,
+)
 from replay_client.sampler import Sampler
 from replay_client.security import Tls
+from replay_client.sequences import sequence_priorities
 from replay_client.table import Table
 from replay_client.writer import Writer
 
@@ -60,6 +72,7 @@ __all__ = [
     "ClosedError",
     "Column",
     "DeadlineExceededError",
+    "Discount",
     "DrawMode",
     "ForkedError",
     "Inspection",
@@ -68,20 +81,27 @@ __all__ = [
     "LargestRows",
     "LimitedError",
     "LimiterStats",
+    "Mask",
     "MethodStats",
+    "Next",
     "PermissionDeniedError",
     "Rates",
     "ReplayClient",
     "ReplayError",
     "ResourceExhaustedError",
+    "Return",
     "Rows",
     "Sampler",
     "Schema",
     "SequenceGapError",
     "SequenceTooOldError",
+    "Sequences",
     "ServerStats",
     "ServerUnavailableError",
+    "Stack",
     "Stats",
+    "StepStats",
+    "Steps",
     "Table",
     "TableDescription",
     "TableEmptyError",
@@ -92,11 +112,14 @@ __all__ = [
     "TableStats",
     "TimesSampled",
     "Tls",
+    "Transitions",
     "UnauthenticatedError",
     "UpdateResult",
     "WeightNorm",
     "Writer",
     "WriterError",
+    "WriterStream",
     "WriterSupersededError",
     "WriterUnknownError",
+    "sequence_priorities",
 ]

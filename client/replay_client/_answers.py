@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array, column_views, split_message
 from replay_proto.schema import Schema
+from replay_proto.steps import Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.buffers import ColumnBuffers
+from replay_client._rows.expansion import Expansion, as_bytes
 from replay_client._rows.mapped_rows import MappedRows
+from replay_client._rows.windows import Windows
 from replay_client.batch import Batch, Rows
 from replay_client.errors import InternalServerError
 
@@ -22,11 +25,12 @@ _KEY_BYTES = 8
 class AnswerReader:
     """Decodes replies about one table. Thread-safe."""
 
-    def __init__(self, schema: Schema, mapped: MappedRows | None) -> None:
-        """``mapped`` copies rows from the server's files; None: every reply contains its rows."""
+    def __init__(self, schema: Schema, steps: Steps | None, mapped: MappedRows | None) -> None:
+        """``mapped`` copies the rows that a reply omits."""
         self.mapped = mapped
         self._schema = schema
         self._buffers = ColumnBuffers(schema)
+        self._windows = None if steps is None else _WindowReader(steps, mapped)
 
     def sampled(self, answer: bytes) -> Batch | None:
         """Decode the batch in a reply to Sample; return None if inserts overwrote its rows during the copy."""
@@ -38,7 +42,7 @@ class AnswerReader:
         head, rows = split_message(replay_pb2.LearnResponse, answer)
         batches, start = [], 0
         for message in head.batches:
-            end = start + len(message.keys) // _KEY_BYTES * self._schema.row_bytes
+            end = start + self._row_bytes(message)
             batches.append(self._batch(message, rows[start:end]))
             start = end
         return head.update, batches
@@ -53,11 +57,23 @@ class AnswerReader:
             priorities=_own(head.priorities, "<f8"),
             streams=_own(head.streams, "<u8"),
             episodes=_own(head.episodes, "<u8"),
+            steps=None if self._windows is None else _own(head.steps, "<i8"),
+            ends=None if self._windows is None else _own(head.ends, "u1"),
         )
+
+    def _row_bytes(self, message: replay_pb2.Batch) -> int:
+        """Bytes of a batch's rows, if the reply has them."""
+        if self._windows is not None:
+            return self._windows.row_bytes(message)
+        return len(message.keys) // _KEY_BYTES * self._schema.row_bytes
 
     def _batch(self, message: replay_pb2.Batch, rows: memoryview) -> Batch | None:
         keys = _own(message.keys, "<i8")
-        columns = self._received(rows, len(keys)) if rows or self.mapped is None else self._copied(self.mapped, keys)
+        is_received = bool(rows) or self.mapped is None or not self._row_bytes(message)
+        if self._windows is not None:
+            columns = self._windows.received(message, rows) if is_received else self._windows.copied(message)
+        else:
+            columns = self._received(rows, len(keys)) if is_received else self._copied(keys)
         if columns is None:
             return None
         return Batch(
@@ -67,14 +83,16 @@ class AnswerReader:
             weights=_own(message.weights, "<f4"),
             beta=message.beta,
             size=message.size,
+            drawable=message.drawable,
             total_mass=message.total_mass,
             smallest_probability=message.smallest_probability,
             inserted=message.inserted,
         )
 
-    def _copied(self, mapped: MappedRows, keys: NDArray[np.int64]) -> dict[str, Array] | None:
+    def _copied(self, keys: NDArray[np.int64]) -> dict[str, Array] | None:
+        assert self.mapped is not None
         columns = self._buffers.blank(len(keys))
-        return columns if mapped.gather(keys, columns) else None
+        return columns if self.mapped.gather(keys, columns) else None
 
     def _received(self, rows: memoryview, row_count: int) -> dict[str, Array]:
         """Copy received columns for the caller, because gRPC's memory is read-only and unaligned.
@@ -82,28 +100,79 @@ class AnswerReader:
         Raises:
             InternalServerError: the reply's size does not match the schema and the number of rows.
         """
-        row_bytes = self._schema.row_bytes
-        if len(rows) != row_count * row_bytes:
-            raise InternalServerError(
-                f"the server sent {len(rows)} bytes of rows where {row_count} of {row_bytes} bytes were due"
-            )
+        _check_size(rows, row_count, row_count * self._schema.row_bytes)
         columns = self._buffers.blank(row_count)
         for name, view in column_views(self._schema, rows, row_count).items():
             np.copyto(columns[name], view)
         return columns
 
 
+class _WindowReader:
+    """Builds the columns of batches of a table of steps."""
+
+    def __init__(self, steps: Steps, mapped: MappedRows | None) -> None:
+        self._steps = steps
+        self._mapped = mapped
+        self._buffers = ColumnBuffers(steps.sampled)
+        self._expansion = Expansion(steps)
+
+    def row_bytes(self, message: replay_pb2.Batch) -> int:
+        """Bytes of a batch's rows, if the reply has them."""
+        rows, windows = len(message.window_keys) // _KEY_BYTES, len(message.keys) // _KEY_BYTES
+        return self._steps.window_bytes(rows, windows)
+
+    def received(self, message: replay_pb2.Batch, rows: memoryview) -> dict[str, Array]:
+        """The columns of received rows.
+
+        Raises:
+            InternalServerError: the reply does not match the table.
+        """
+        row_count = len(message.window_keys) // _KEY_BYTES
+        _check_size(rows, row_count, self.row_bytes(message))
+        windows = _windows(message, np.arange(row_count), starts_apart=True)
+        views = column_views(self._steps.carried, rows, row_count, windows=len(windows))
+        columns = self._buffers.blank(len(windows))
+        self._expansion.write(windows, {name: as_bytes(view) for name, view in views.items()}, columns)
+        return columns
+
+    def copied(self, message: replay_pb2.Batch) -> dict[str, Array] | None:
+        """The columns of rows in mapped files; None if inserts overtook the copy."""
+        assert self._mapped is not None
+        keys = np.frombuffer(message.window_keys, "<i8")
+        windows = _windows(message, self._mapped.slots_of(keys))
+        columns = self._buffers.blank(len(windows))
+        self._expansion.write(windows, self._mapped.as_bytes, columns)
+        return columns if self._mapped.are_whole(keys) else None
+
+
 def joined_rows(parts: Sequence[Rows]) -> Rows:
     """Concatenate the rows of one or more replies to Read."""
     if len(parts) == 1:
         return parts[0]
+    has_steps = parts[0].steps is not None
     return Rows(
         row_keys=np.concatenate([part.row_keys for part in parts]),
         columns={name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
         priorities=np.concatenate([part.priorities for part in parts]),
         streams=np.concatenate([part.streams for part in parts]),
         episodes=np.concatenate([part.episodes for part in parts]),
+        steps=np.concatenate([part.steps for part in parts if part.steps is not None]) if has_steps else None,
+        ends=np.concatenate([part.ends for part in parts if part.ends is not None]) if has_steps else None,
     )
+
+
+def _windows(message: replay_pb2.Batch, rows: NDArray[np.int64], *, starts_apart: bool = False) -> Windows:
+    before, after = np.frombuffer(message.before, "<i4"), np.frombuffer(message.after, "<i4")
+    ends = np.frombuffer(message.ends, "u1")
+    windows = len(message.keys) // _KEY_BYTES
+    if not len(before) == len(after) == len(ends) == windows or int(before.sum() + after.sum()) + windows != len(rows):
+        raise InternalServerError(f"the server sent windows that do not match their {len(rows)} rows")
+    return Windows(before, after, ends, rows, starts_apart=starts_apart)
+
+
+def _check_size(rows: memoryview, row_count: int, due_bytes: int) -> None:
+    if len(rows) != due_bytes:
+        raise InternalServerError(f"the server sent {len(rows)} bytes for {row_count} rows of {due_bytes} bytes")
 
 
 def _own(data: bytes, dtype: str) -> NDArray[Any]:

@@ -20,17 +20,21 @@ class Drawn(Columns[T_co]):
     """Rows drawn by priority, as arrays or tensors; all values are from the time of the draw."""
 
     row_keys: NDArray[np.int64]
-    """int64[batch]: key of each row; a NumPy array even for tensors, because updates are sent from the CPU."""
+    """int64[batch]: key of each row, in a table of steps of each anchor; a NumPy array even for tensors, because
+    updates are sent from the CPU."""
     columns: Mapping[str, T_co]
-    """By column, in the order of the schema: ``dtype[batch, *shape]``."""
+    """By column, in the order of the schema: ``dtype[batch, *shape]``. In a table of steps, the sampled and the derived
+    columns; those of sequences are ``dtype[batch, burn_in + length, *shape]``."""
     probabilities: T_co
     """float64[batch]: mass of each row divided by the total mass."""
     weights: T_co
-    """float32[batch]: (size * probability) ** -beta, normalized by `weight_norm` (Schaul et al. 2016, section 3.4)."""
+    """float32[batch]: (drawable * probability) ** -beta, normalized by `weight_norm` (Schaul et al. 2016, 3.4)."""
     beta: float
     """Exponent of the weights."""
     size: int
     """Live rows in the table."""
+    drawable: int
+    """Rows that could be drawn: in a table of steps, those with a complete window; otherwise all live rows."""
     total_mass: float
     """Mass of all live rows."""
     smallest_probability: float
@@ -61,6 +65,10 @@ class Rows(Columns[NDArray[Any]]):
     """uint64[n]: the stream of experience of each row; 0 if not given."""
     episodes: NDArray[np.uint64]
     """uint64[n]: the episode of each row within its stream."""
+    steps: NDArray[np.int64] | None = None
+    """int64[n]: the number of each step within its episode; None: not a table of steps."""
+    ends: NDArray[np.uint8] | None = None
+    """uint8[n]: 1 where a row closes its episode as truncated, 2 as terminated, otherwise 0; None as above."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typing import Final, Literal, get_args
 
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
+from replay_proto.steps import Derived, Item, Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.address import checked_address
@@ -97,9 +98,10 @@ class ReplayClient:
         self,
         name: str,
         *,
-        columns: Mapping[str, Column],
+        columns: Mapping[str, Column | Derived],
         capacity: int,
         backend: str = "sum_tree",
+        steps: Item | None = None,
         seed: int | None = None,
         if_exists: IfExists | None = None,
         min_size: float | None = None,
@@ -114,10 +116,12 @@ class ReplayClient:
         Args:
             name: 1 to 128 letters, digits, '_', '-' and '.'; the first is a letter or a digit.
             columns: dtype and shape of every column, by name; nested observations are ``obs/name``
-                (`replay_client.spaces.columns_from_space` derives them from a Gymnasium space).
+                (`replay_client.spaces.columns_from_space` derives them from a Gymnasium space). In a table of steps,
+                also derived ones: `Stack`, `Next`, `Return`, `Discount`, `Mask`.
             capacity: maximum number of rows; at most 2,000,000,000 with ``"rank"``.
-            backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue, where
-                draws remove the oldest rows, and inserts wait while it is full.
+            backend: ``"sum_tree"`` (proportional to mass), ``"rank"``, ``"uniform"``, or ``"fifo"``: a queue,
+                whose draws remove the oldest rows, and whose inserts wait when it is full.
+            steps: makes this a table of steps, which draws `Transitions` or `Sequences` of them; see docs/steps.md.
             seed: makes draws reproducible for the same operations in the same order.
             if_exists: what to do with an existing table: ``"open"`` it with its rows, ``"reset"`` it, or raise an
                 ``"error"``. None also opens it, but logs a warning if it has rows. The reset is a separate call: if
@@ -137,9 +141,10 @@ class ReplayClient:
         """
         try:
             limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
+            described = None if steps is None else Steps.of(dict(columns), steps)
             config = replay_pb2.TableConfig(
                 name=name,
-                columns=Schema(dict(columns)).to_proto(),
+                columns=_stored_only(dict(columns)) if described is None else described.columns_to_proto(),
                 capacity=capacity,
                 backend=replay_pb2.Backend(
                     name=backend,
@@ -147,6 +152,7 @@ class ReplayClient:
                 ),
                 seed=seed,
                 rate_limiter=None if limit is None else limit.to_proto(),
+                steps=None if described is None else described.to_proto(),
             )
         except InvalidArgumentError:
             raise
@@ -290,6 +296,25 @@ class ReplayClient:
 
     def __copy__(self) -> ReplayClient:
         return copy.deepcopy(self)  # with a separate connection: closing one leaves the other open
+
+
+def _stored_only(columns: Mapping[str, Column | Derived]) -> list[replay_pb2.Column]:
+    """The columns of a table without steps, as messages.
+
+    Raises:
+        InvalidArgumentError: a column needs `steps`, or is invalid.
+    """
+    needed = "steps=Transitions(...) or steps=Sequences(...)"
+    for name, column in columns.items():
+        if isinstance(column, get_args(Derived)):
+            raise InvalidArgumentError.of_field(f"columns.{name}", f"a Column, or {needed}", repr(column))
+        if isinstance(column, Column) and not column.sampled:
+            raise InvalidArgumentError.of_field(f"columns.{name}.sampled", f"True, or {needed}", "False")
+        if isinstance(column, Column) and column.at != "step":
+            raise InvalidArgumentError.of_field(
+                f"columns.{name}.at", "'step', or steps=Sequences(...)", repr(column.at)
+            )
+    return Schema(columns).to_proto()  # type: ignore[arg-type]  # Schema refuses anything else
 
 
 def _opened(table: Table, description: TableDescription, if_exists: IfExists | None) -> None:

@@ -78,9 +78,13 @@ _KINDS: Final = (
         Batch,
         plain=("probabilities", "weights"),
         wide={"row_keys": "<i8"},
-        facts=("beta", "size", "total_mass", "smallest_probability", "inserted"),
+        facts=("beta", "size", "drawable", "total_mass", "smallest_probability", "inserted"),
     ),
-    _Kind(Rows, plain=("priorities",), wide={"row_keys": "<i8", "streams": "<u8", "episodes": "<u8"}),
+    _Kind(
+        Rows,
+        plain=("priorities", "ends"),
+        wide={"row_keys": "<i8", "streams": "<u8", "episodes": "<u8", "steps": "<i8"},
+    ),
 )
 
 
@@ -117,14 +121,18 @@ def _put_together(kind: _Kind, structure: _Structure, given: Iterable[Any]) -> A
 
 
 def _halves(values: Any) -> Any:
-    """Split 64-bit integers into halves, as a leaf."""
+    """The leaf of 64-bit integers, or None."""
+    if values is None:
+        return None
     if isinstance(values, Wide):
         return values.halves
     return np.ascontiguousarray(values)[..., None].view(_HALF)
 
 
 def _whole(leaf: Any, dtype: np.dtype[Any]) -> Any:
-    """Return the integers of a leaf: an array if the leaf is a NumPy array, otherwise a `Wide`."""
+    """The integers of a leaf; for a NumPy array, converted immediately."""
+    if leaf is None:
+        return None
     wide = Wide(leaf, dtype)
     return np.asarray(wide) if isinstance(leaf, np.ndarray) and wide.is_whole else wide
 

@@ -19,20 +19,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import AnswerReader, joined_rows
-from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows, packed_rows
+from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
-from replay_client._transport.insert_ids import InsertId, InsertIds
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
+from replay_client._writing.inserts import Inserts
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DrawMode, WeightNorm, beta_for, draw_of
-from replay_client.errors import ReplayError, TableReplacedError, WriterUnknownError
+from replay_client.errors import InvalidArgumentError, ReplayError, TableReplacedError
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import Stats, TableStats
@@ -68,7 +67,9 @@ class Table:
         self.uid: Final = description.uid
         """16 random bytes that distinguish this table from earlier tables with the same name."""
         self.schema: Final = description.schema
-        """Columns by name, in storage order."""
+        """Stored columns by name, in storage order."""
+        self.steps: Final = description.steps
+        """What a table of steps draws, and its derived columns; None: it draws rows."""
         self.capacity: Final = description.capacity
         """Maximum number of rows."""
         self.backend: Final = description.backend
@@ -80,8 +81,8 @@ class Table:
         self._link = link
         self._description = description
         self._data_path = data_path or link.data_path(description)
-        self._reader = AnswerReader(description.schema, self._data_path.rows)
-        self._insert_ids = InsertIds()
+        self._reader = AnswerReader(description.schema, description.steps, self._data_path.rows)
+        self._inserts = Inserts(description)
 
     @property
     def size(self) -> int:
@@ -118,7 +119,7 @@ class Table:
     def insert(
         self, rows: Mapping[str, Any], *, priorities: ArrayLike | None = None, timeout_s: float | None = None
     ) -> NDArray[np.int64]:
-        """Insert rows exactly once, even if the server goes away during the call.
+        """Insert rows exactly once, even if the server goes away during the call. Not for tables of steps.
 
         Large inserts, for instance of more than 4 MiB, are split into several requests, each of which is atomic.
         Inserts from several threads do not wait for each other.
@@ -144,15 +145,22 @@ class Table:
             ServerUnavailableError: the server was unreachable; the rows may have been inserted.
         """
         self._connection.check_usable()
+        if self.steps is not None:
+            expected = "a table without steps; use `Table.writer`, because a step belongs to an episode"
+            raise InvalidArgumentError.of_field("rows", expected, f"table {self.name!r}, with steps")
         columns, row_count = checked_rows(self.schema, rows)
         checked = None if priorities is None else checked_priorities(priorities, row_count)
         wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
+        timeout_of_call_s, margin_s = self._call_limits(wait_s)
         keys: list[NDArray[np.int64]] = []
         step = self._description.rows_per_insert
         for part in _parts(row_count, step):
             values = {name: array[part] for name, array in columns.items()}
             try:
-                keys += self._insert_part(values, None if checked is None else checked[part], wait_s)
+                given = None if checked is None else checked[part]
+                keys += self._inserts.insert(
+                    self._connection, values, given, wait_s=wait_s, timeout_s=timeout_of_call_s, margin_s=margin_s
+                )
             except ReplayError as error:
                 if part.start:
                     error.add_note(f"{part.start} of {row_count} rows were inserted before this error")
@@ -242,6 +250,7 @@ class Table:
     def writer(
         self,
         *,
+        streams: int = 1,
         block_rows: int | None = None,
         max_blocks_in_flight: int = MAX_BLOCKS_IN_FLIGHT,
         max_delay_s: float = 0.1,
@@ -250,8 +259,9 @@ class Table:
         """Create a writer for actors, which sends rows in the background.
 
         Args:
-            block_rows: rows per message; None: up to 1024 rows or 1 MiB.
-            max_blocks_in_flight: number of unacknowledged blocks, 1 to 16, at which `append` waits.
+            streams: streams of experience, one for each environment: ``writer[i]``. They share one connection.
+            block_rows: rows per message; None: up to 1024 rows or 1 MiB, or one row of each stream.
+            max_blocks_in_flight: unacknowledged blocks before `append` blocks, 1 to 16.
             max_delay_s: seconds that a row may wait for its block to fill.
             reconnect_timeout_s: seconds to retry an unreachable server. None: the client's default; 0: do not retry;
                 `math.inf`: forever.
@@ -264,6 +274,7 @@ class Table:
         return Writer(
             self._connection,
             self._description,
+            streams=streams,
             block_rows=block_rows,
             max_blocks_in_flight=max_blocks_in_flight,
             max_delay_s=max_delay_s,
@@ -450,43 +461,6 @@ class Table:
         request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=keys.tobytes())
         answer = self._connection.call("Read", request.SerializeToString(), repeat=True)
         return self._reader.read(answer)
-
-    def _insert_part(
-        self, columns: Mapping[str, Array], priorities: NDArray[np.float64] | None, wait_s: float
-    ) -> list[NDArray[np.int64]]:
-        """Insert rows in one request, and return the ranges of their keys."""
-        with self._insert_ids.lend() as insert_id:
-            try:
-                return self._insert_as(insert_id, columns, priorities, wait_s)
-            except WriterUnknownError as error:
-                if error.attempts > 1:
-                    raise
-                # The server forgets idle writers. A refused first attempt was never applied.
-                insert_id.begin_anew()
-                return self._insert_as(insert_id, columns, priorities, wait_s)
-
-    def _insert_as(
-        self,
-        insert_id: InsertId,
-        columns: Mapping[str, Array],
-        priorities: NDArray[np.float64] | None,
-        wait_s: float,
-    ) -> list[NDArray[np.int64]]:
-        row_count = len(next(iter(columns.values())))
-        insertion = replay_pb2.Insertion(
-            row_count=row_count,
-            priorities=b"" if priorities is None else priorities.tobytes(),
-            sequence=insert_id.sequence,
-            wait_s=wait_s,
-        )
-        head = replay_pb2.InsertRequest(
-            table=self.name, table_uid=self.uid, writer_id=insert_id.writer_id, insertion=insertion
-        )
-        message = packed_rows(head, self.schema, columns, row_count)
-        timeout_s, margin_s = self._call_limits(wait_s)
-        answer = self._connection.call("Insert", message, timeout_s=timeout_s, margin_s=margin_s, repeat=True)
-        ranges = replay_pb2.InsertResponse.FromString(answer).keys
-        return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
 
 
 def drop_table(connection: Connection, name: str, uid: bytes) -> None:

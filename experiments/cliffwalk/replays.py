@@ -93,6 +93,7 @@ def open_replay(
         backend=backend,
         seed=seed,
         if_exists="open",
+        steps=None,
         **parameters,
     )
     try:

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from replay_proto.schema import Schema
+from replay_proto.schema import Column
 
 M = TypeVar("M", bound=Message)
 Array = NDArray[np.generic]
@@ -137,17 +137,26 @@ def fields_of(view: memoryview, most: int | None = None) -> Iterator[tuple[int, 
         yield tag, start, content, position
 
 
-def column_views(schema: Schema, rows: memoryview | Array, row_count: int) -> dict[str, Array]:
-    """Split ``rows`` into columns; it must have exactly ``row_count * schema.row_bytes`` bytes.
+def column_views(
+    columns: Mapping[str, Column], rows: memoryview | Array, row_count: int, windows: int | None = None
+) -> dict[str, Array]:
+    """Split ``rows``, of exactly the right number of bytes, into columns.
+
+    Args:
+        columns: by name.
+        rows: the bytes.
+        row_count: number of rows.
+        windows: number of drawn windows: columns at the start have one value for each. None: one for each row.
 
     Returns:
-        Views by column name, ``dtype[row_count, *shape]``, writable if ``rows`` is.
+        Views by column name, ``dtype[n, *shape]``, writable if ``rows`` is.
     """
     data = np.frombuffer(rows, np.uint8)
     views, position = {}, 0
-    for name, column in schema.items():
-        size = column.row_bytes * row_count
-        views[name] = data[position : position + size].view(column.dtype).reshape(row_count, *column.shape)
+    for name, column in columns.items():
+        count = windows if windows is not None and column.at == "start" else row_count
+        size = column.row_bytes * count
+        views[name] = data[position : position + size].view(column.dtype).reshape(count, *column.shape)
         position += size
     return views
 

@@ -1,4 +1,4 @@
-"""The columns of a table: names, dtypes, shapes and sizes in bytes."""
+"""The stored columns of a table: names, dtypes, shapes and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -38,6 +38,8 @@ MAX_DIMENSIONS = 31
 """Maximum dimensions of a column: NumPy arrays have at most 32, and one is for the rows."""
 MAX_VALUE_BYTES = 2**31 - 1
 """Maximum bytes of a value: protobuf messages cannot be larger."""
+At = Literal["step", "start"]
+"""Which values of a column a drawn sequence has: of every step, or only of its first row."""
 _DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
 _COLUMN_NAME = re.compile(r"[A-Za-z0-9.\-/][A-Za-z0-9_.\-/]{0,127}")
 
@@ -50,14 +52,28 @@ class Column:
     """bool, int8 to int64, uint8 to uint64 or float16 to float64; little-endian."""
     shape: tuple[int, ...] = ()
     """Sizes of its dimensions, each at least 1; ``()`` for a scalar."""
+    sampled: bool = True
+    """Whether batches contain it."""
+    at: At = "step"
+    """Which of its values a drawn sequence has."""
 
-    def __init__(self, dtype: DTypeLike, shape: SupportsIndex | Iterable[SupportsIndex] = ()) -> None:
+    def __init__(
+        self,
+        dtype: DTypeLike,
+        shape: SupportsIndex | Iterable[SupportsIndex] = (),
+        *,
+        sampled: bool = True,
+        at: At = "step",
+    ) -> None:
         """Describe a column.
 
         Args:
             dtype: one of `DTYPES`, in any form that NumPy accepts: ``"float32"``, ``np.float32``, ``float``
                 (float64). Byte order does not matter: rows are sent little-endian.
             shape: sizes of the dimensions of one row's value; ``4`` is short for ``(4,)``.
+            sampled: False in a table of steps: batches do not contain it; other columns may be derived from it.
+            at: ``"start"`` in a table of sequences: a drawn sequence has only the value of its first row, such as the
+                state of a recurrent network.
 
         Raises:
             InvalidArgumentError: for another dtype, a dimension that is not a whole number of at least 1, more than
@@ -65,6 +81,10 @@ class Column:
         """
         object.__setattr__(self, "dtype", _checked_dtype(dtype))
         object.__setattr__(self, "shape", _checked_shape(shape))
+        object.__setattr__(self, "sampled", bool(sampled))
+        object.__setattr__(self, "at", at)
+        if at not in get_args(At):
+            raise FieldError("at", "'step' or 'start'", repr(at))
         if self.row_bytes > MAX_VALUE_BYTES:
             raise FieldError(
                 "shape", f"a value of at most {MAX_VALUE_BYTES:,} bytes", f"{self}, {self.row_bytes:,} bytes"
@@ -77,7 +97,8 @@ class Column:
 
     def __str__(self) -> str:
         """``float32[4]``, or ``float32`` for a scalar."""
-        return self.dtype.name + (f"[{','.join(map(str, self.shape))}]" if self.shape else "")
+        text = self.dtype.name + (f"[{','.join(map(str, self.shape))}]" if self.shape else "")
+        return text + ("" if self.sampled else ", not sampled") + ("" if self.at == "step" else f", at {self.at}")
 
 
 @dataclass(frozen=True)
@@ -124,44 +145,53 @@ class Schema(Mapping[str, Column]):
         """Bytes of one row, all columns together."""
         return sum(column.row_bytes for column in self.columns.values())
 
-    def to_proto(self) -> list[replay_pb2.Column]:
-        """Convert to protobuf messages."""
-        return [
-            replay_pb2.Column(
-                name=name,
-                stored=replay_pb2.StoredColumn(data_type=DTYPES[column.dtype.name], shape=column.shape),
-            )
-            for name, column in self.columns.items()
-        ]
+    def to_proto(self, *, of_steps: bool = False) -> list[replay_pb2.Column]:
+        """Convert to protobuf messages; ``of_steps`` for a table of steps."""
+        return [_to_proto(name, column, of_steps=of_steps) for name, column in self.columns.items()]
 
     @classmethod
-    def from_proto(cls, columns: Iterable[replay_pb2.Column]) -> Schema:
-        """Read columns from a message.
+    def from_proto(cls, columns: Iterable[replay_pb2.Column], *, of_steps: bool = False) -> Schema:
+        """Read stored columns from messages; ``of_steps`` for a table of steps.
 
         Raises:
             InvalidArgumentError: a column violates the protocol.
         """
+        source = "step" if of_steps else "stored"
         parsed: dict[str, Column] = {}
         for column in columns:
             where = f"columns.{column.name}"
             if column.name in parsed:
                 raise FieldError(where, "a name used once", "it again")
-            if column.WhichOneof("source") != "stored":
-                raise FieldError(f"{where}.source", "stored", "a type unknown to this version")
-            dtype = _DTYPE_NAMES.get(column.stored.data_type)
-            if dtype is None:
+            if column.WhichOneof("source") != source:
                 raise FieldError(
-                    f"{where}.data_type", f"one of {', '.join(DTYPES)}", f"number {column.stored.data_type}"
+                    f"{where}.source", source, column.WhichOneof("source") or "a type unknown to this version"
                 )
-            if len(column.stored.shape) > MAX_DIMENSIONS:  # before iterating over them
-                raise _too_many_dimensions(f"{where}.shape", len(column.stored.shape))
-            parsed[column.name] = _with_field(where, dtype, column.stored.shape)
+            parsed[column.name] = _from_proto(where, column)
         return cls(parsed)
 
 
-def _with_field(where: str, dtype: str, shape: Iterable[int]) -> Column:
+def _to_proto(name: str, column: Column, *, of_steps: bool) -> replay_pb2.Column:
+    stored = replay_pb2.StoredColumn(data_type=DTYPES[column.dtype.name], shape=column.shape)
+    if not of_steps:
+        return replay_pb2.Column(name=name, stored=stored)
+    step = replay_pb2.StepColumn(values=stored, unsampled=not column.sampled, at_start=column.at == "start")
+    return replay_pb2.Column(name=name, step=step)
+
+
+def _from_proto(where: str, column: replay_pb2.Column) -> Column:
+    stored = column.step.values if column.HasField("step") else column.stored
+    dtype = _DTYPE_NAMES.get(stored.data_type)
+    if dtype is None:
+        raise FieldError(f"{where}.data_type", f"one of {', '.join(DTYPES)}", f"number {stored.data_type}")
+    if len(stored.shape) > MAX_DIMENSIONS:  # before iterating over them
+        raise _too_many_dimensions(f"{where}.shape", len(stored.shape))
     try:
-        return Column(dtype, shape)
+        return Column(
+            dtype,
+            stored.shape,
+            sampled=not column.step.unsampled,
+            at="start" if column.step.at_start else "step",
+        )
     except FieldError as error:
         raise FieldError(f"{where}.{error.field}", error.expected, error.got) from None
 

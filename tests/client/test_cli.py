@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_client import Column, ReplayClient, Table
+from replay_client import Column, ReplayClient, Stack, Table, Transitions
 from replay_client.cli.render import stats_screen
 from rich.console import Console
 
@@ -107,6 +107,25 @@ def test_figures_of_one_table(server: ServerProcess, new_table: NewTable) -> Non
     figures = json.loads(run("stats", "cli-one", "--json", "--server", server.address).stdout)
     assert list(figures["tables"]) == ["cli-one"]
     assert figures["tables"]["cli-one"]["sampled"] == 30
+
+
+def test_figures_of_a_table_of_steps(server: ServerProcess, new_table: NewTable) -> None:
+    columns = {"obs": Column("int64", sampled=False), "pair": Stack("obs", 2)}
+    table = new_table(name="cli-steps", columns=columns, steps=Transitions(2))
+    with table.writer(streams=2) as writer:
+        for step in range(5):
+            writer.append_all(obs=[step, step])
+        writer[0].end_episode(obs=5)
+    done = run("stats", "cli-steps", "--server", server.address, COLUMNS="160")
+    assert done.returncode == 0, done.stderr
+    assert "8 drawable, 2 pending, 0 broken, 1 closing" in done.stdout
+    figures = json.loads(run("stats", "cli-steps", "--json", "--server", server.address).stdout)["tables"]["cli-steps"]
+    assert figures["steps"] == {"drawable": 8, "pending": 2, "broken": 0, "closing": 1}
+    assert figures["item"] == {"kind": "Transitions", "n_step": 2, "gamma": 0.99}
+    assert "Stack(of='obs', count=2" in run("tables", "--server", server.address, COLUMNS="160").stdout
+    seen = run("inspect", "cli-steps", "--server", server.address, COLUMNS="160")
+    assert seen.returncode == 0, seen.stderr
+    assert "step" in seen.stdout
 
 
 def test_an_empty_table_has_figures_too(server: ServerProcess, new_table: NewTable) -> None:

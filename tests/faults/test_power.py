@@ -12,14 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replay_proto.steps import Item
 from replay_proto.v1 import replay_pb2
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
+from replay_server.storage.runs import GOES_ON
 
+from tests.faults.torture import ITEM
 from tests.faults.workers import CallWriter, StreamWriter, Writer
-from tests.support.caller import SAME_HOST, CalledTable, Caller
+from tests.support.caller import SAME_HOST, CalledTable, Caller, window_shape
 from tests.support.deadlines import wait_until
 from tests.support.power import damage_page, pretend_another_boot
 from tests.support.server_process import ServerProcess, run_to_its_end
+from tests.support.step_audit import drawable_keys
+from tests.support.wire_runs import step_runs
 
 StartServer = Callable[..., ServerProcess]
 POWER = ("--durability", "power", "--sync-every", "0.1")
@@ -51,21 +56,23 @@ def audit(table: CalledTable, writers: list[Writer]) -> dict[int, int]:
     assert len(set(values.tolist())) == len(values)
     assert all(any(writer.was_sent(value) for writer in writers) for value in values.tolist())
     drawn = table.sample(500)
-    assert np.isin(drawn.keys, rows.keys).all()
+    assert set(drawn.keys.tolist()) <= drawable_keys(table, rows, window_shape(table))
     assert np.isin(drawn.values, values).all()
     return dict(zip(rows.keys.tolist(), values.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("item", [None, ITEM], ids=["rows", "steps"])
 def test_a_server_whose_machine_went_down_serves_whole_rows_only(
-    start_server: StartServer, call: Callable[[ServerProcess], Caller], tmp_path: Path, seed: int
+    start_server: StartServer, call: Callable[[ServerProcess], Caller], tmp_path: Path, item: Item | None
 ) -> None:
+    seed = 0 if item is None else 1
     data, left = tmp_path / "data", tmp_path / "left"
     checkpoints = ("--checkpoint-dir", str(tmp_path / "checkpoints"))
     server = start_server("--data-dir", str(data), *POWER)
     with Caller(server.address) as caller:
-        name = caller.create(capacity=CAPACITY).name
-    writers: list[Writer] = [StreamWriter(0, seed), StreamWriter(1, seed), CallWriter(2, seed)]
+        created = caller.create(capacity=CAPACITY, item=item)
+        name, shape = created.name, window_shape(created)
+    writers: list[Writer] = [StreamWriter(0, seed, shape), StreamWriter(1, seed, shape), CallWriter(2, seed, shape)]
 
     found_live: list[replay_pb2.TableDescription] = []
 
@@ -96,7 +103,8 @@ def test_a_server_whose_machine_went_down_serves_whole_rows_only(
     oldest = table.describe().inserted - len(found)
     assert list(found) == list(range(oldest, table.describe().inserted)), "there are holes"
     caller.verify(caller.checkpoint(name).name)
-    table.insert([5], writer_id=b"new writer, here", sequence=1)
+    runs = None if item is None else step_runs([(9, 0, 0, 1, GOES_ON)])
+    table.insert([5], writer_id=b"new writer, here", sequence=1, runs=runs)
     server.terminate()
 
 

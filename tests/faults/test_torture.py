@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.faults.torture import Figures, Torture
+import pytest
+from replay_proto.steps import Item
+
+from tests.faults.torture import ITEM, Figures, Torture
 from tests.support.server_process import ServerProcess
 
 KILLS = 5
 
 
+@pytest.mark.parametrize("item", [None, ITEM], ids=["rows", "steps"])
 def test_kills_at_any_moment_lose_nothing_double_nothing_and_tear_nothing(
-    start_server: Callable[..., ServerProcess], tmp_path: Path
+    start_server: Callable[..., ServerProcess], tmp_path: Path, item: Item | None
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
     server = start_server("--data-dir", str(tmp_path / "data"), "--checkpoint-dir", str(checkpoints))
-    torture = Torture(server, checkpoints, seed=7)
+    torture = Torture(server, checkpoints, seed=7, item=item)
     # Kills are timed, so a slow machine needs more of them to cover every case.
     while torture.figures.kills < KILLS or not was_enough(torture.figures):
         torture.round()

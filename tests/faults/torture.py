@@ -24,6 +24,7 @@ import numpy as np
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 from replay_proto.command_line import new_app, run_app
+from replay_proto.steps import Item, Transitions
 from replay_server.checkpoint.reading import restore
 from replay_server.storage.table_directory import TableDirectory
 from replay_server.table.table import Table
@@ -40,13 +41,16 @@ from tests.faults.workers import (
     Writer,
     first_priority,
 )
-from tests.support.caller import CalledTable, Caller
+from tests.support.caller import CalledTable, Caller, window_shape
 from tests.support.invariants import check_table
 from tests.support.rows import columns_of, values_in
 from tests.support.server_process import ServerProcess
+from tests.support.step_audit import drawable_keys
 
 CAPACITY = 1000
 LEARNERS = 2
+ITEM = Transitions(n_step=3)
+"""What the table of steps draws."""
 _SHORTEST_LOAD_S, _LONGEST_LOAD_S = 0.02, 0.4
 _KILLED_WHILE_STARTING = 0.2
 """Fraction of kills that are followed by another kill during startup."""
@@ -103,19 +107,20 @@ class Figures:
 class Torture:
     """A server, its load, and the load's records."""
 
-    def __init__(self, server: ServerProcess, checkpoints: Path, seed: int) -> None:
-        """Create the table on a durable server with checkpoints in that directory."""
+    def __init__(self, server: ServerProcess, checkpoints: Path, seed: int, item: Item | None = None) -> None:
+        """Create the table on a durable server with checkpoints in that directory; ``item``: a table of steps."""
         self.figures = Figures()
         self._server = server
         self._random = random.Random(seed)
+        with Caller(server.address) as caller:
+            table = caller.create(capacity=CAPACITY, item=item)
+            self._name, self._shape = table.name, window_shape(table)
         self._writers: list[Writer] = [
-            (StreamWriter if number % 2 else CallWriter)(number, seed + number) for number in range(4)
+            (StreamWriter if number % 2 else CallWriter)(number, seed + number, self._shape) for number in range(4)
         ]
         self._checkpointer = Checkpointer()
         self._checkpoints = checkpoints
         self._learners = [Learner(number, LEARNERS, seed + number) for number in range(LEARNERS)]
-        with Caller(server.address) as caller:
-            self._name = caller.create(capacity=CAPACITY).name
 
     def round(self) -> None:
         """Load, kill, restart, audit.
@@ -169,7 +174,7 @@ class Torture:
         """Check that acknowledged rows and priorities exist, rows are intact, and all of them were sent.
 
         Returns:
-            The priority of every live row, by key.
+            The priority of every row that can be drawn, by key.
         """
         rows = table.read(table.live_keys())
         keys, values = rows.keys.tolist(), rows.values.tolist()
@@ -181,9 +186,10 @@ class Torture:
             assert not lost, f"acknowledged rows are not there: {lost}"
         strange = [value for value in values if not any(writer.was_sent(value) for writer in self._writers)]
         assert not strange, f"rows that nobody sent: {strange}"
-        found = dict(zip(keys, rows.priorities.tolist(), strict=True))
-        firsts = first_priority(rows.values)
-        for key, first in zip(keys, firsts.tolist(), strict=True):
+        drawable = drawable_keys(table, rows, self._shape)
+        found = {key: priority for key, priority in zip(keys, rows.priorities.tolist(), strict=True) if key in drawable}
+        for key in found:
+            first = float(first_priority(np.array(by_key[key])))
             allowed = set(self._learners[key % LEARNERS].may_be(key)) or {first}
             if key not in self._learners[key % LEARNERS].acknowledged:
                 allowed.add(first)
@@ -214,9 +220,9 @@ class Torture:
         assert dict(zip(rows.keys.tolist(), rows.values.tolist(), strict=True)) == {
             key: value for key, value in expected.items() if key >= oldest
         }
-        if len(rows.keys):
-            drawn = table.sample(200)
-            assert np.isin(drawn.keys, rows.keys).all()
+        drawable = drawable_keys(table, rows, self._shape)
+        if drawable:
+            assert set(table.sample(200).keys.tolist()) <= drawable
 
     def _audit_checkpoints(self, caller: Caller) -> None:
         """Check that the last acknowledged checkpoint exists and that all can be restored."""
@@ -260,6 +266,7 @@ def main(
     *,
     kills: PositiveInt = 500,
     seed: int = 0,
+    steps: bool = False,
     report: Annotated[Path | None, Parameter(validator=document_with("torture"))] = None,
 ) -> None:
     """Torture a server of its own, and report.
@@ -267,13 +274,14 @@ def main(
     Args:
         kills: how often to kill the server.
         seed: chooses moments and rows.
+        steps: use a table of steps.
         report: document whose section on torture is written anew.
     """
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
         folder = Path(name)
         checkpoints = folder / "checkpoints"
         server = ServerProcess(folder / "log", "--data-dir", str(folder / "data"), "--checkpoint-dir", str(checkpoints))
-        torture = Torture(server, checkpoints, seed)
+        torture = Torture(server, checkpoints, seed, ITEM if steps else None)
         try:
             for _ in track(range(kills), description="killing"):
                 torture.round()
@@ -284,7 +292,7 @@ def main(
         print(f"{figure:>12}  {what}")
     print(f"workers noticed by {dict(figures.broken_by)}")
     if report is not None:
-        write_section(report, "torture", ("", "figure"), figures.lines())
+        write_section(report, "torture-steps" if steps else "torture", ("", "figure"), figures.lines())
 
 
 if __name__ == "__main__":

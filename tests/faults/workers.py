@@ -13,13 +13,20 @@ import grpc
 import numpy as np
 from grpc_status import rpc_status
 from numpy.typing import NDArray
+from replay_proto.steps import WindowShape
+from replay_proto.v1 import replay_pb2
+from replay_server.storage.runs import GOES_ON, TERMINATED, TRUNCATED
 
 from tests.support.caller import CalledTable, LearnStream, WriteStream, keys_of, make_draw, make_update
 from tests.support.refusals import code_of
+from tests.support.step_oracle import Run
+from tests.support.wire_runs import step_runs
 
 VALUES_PER_WRITER = 10**9
 """Row n of writer w has the value ``w * VALUES_PER_WRITER + n``."""
 MOST_ROWS = 32
+MOST_STEPS = 50
+"""Maximum rows of an episode."""
 _IN_FLIGHT = 8
 _BATCH = 64
 _WAIT_S = 30.0
@@ -38,6 +45,43 @@ class Sent:
 
     sequence: int
     values: NDArray[np.int64]
+    priorities: NDArray[np.float64]
+    runs: replay_pb2.Runs | None
+
+
+class Episodes:
+    """Divides the rows of a stream into episodes, for tables of steps."""
+
+    def __init__(self, stream: int, shape: WindowShape, random: random.Random) -> None:
+        """Begin before the first episode."""
+        self._stream = stream
+        self._shape = shape
+        self._random = random
+        self._episode = -1
+        self._step = self._length = 0
+
+    def continued(self, values: NDArray[np.int64]) -> tuple[NDArray[np.int64], replay_pb2.Runs]:
+        """Assign rows to steps.
+
+        Returns:
+            The values of the steps whose windows these rows complete, and the runs of the rows.
+        """
+        runs: list[Run] = []
+        completed = []
+        while len(values):
+            if self._step == self._length:
+                self._episode, self._step = self._episode + 1, 0
+                self._length = self._random.randint(2, MOST_STEPS)
+            rows = min(len(values), self._length - self._step)
+            stop = self._step + rows
+            is_over = stop == self._length
+            end = self._random.choice((TRUNCATED, TERMINATED)) if is_over else GOES_ON
+            runs.append((self._stream, self._episode, self._step, rows, end))
+            first = max(0, self._step - self._shape.forward)
+            anchors = np.arange(first, stop - 1 if is_over else max(first, stop - self._shape.forward))
+            completed.append(values[0] - self._step + anchors)
+            self._step, values = stop, values[rows:]
+        return np.concatenate(completed), step_runs(runs)
 
 
 class Worker(ABC):
@@ -69,8 +113,8 @@ class Worker(ABC):
 class Writer(Worker):
     """Inserts rows that identify their writer and number."""
 
-    def __init__(self, number: int, seed: int) -> None:
-        """Create a writer that has sent nothing."""
+    def __init__(self, number: int, seed: int, shape: WindowShape | None = None) -> None:
+        """Create a writer that has sent nothing; ``shape``: the windows of a table of steps."""
         super().__init__()
         self.writer_id = bytes([number + 1]) * 16
         self.acknowledged: dict[int, int] = {}
@@ -84,6 +128,7 @@ class Writer(Worker):
         self._base = number * VALUES_PER_WRITER
         self._next = 0
         self._random = random.Random(seed)
+        self._episodes = None if shape is None else Episodes(number, shape, self._random)
 
     def was_sent(self, value: int) -> bool:
         """Whether this writer has sent such a row."""
@@ -93,7 +138,9 @@ class Writer(Worker):
         """Create the next insert and mark it as pending."""
         values = self._base + self._next + np.arange(self._random.randint(1, MOST_ROWS))
         self._next += len(values)
-        self.pending.append(Sent(self.inserts + len(self.pending) + 1, values))
+        completed, runs = (values, None) if self._episodes is None else self._episodes.continued(values)
+        sequence = self.inserts + len(self.pending) + 1
+        self.pending.append(Sent(sequence, values, first_priority(completed), runs))
         return self.pending[-1]
 
     def acknowledge(self, keys: NDArray[np.int64]) -> None:
@@ -137,7 +184,7 @@ class StreamWriter(Writer):
         stream.close()
 
     def _send(self, stream: WriteStream, sent: Sent) -> None:
-        stream.send(sent.values, sent.sequence, first_priority(sent.values))
+        stream.send(sent.values, sent.sequence, sent.priorities, sent.runs)
 
     def _receive(self, stream: WriteStream) -> None:
         answer = stream.receive()
@@ -159,9 +206,10 @@ class CallWriter(Writer):
             self._insert(table, sent)
 
     def _insert(self, table: CalledTable, sent: Sent) -> None:
-        self.acknowledge(
-            table.insert(sent.values, first_priority(sent.values), writer_id=self.writer_id, sequence=sent.sequence)
+        keys = table.insert(
+            sent.values, sent.priorities, writer_id=self.writer_id, sequence=sent.sequence, runs=sent.runs
         )
+        self.acknowledge(keys)
 
 
 class Learner(Worker):
@@ -214,7 +262,7 @@ class Learner(Worker):
             update = self.pending.popleft()
             self.acknowledged.update(update)
             self.updates += len(update)
-        assert all(len(batch.values) == _BATCH for batch in batches)
+        assert all(len(batch.keys) == _BATCH and len(batch.values) >= _BATCH for batch in batches)
         keys = np.concatenate([batch.keys for batch in batches])
         own: NDArray[np.int64] = keys[keys % self._learners == self._number]
         return own

@@ -27,7 +27,7 @@ ONLY_IN = {
     ("replay_server", "gymnasium"): set[str](),
     ("replay_client", "torch"): {"torch.py"},
     ("replay_client", "jax"): {"jax.py"},
-    ("replay_client", "gymnasium"): {"spaces.py"},
+    ("replay_client", "gymnasium"): {"gymnasium.py", "spaces.py"},
     ("replay_client", "numba"): set[str](),
     ("replay_client", "matplotlib"): {"cli"},
     ("replay_client", "plotext"): {"cli"},

@@ -30,8 +30,7 @@ HEADS = st.builds(
         row_count=st.integers(-(2**63), 2**63 - 1),
         priorities=st.binary(max_size=300),
         sequence=st.integers(-(2**63), 2**63 - 1),
-        stream=st.integers(0, 2**64 - 1),
-        episode=st.integers(0, 2**64 - 1),
+        runs=st.builds(replay_pb2.Runs, row_counts=st.binary(max_size=60), streams=st.binary(max_size=60)),
     ),
 )
 ROWS = st.one_of(st.binary(max_size=300), st.sampled_from([0, 1, 127, 128, 129, 16383, 16384, 2**21]).map(bytes))

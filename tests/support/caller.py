@@ -16,12 +16,16 @@ import pytest
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.schema import Schema
+from replay_proto.steps import Sequences, Stack, Steps, Transitions, WindowShape
 from replay_proto.v1 import replay_pb2, replay_pb2_grpc
 
 from tests.support.frame_stub import FrameStub
 from tests.support.rows import WHOLE, rows_of, values_in
+from tests.support.wire_runs import one_run
 
 CALL_TIMEOUT_S = 60.0
+STACKED = 3
+"""Steps in each stack of a table of steps."""
 WIRE, SAME_HOST = "wire", "same host"
 """Data paths: everything over gRPC, or a learner's calls and rows without it on the server's host."""
 DATA_PATHS = (WIRE, SAME_HOST)
@@ -86,6 +90,13 @@ class Sampled:
         """The values of its rows, after checking that each row is intact."""
         return values_in(self.rows)
 
+    @property
+    def window_sizes(self) -> NDArray[np.int64]:
+        """int64[batch]: rows of each window, in a table of steps."""
+        before, after = np.frombuffer(self.batch.before, "<i4"), np.frombuffer(self.batch.after, "<i4")
+        sizes: NDArray[np.int64] = before.astype(np.int64) + 1 + after
+        return sizes
+
     @classmethod
     def decode(cls, batch: replay_pb2.Batch, rows: bytes) -> Sampled:
         """Decode a batch, checking that its arrays have equal length."""
@@ -104,6 +115,8 @@ class ReadRows:
     priorities: NDArray[np.float64]
     streams: NDArray[np.uint64]
     episodes: NDArray[np.uint64]
+    steps: NDArray[np.int64]
+    ends: NDArray[np.uint8]
     rows: bytes
 
     @property
@@ -200,6 +213,12 @@ class Caller:
         return found[0] if found else replay_pb2.MethodStats(method=name)
 
 
+def window_shape(table: CalledTable) -> WindowShape | None:
+    """The windows of a table; None: it is not a table of steps."""
+    config = table.describe().config
+    return Steps.from_proto(config.steps, config.columns).window if config.HasField("steps") else None
+
+
 def new_name() -> str:
     """A new, unique table name."""
     return f"table-{next(_numbers)}-{secrets.token_hex(4)}"
@@ -213,17 +232,21 @@ def table_config(
     parameters: object = None,
     seed: object = None,
     rate_limiter: object = None,
+    item: object = None,
 ) -> replay_pb2.TableConfig:
-    """A table's config; by default with rows whose integrity can be checked."""
+    """A table's config; by default with rows whose integrity can be checked. With an ``item``, a table of steps."""
     assert isinstance(capacity, int)
     assert isinstance(schema, Schema)
     assert isinstance(backend, str)
     assert parameters is None or isinstance(parameters, Mapping)
     assert seed is None or isinstance(seed, int)
     assert rate_limiter is None or isinstance(rate_limiter, replay_pb2.RateLimiter)
+    assert item is None or isinstance(item, Transitions | Sequences)
+    steps = None if item is None else Steps.of({**schema, "stacked": Stack("payload", STACKED)}, item)
     return replay_pb2.TableConfig(
         name=name,
-        columns=schema.to_proto(),
+        columns=schema.to_proto() if steps is None else steps.columns_to_proto(),
+        steps=None if steps is None else steps.to_proto(),
         capacity=capacity,
         backend=replay_pb2.Backend(name=backend, parameters=parameters),
         seed=seed,
@@ -258,9 +281,13 @@ class CalledTable:
         sequence: int = 0,
         stream: int = 0,
         episode: int = 0,
+        runs: replay_pb2.Runs | None = None,
         wait_s: float | None = None,
     ) -> NDArray[np.int64]:
-        """Insert rows with these values; return their keys, int64[n]. Without a writer, split them as needed."""
+        """Insert rows with these values; return their keys, int64[n]. Without a writer, split them as needed.
+
+        ``runs`` replaces ``stream`` and ``episode``.
+        """
         rows = np.atleast_1d(np.asarray(values, np.int64))
         if not writer_id and len(rows) > _SMALL_INSERT:
             described = self.describe()
@@ -286,8 +313,7 @@ class CalledTable:
             replay_pb2.Insertion(
                 priorities=b"" if priorities is None else float64(priorities),
                 sequence=sequence,
-                stream=stream,
-                episode=episode,
+                runs=runs or (one_run(len(rows), stream, episode) if len(rows) else None),
                 wait_s=wait_s,
             )
         )
@@ -341,6 +367,8 @@ class CalledTable:
             np.frombuffer(answer.priorities, "<f8"),
             np.frombuffer(answer.streams, "<u8"),
             np.frombuffer(answer.episodes, "<u8"),
+            np.frombuffer(answer.steps, "<i8"),
+            np.frombuffer(answer.ends, "u1"),
             answer.rows,
         )
 
@@ -462,7 +490,7 @@ def batches_in(answer: replay_pb2.LearnResponse) -> Iterator[Sampled]:
     """The batches of an answer, each with its rows."""
     start = 0
     for batch in answer.batches:
-        end = start + len(batch.keys) // 8 * WHOLE.row_bytes
+        end = start + len(batch.window_keys or batch.keys) // 8 * WHOLE.row_bytes
         yield Sampled.decode(batch, answer.rows[start:end])
         start = end
     assert start == len(answer.rows)
@@ -478,7 +506,13 @@ class WriteStream:
         self._requests: queue.SimpleQueue[replay_pb2.WriteRequest | None] = queue.SimpleQueue()
         self.call = table.stub.Write(iter(self._requests.get, None), timeout=CALL_TIMEOUT_S)
 
-    def send(self, values: ArrayLike, sequence: int, priorities: ArrayLike | None = None) -> None:
+    def send(
+        self,
+        values: ArrayLike,
+        sequence: int,
+        priorities: ArrayLike | None = None,
+        runs: replay_pb2.Runs | None = None,
+    ) -> None:
         """Send rows."""
         rows = np.atleast_1d(np.asarray(values, np.int64))
         self.send_message(
@@ -490,6 +524,7 @@ class WriteStream:
                     row_count=len(rows),
                     sequence=sequence,
                     priorities=b"" if priorities is None else float64(priorities),
+                    runs=runs,
                 ),
                 rows=rows_of(rows),
             )

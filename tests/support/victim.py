@@ -8,6 +8,7 @@ from replay_proto.v1 import replay_pb2
 
 from tests.support.caller import CalledTable, Caller, float64, make_draw, make_update, table_config
 from tests.support.rows import rows_of
+from tests.support.wire_runs import one_run
 
 NAME = "victim"
 WRITER = b"0123456789abcdef"
@@ -32,8 +33,8 @@ def good_request(method: str, table: CalledTable) -> Message:
     """A valid request with every field set."""
     name, uid = table.name, table.uid
     priorities = float64([0.5, 2.0])
-    insertion = replay_pb2.Insertion(row_count=2, priorities=priorities, stream=7, episode=8)
-    numbered = replay_pb2.Insertion(row_count=2, priorities=priorities, sequence=2, stream=7, episode=8)
+    insertion = replay_pb2.Insertion(row_count=2, priorities=priorities, runs=one_run(2, 7, 8))
+    numbered = replay_pb2.Insertion(row_count=2, priorities=priorities, sequence=2, runs=one_run(2, 7, 8))
     rows = rows_of(np.arange(2))
     keys = np.arange(15, 19).tobytes()
     draw = make_draw(4, beta=0.5, weight_norm=2, draw_mode=2, wait_s=0.5)

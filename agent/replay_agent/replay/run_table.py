@@ -159,6 +159,7 @@ class RunTable:
                 backend=settings.backend,
                 seed=self._seed,
                 if_exists="open",
+                steps=None,
                 **parameters,
             )
         except TableExistsError as error:

@@ -1,8 +1,11 @@
-"""A block of rows, added one by one and sent together.
+"""A block of rows from several streams of experience, added one by one and sent together.
 
-    block = RowBlock(schema, capacity=1024)
-    block.add({"obs": obs, "action": 1}, priority=None)         # copied; the caller may reuse its arrays
+    block = RowBlock(schema, capacity=1024, streams=numbers)
+    block.add({"obs": obs, "action": 1}, stream=0)              # copied
+    block.begin_run(stream=0, row=0, episode=0, step=5)         # later rows of stream 0 are steps 6, 7, ...
     message = block.take(head)                                  # the wire form; the block is empty again
+
+Rows are kept in the order in which they arrive, and sorted by stream when they are sent.
 
 Every step of every actor calls `add`, so it has a fast path: plain numbers, and arrays with exactly the column's dtype
 and shape, are stored directly. All other values take the slow path, where `replay_client._rows.checks` checks and casts
@@ -12,18 +15,20 @@ them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from replay_proto.framing import Array
+from numpy.typing import NDArray
+from replay_proto.framing import Array, column_views, message_with_rows
 from replay_proto.schema import DTYPES, Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_client._rows.checks import checked_array, checked_value, flattened, packed_rows
+from replay_client._rows.checks import checked_array, checked_value, flattened
 from replay_client.errors import InvalidArgumentError
 
 _PRIORITY: Final = Column("float64")
+_NO_RUN: Final = -1
 _SLOW_DTYPES: Final = ("float16",)
 """Dtypes that memoryview cannot store."""
 _BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
@@ -38,17 +43,27 @@ _TYPES: Final[Mapping[str, frozenset[type]]] = {"b": _BOOLEANS, "i": _INTEGERS, 
 class RowBlock:
     """A buffer for rows, filled in order."""
 
-    def __init__(self, schema: Schema, capacity: int) -> None:
+    def __init__(self, schema: Schema, capacity: int, streams: NDArray[np.uint64], *, of_steps: bool = False) -> None:
+        """``streams``: uint64[n], their numbers; ``of_steps``: whether rows are steps, whose numbers are sent."""
         self.capacity = capacity
         self.count = 0
         """Number of rows in the block."""
-        self.has_priorities = False
-        """Whether the rows have priorities: either all of them do, or none."""
         self._schema = schema
+        self._streams = streams
+        self._of_steps = of_steps
         self._columns: dict[str, Array] = {
             name: np.empty((capacity, *column.shape), column.dtype.newbyteorder("=")) for name, column in schema.items()
         }
-        self._priorities = np.empty(capacity, np.float64)
+        self._stream_of = np.zeros(capacity, np.int64)
+        self._stream_items = self._stream_of.data if len(streams) > 1 else None  # faster for single values
+        self._runs: list[list[int]] = []  # stream, row, episode, step, end
+        self._run_of = np.full(len(streams), _NO_RUN)
+        self.run_of = self._run_of.data
+        """By stream: number of its current run in the block, or a negative number."""
+        self._priorities: list[float] = []
+        self._prioritized: list[int] = []  # the stream of each priority
+        self.has_priorities: bool | None = None
+        """Whether the anchors that the block completes have given priorities: all, or none. None: there are none."""
         self._scalars: list[tuple[str, memoryview[Any], frozenset[type]]] = []
         self._arrays: list[tuple[str, Array, np.dtype[Any], tuple[int, ...]]] = []
         for name, target in self._columns.items():
@@ -57,23 +72,96 @@ class RowBlock:
             else:
                 self._scalars.append((name, target.data, _TYPES[target.dtype.kind]))
 
-    def accepts(self, priority: float | None) -> bool:
-        """Whether a row with this priority may be added: either all rows have priorities, or none. Ignores capacity."""
-        return not self.count or self.has_priorities is (priority is not None)
+    @property
+    def room(self) -> int:
+        """Rows that still fit."""
+        return self.capacity - self.count
 
-    def add(self, values: Mapping[str, Any], priority: float | None) -> None:
-        """Copy a row into the block, which must have room for it and accept its priority.
+    def accepts(self, *, priorities: bool) -> bool:
+        """Whether anchors with, or without, given priorities fit in."""
+        return self.has_priorities is None or self.has_priorities is priorities
+
+    def begin_run(self, stream: int, row: int, episode: int, step: int) -> None:
+        """Note that a run of rows of one episode begins.
+
+        Args:
+            stream: index of the stream.
+            row: index of the run's first row in the block; earlier rows of the stream belong to earlier runs.
+            episode: number of the episode in the stream.
+            step: number of the run's first step in the episode.
+        """
+        self.run_of[stream] = len(self._runs)
+        self._runs.append([stream, row, episode, step, replay_pb2.EPISODE_END_UNSPECIFIED])
+
+    def without_run(self, streams: NDArray[np.intp]) -> list[int]:
+        """Those of these streams that have no current run. streams: int64[n]."""
+        found: list[int] = streams[self._run_of[streams] < 0].tolist()
+        return found
+
+    def end_run(self, stream: int, end: replay_pb2.EpisodeEnd.ValueType = replay_pb2.EPISODE_END_UNSPECIFIED) -> None:
+        """End the current run of a stream, if any; ``end``: how its last row closes the episode."""
+        run = self.run_of[stream]
+        if run >= 0:
+            self._runs[run][-1] = end
+            self.run_of[stream] = _NO_RUN
+
+    def add(self, values: Mapping[str, Any], stream: int) -> None:
+        """Copy a row into the block, which must have room for it. If its stream has no current run, begin one.
+
+        Args:
+            values: by column.
+            stream: index of its stream.
 
         Raises:
             InvalidArgumentError: the row does not match the schema. The block is unchanged.
         """
         row = self.count
-        if priority is not None:
-            self._priorities[row] = _checked_priority(priority)
         if len(values) != len(self._columns) or not self._add_fast(values, row):
             self._add_checked(values, row)
-        self.has_priorities = priority is not None
+        if self._stream_items is not None:
+            self._stream_items[row] = stream
         self.count = row + 1
+
+    def add_closing(self, values: Mapping[str, Any], stream: int) -> None:
+        """Copy a row that closes an episode; missing columns are zero. See `add`.
+
+        Raises:
+            InvalidArgumentError: a value does not match the schema. The block is unchanged.
+        """
+        flat = flattened(self._schema, values, is_partial=True)
+        checked = {name: checked_value(name, self._schema[name], value) for name, value in flat.items()}
+        for name, column in self._columns.items():
+            column[self.count] = checked.get(name, 0)
+        self._stream_of[self.count] = stream
+        self.count += 1
+
+    def add_all(self, columns: Mapping[str, Array], streams: NDArray[np.intp]) -> None:
+        """Copy one row for each of several streams; there must be room for all. See `add`.
+
+        Args:
+            columns: from `checked_rows`, with a row for every stream of the block.
+            streams: indices of the streams, int64[n]; only their rows are copied.
+        """
+        rows = slice(self.count, self.count + len(streams))
+        is_all = len(streams) == len(self._streams)
+        for name, values in columns.items():
+            np.copyto(self._columns[name][rows], values if is_all else values[streams], casting="unsafe")  # was checked
+        self._stream_of[rows] = streams
+        self.count = rows.stop
+
+    def add_priorities(self, streams: Sequence[int], priorities: Sequence[float] | None) -> None:
+        """Note the priorities of anchors that the last rows complete, in the order of steps of each stream.
+
+        Args:
+            streams: index of the stream of each anchor.
+            priorities: one for each, or None: the block, which must accept that, leaves them to the server.
+        """
+        if not streams:
+            return
+        self.has_priorities = priorities is not None
+        if priorities is not None:
+            self._priorities += priorities
+            self._prioritized += streams
 
     def columns(self) -> dict[str, Array]:
         """Return views of the block's rows, by column."""
@@ -81,13 +169,48 @@ class RowBlock:
 
     def take(self, head: replay_pb2.WriteRequest) -> bytes:
         """Serialize ``head`` and the block's rows as one message, and empty the block."""
-        count = self.count
-        head.insertion.row_count = count
+        order = np.argsort(self._stream_of[: self.count], kind="stable") if len(self._streams) > 1 else None
+        head.insertion.row_count = self.count
+        head.insertion.runs.CopyFrom(self._runs_in_order(order))
         if self.has_priorities:
-            head.insertion.priorities = self._priorities[:count].tobytes()
-        message = packed_rows(head, self._schema, self.columns(), count)
+            priorities = np.array(self._priorities, "<f8")
+            head.insertion.priorities = priorities[np.argsort(self._prioritized, kind="stable")].tobytes()
+        message = message_with_rows(head, self._schema.row_bytes * self.count, lambda rows: self._write(rows, order))
         self.count = 0
+        self.has_priorities = None
+        self._runs.clear()
+        self._run_of.fill(_NO_RUN)
+        self._priorities.clear()
+        self._prioritized.clear()
         return message
+
+    def _write(self, rows: Array, order: NDArray[np.intp] | None) -> None:
+        for name, view in column_views(self._schema, rows, self.count).items():
+            column = self._columns[name][: self.count].astype(view.dtype, copy=False)
+            if order is None:
+                np.copyto(view, column)
+            else:  # as bytes, because the rows of a message are not aligned
+                as_bytes = view.reshape(self.count, -1).view(np.uint8)
+                column.reshape(self.count, -1).view(np.uint8).take(order, axis=0, out=as_bytes, mode="clip")
+
+    def _runs_in_order(self, order: NDArray[np.intp] | None) -> replay_pb2.Runs:
+        """The runs of the block's rows, which are in this order."""
+        streams, rows, episodes, steps, ends = np.array(sorted(self._runs), np.int64).T
+        firsts = rows if order is None else self._places(streams, rows, order)
+        runs = replay_pb2.Runs(
+            row_counts=np.diff(firsts, append=self.count).astype("<i8").tobytes(),
+            streams=self._streams[streams].astype("<u8").tobytes(),
+            episodes=episodes.astype("<u8").tobytes(),
+        )
+        if self._of_steps:
+            runs.first_steps = steps.astype("<i8").tobytes()
+            runs.ends = ends.astype("u1").tobytes()
+        return runs
+
+    def _places(self, streams: NDArray[np.int64], rows: NDArray[np.int64], order: NDArray[np.intp]) -> NDArray[np.intp]:
+        """int64[m]: place in this order of the first row of each run, which began before the row ``rows``."""
+        in_order = self._stream_of[order] * self.capacity + order
+        return in_order.searchsorted(streams * self.capacity + rows)
 
     def _add_fast(self, values: Mapping[str, Any], row: int) -> bool:
         """Store a row; return False if a value needs a cast or is invalid."""
@@ -113,7 +236,12 @@ class RowBlock:
             self._columns[name][row] = value
 
 
-def _checked_priority(priority: Any) -> float:
+def checked_priority(priority: Any) -> float:
+    """Check one priority.
+
+    Raises:
+        InvalidArgumentError: it is not a finite number of at least 0.
+    """
     value = (
         priority if isinstance(priority, float | int) else checked_array("priority", _PRIORITY, priority).astype(float)
     )

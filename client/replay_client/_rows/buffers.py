@@ -1,6 +1,6 @@
 """Memory for arrays, reused once they are freed.
 
-    columns = ColumnBuffers(schema).blank(256)  # {"obs": float32[256, 4], "action": int64[256]}, in one buffer
+    columns = ColumnBuffers(columns).blank(256)  # {"obs": float32[256, 4], "action": int64[256]}, in one buffer
     array = Buffers().lend(1 << 20)             # uint8[at least 1 << 20]
     values = array[:1000].view("<f4")           # the memory is reused once both are freed
 
@@ -10,13 +10,14 @@ Allocating fresh memory costs as much as copying rows into it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from replay_proto.schema import Schema
+from replay_proto.schema import Column
 
 _KEPT: Final = 32
 """Maximum number of free buffers kept."""
@@ -27,18 +28,19 @@ _LINE_BYTES: Final = 64
 
 
 class ColumnBuffers:
-    """A pool of columns of one schema. Thread-safe."""
+    """A pool of columns of batches. Thread-safe."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        """``columns``: by name, with the shape of one item's value: a schema, or `Steps.sampled`."""
+        self._columns = columns
         self._buffers = Buffers()
-        self._layout = lru_cache(maxsize=1)(partial(_layout, schema))
+        self._layout = lru_cache(maxsize=1)(partial(_layout, columns))
 
     def blank(self, row_count: int) -> dict[str, NDArray[Any]]:
         """Return uninitialized columns in one buffer, by name: ``dtype[row_count, *shape]``."""
         layout = self._layout(row_count)
         record: NDArray[Any] = np.ndarray((), layout, self._buffers.lend(layout.itemsize))
-        return {name: record[name] for name in self._schema}
+        return {name: record[name] for name in self._columns}
 
 
 class Buffers:
@@ -102,12 +104,12 @@ class _Lease:
         self._pool.give_back(self._memory)
 
 
-def _layout(schema: Schema, row_count: int) -> np.dtype[Any]:
-    """Lay out columns as the fields of one record, because NumPy views fields quickly. Each starts on a cache line."""
-    sizes = [_rounded_up(column.row_bytes * row_count, _LINE_BYTES) for column in schema.values()]
+def _layout(columns: Mapping[str, Column], row_count: int) -> np.dtype[Any]:
+    """Columns as fields of one record, which NumPy quickly turns into views; each starts on a new cache line."""
+    sizes = [_rounded_up(column.row_bytes * row_count, _LINE_BYTES) for column in columns.values()]
     fields: Any = {
-        "names": list(schema),
-        "formats": [(column.dtype, (row_count, *column.shape)) for column in schema.values()],
+        "names": list(columns),
+        "formats": [(column.dtype, (row_count, *column.shape)) for column in columns.values()],
         "offsets": [0, *accumulate(sizes)][:-1],
         "itemsize": sum(sizes),
     }

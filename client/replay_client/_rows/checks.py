@@ -30,12 +30,13 @@ _PRIORITY: Final = Column("float64")
 _KEY: Final = Column("int64")
 
 
-def checked_rows(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Array], int]:
+def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = False) -> tuple[dict[str, Array], int]:
     """Check rows given as columns.
 
     Args:
-        schema: the table's schema.
-        given: values by column, ``[n, *shape]``; observations may be nested.
+        schema: of the table.
+        given: by column, ``[n, *shape]``; observations may be nested.
+        is_partial: whether columns may be missing.
 
     Returns:
         Arrays in the order of the schema, not yet cast to the columns' dtypes, and the number of rows.
@@ -43,10 +44,10 @@ def checked_rows(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Ar
     Raises:
         InvalidArgumentError: a column is missing or unknown, a dtype, shape or length is wrong, or there are no rows.
     """
-    flat = flattened(schema, given)
+    flat = flattened(schema, given, is_partial=is_partial)
     columns: dict[str, Array] = {}
     row_count: int | None = None
-    for name, column in schema.items():
+    for name, column in ((name, column) for name, column in schema.items() if name in flat):
         array = checked_array(f"columns.{name}", column, flat[name])
         if row_count is None and array.ndim:
             row_count = len(array)
@@ -114,19 +115,20 @@ def as_array(value: Any) -> Array:
     return array
 
 
-def flattened(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
+def flattened(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = False) -> dict[str, Any]:
     """Flatten nested values to columns.
 
     Raises:
-        InvalidArgumentError: for a missing or unknown column, or if ``given`` is not a mapping.
+        InvalidArgumentError: for a missing column unless ``is_partial``, an unknown one, or if ``given`` is not a
+            mapping.
     """
     if not hasattr(given, "items"):
         raise InvalidArgumentError.of_field("columns", "a mapping of names to arrays", type(given).__name__)
     flat: dict[str, Any] = {}
     for name, value in given.items():
         _flatten_into(flat, schema, name, value)
-    missing = [name for name in schema if name not in flat]
-    if missing or len(flat) != len(schema):
+    missing = [] if is_partial else [name for name in schema if name not in flat]
+    if missing or not flat.keys() <= schema.keys():
         unknown = [str(name) for name in flat if name not in schema]
         got = "; ".join(
             f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names

@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -51,10 +52,23 @@ class MappedRows:
         Returns:
             False if inserts overwrote a row during the copy.
         """
-        slots = keys % self._slots
+        slots = self.slots_of(keys)
         for name, values in columns.items():
             # With any mode but "raise", take() writes directly to its output; all slots are in range.
             self._columns[name].take(slots, axis=0, out=flat_rows(values), mode="clip")
+        return self.are_whole(keys)
+
+    def slots_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: where these rows are in the columns."""
+        return keys % self._slots
+
+    @cached_property
+    def as_bytes(self) -> Mapping[str, NDArray[np.uint8]]:
+        """All rows by column, as uint8[slots, row_bytes]."""
+        return {name: column.view(np.uint8) for name, column in self._columns.items()}
+
+    def are_whole(self, keys: NDArray[np.int64]) -> bool:
+        """Whether no insert has overwritten these rows, as far as they are copied already."""
         return int(keys.min()) + self._slots >= int(self._header[WRITE_HORIZON])
 
 

@@ -19,7 +19,8 @@ from replay_client.results.stats import Stats
 def plain_description(description: TableDescription) -> dict[str, Any]:
     """Convert a table's description."""
     columns = {name: str(column) for name, column in description.schema.items()}
-    return {**plain_fields(description, "schema", "directory", "socket"), "columns": columns}
+    plain_one = {**plain_fields(description, "schema", "steps", "directory", "socket"), "columns": columns}
+    return plain_one if description.steps is None else {**plain_one, **description.steps.to_json()}
 
 
 def plain_stats(stats: Stats) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from replay_client.cli.text_plot import bar_chart
 from replay_client.cli.units import bytes_text, count_text, duration_text, number_text
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
-from replay_client.results.stats import MethodStats, ServerStats, Stats, TableStats, TimesSampled
+from replay_client.results.stats import MethodStats, ServerStats, Stats, StepStats, TableStats, TimesSampled
 
 _BARS_WIDTH = 24
 _FILL_WIDTH = 10
@@ -40,7 +40,7 @@ def table_list(descriptions: Sequence[TableDescription], server: str) -> Rendera
             count_text(description.size),
             count_text(description.capacity),
             bytes_text(description.row_bytes),
-            Text("\n").join(_column(name, column) for name, column in description.schema.items()),
+            Text("\n").join(_column(name, column) for name, column in _columns(description).items()),
         )
     return grid
 
@@ -187,6 +187,7 @@ def _key_figures(table: TableStats) -> Table:
         ("backend", table.table.backend),
         *([("", parameters)] if parameters else []),
         ("rows", f"{count_text(table.size)} of {count_text(table.capacity)}, {_share(table.table):.0%}"),
+        *([("steps", _steps(table.steps))] if table.steps else []),
         ("memory", f"{bytes_text(table.bytes)}, {bytes_text(table.table.row_bytes)} a row"),
         ("inserted", _ever(table.inserted, table.rates.inserted_per_s)),
         ("drawn", _ever(table.sampled, table.rates.sampled_per_s)),
@@ -205,6 +206,11 @@ def _key_figures(table: TableStats) -> Table:
     ):
         grid.add_row(label, value)
     return grid
+
+
+def _steps(steps: StepStats) -> str:
+    counts = {name: getattr(steps, name) for name in ("drawable", "pending", "broken", "closing")}
+    return ", ".join(f"{count_text(count)} {name}" for name, count in counts.items())
 
 
 def _failed_syncs(table: TableStats) -> str:
@@ -249,6 +255,10 @@ def _grid(*headings: str) -> Table:
         is_short = justify == "right" or 0 < place < len(headings) - 1
         grid.add_column(heading.removeprefix(">"), justify=justify, no_wrap=is_short, overflow="fold")
     return grid
+
+
+def _columns(description: TableDescription) -> Mapping[str, object]:
+    return description.schema if description.steps is None else {**description.schema, **description.steps.derived}
 
 
 def _column(name: str, column: object) -> Text:

@@ -21,6 +21,8 @@ def row_text(rows: Rows, place: int, styles: tuple[str, str]) -> RenderableType:
     pairs = [(name, value_text(values[place])) for name, values in rows.columns.items()]
     if rows.streams[place] or rows.episodes[place]:
         pairs += [("stream", str(rows.streams[place])), ("episode", str(rows.episodes[place]))]
+    if rows.steps is not None:
+        pairs.append(("step", str(rows.steps[place])))
     return Columns((Text.assemble((name, styles[0]), " ", (value, styles[1])) for name, value in pairs), padding=(0, 2))
 
 

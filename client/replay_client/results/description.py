@@ -10,6 +10,7 @@ from replay_proto.errors import FieldError
 from replay_proto.inserts import INSERT_BYTES, MOST_ROWS_AT_ONCE
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Schema
+from replay_proto.steps import Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_client.errors import InternalServerError
@@ -28,7 +29,7 @@ class TableDescription:
     uid: bytes
     """16 random bytes that distinguish this table from earlier tables with the same name."""
     schema: Schema
-    """Columns in storage order."""
+    """Stored columns in storage order."""
     capacity: int
     """Maximum number of rows."""
     backend: str
@@ -49,6 +50,8 @@ class TableDescription:
     """Path of the table's files on the server's host; empty if not disclosed."""
     socket: str = ""
     """Path of a socket on the server's host for calls without gRPC; empty: none."""
+    steps: Steps | None = None
+    """What a table of steps draws, and its derived columns; None: it draws rows."""
     rate_limit: RateLimit | None = None
     """Keeps draws and inserts in a fixed ratio; None: no limit."""
 
@@ -67,11 +70,12 @@ class TableDescription:
         """Convert a message.
 
         Raises:
-            InternalServerError: this version of the client does not support the table's columns or rate limiter.
+            InternalServerError: this version of the client does not support its columns, steps or rate limiter.
         """
         config = message.config
         try:
-            schema = Schema.from_proto(config.columns)
+            steps = Steps.from_proto(config.steps, config.columns) if config.HasField("steps") else None
+            schema = Schema.from_proto(config.columns) if steps is None else steps.schema
             rate_limit = RateLimit.from_proto(config.rate_limiter) if config.HasField("rate_limiter") else None
         except FieldError as error:
             raise InternalServerError(f"table {config.name!r} is of a type unknown to this client: {error}") from None
@@ -80,6 +84,7 @@ class TableDescription:
             message,
             name=config.name,
             schema=schema,
+            steps=steps,
             capacity=config.capacity,
             backend=config.backend.name,
             parameters=dict(sorted(config.backend.parameters.items())),

@@ -74,6 +74,20 @@ class TimesSampled:
 
 
 @dataclass(frozen=True)
+class StepStats:
+    """Live rows of a table of steps. The rest are no anchors."""
+
+    drawable: int
+    """Anchors with a complete window, which can be drawn."""
+    pending: int
+    """Anchors whose window is not complete yet."""
+    broken: int
+    """Anchors that can never be drawn again: rows of their window were evicted, lost, or never inserted."""
+    closing: int
+    """Rows that close an episode."""
+
+
+@dataclass(frozen=True)
 class LimiterStats:
     """State of a table's rate limiter."""
 
@@ -131,6 +145,8 @@ class TableStats:
     """How often live rows were drawn."""
     rate_limiter: LimiterStats | None
     """State of the rate limiter, if any."""
+    steps: StepStats | None
+    """Rows by what they are, in a table of steps."""
     sampled_same_host: int
     """Drawn rows that clients on the server's host copied themselves, since the start."""
     overtaken: int
@@ -177,6 +193,7 @@ class TableStats:
             ages_s={quantile.fraction: quantile.value for quantile in message.ages_s},
             times_sampled=tuple(mirrored(TimesSampled, bar) for bar in message.times_sampled),
             rate_limiter=mirrored(LimiterStats, message.rate_limiter) if message.HasField("rate_limiter") else None,
+            steps=mirrored(StepStats, message.steps) if message.HasField("steps") else None,
         )
 
 

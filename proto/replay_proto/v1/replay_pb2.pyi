@@ -8,19 +8,19 @@ assigned in order of insertion and never reused in a table, and a priority, by w
 
 Arrays are sent as `bytes`: little-endian, C order, without padding. "int64[n]" in a comment means 8 * n bytes. Rows
 are sent in a field called `rows`: one column after another, in the order of the table's schema, each with the values
-of all rows. In n rows, a column of dtype float32 and shape (4,) takes 16 * n bytes. Booleans are one byte, 0 or 1.
-The field `rows` has the number 15 in every message, so that both ends can build and read it in place.
+of all rows. A column of dtype float32 and shape (4,) takes 16 * n bytes. Booleans are one byte, 0 or 1. The field
+`rows` has the number 15 in every message, so that both ends can build and read it in place.
 
 If the server requires tokens, each call sends one as metadata: "authorization: Bearer TOKEN". Each RPC below states
 the right that it requires on the table named in a message.
 
-A request may have at most 1 MiB besides `rows` and arrays of keys and priorities; a longer one fails with
-RESOURCE_EXHAUSTED / TOO_LARGE. A request with rows may have at most 32 fields and no groups; otherwise, it fails
-with INVALID_ARGUMENT.
+Without `rows` and arrays of keys and priorities, a request may have at most 1 MiB, and at most 32 fields if it has
+rows. Larger ones fail with RESOURCE_EXHAUSTED / TOO_LARGE or INVALID_ARGUMENT. Messages with rows must not contain
+groups.
 
 Every operation on a table is atomic. A request is validated completely before anything changes, and a refused
-request changes nothing. Errors carry a google.rpc.ErrorInfo with the domain "replay.v1"; its `reason` is a name from
-ErrorReason, without the prefix.
+request changes nothing. Errors carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of
+ErrorReason without its prefix.
 """
 
 import builtins
@@ -54,20 +54,21 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_TABLE_EXISTS: _ErrorReason.ValueType  # 3
     """ALREADY_EXISTS: a table with this name has another config. Metadata: `table`, `field`, `expected`, `got`."""
     ERROR_REASON_TABLE_REPLACED: _ErrorReason.ValueType  # 4
-    """FAILED_PRECONDITION: the table's uid differs from the request's. Metadata: `table`."""
+    """FAILED_PRECONDITION: the table's uid is not the one that the caller knows. Metadata: `table`."""
     ERROR_REASON_TABLE_EMPTY: _ErrorReason.ValueType  # 5
     """FAILED_PRECONDITION: there are no rows to draw, and the request does not wait. Metadata: `table`, `have` (0) and
     `needed`, in rows.
     """
     ERROR_REASON_WAITED_TOO_LONG: _ErrorReason.ValueType  # 6
     """DEADLINE_EXCEEDED: the call waited for `wait_s` seconds, or the server's max_wait_s. It had no effect, except for
-    the update of a LearnRequest. Metadata: `table`, `waited_for`, `have` and `needed`. The last two are integers as
-    of the end of the wait; for each value of `waited_for`, they are:
-      "rows" (to draw): live rows, and min_size. In a queue: rows reserved for this draw, and rows requested.
-      "samples" (a draw allowed by the rate limiter): samples granted to this draw, and samples requested.
-      "inserts" (an insert allowed by the rate limiter): samples drawn since the last reset, and samples required.
-      "room" (in a queue): rows that still fit, and rows to insert.
-    For an insert, `needed` includes the inserts that wait ahead of it.
+    the update of a LearnRequest. Metadata: `table`; `waited_for`: "rows" (to draw), "samples" or "inserts" (allowed
+    by the rate limiter) or "room" (in a queue); `have` and `needed`: the state when the call gave up, as decimal
+    integers:
+      "rows": drawable rows, and min_size; for a queue, rows reserved for this draw, and rows requested.
+      "samples": samples granted to this draw by the rate limiter, and samples requested.
+      "inserts": samples drawn since the last reset, and samples required before the insert is allowed.
+      "room": rows that still fit into the queue, and rows to insert.
+    Inserts that wait in line ahead of this one are included in `needed`.
     """
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 7
     """RESOURCE_EXHAUSTED: a limit was exceeded. Metadata: `bound`, `limit`, `got`, `setting`."""
@@ -122,20 +123,21 @@ ERROR_REASON_TABLE_NOT_FOUND: ErrorReason.ValueType  # 2
 ERROR_REASON_TABLE_EXISTS: ErrorReason.ValueType  # 3
 """ALREADY_EXISTS: a table with this name has another config. Metadata: `table`, `field`, `expected`, `got`."""
 ERROR_REASON_TABLE_REPLACED: ErrorReason.ValueType  # 4
-"""FAILED_PRECONDITION: the table's uid differs from the request's. Metadata: `table`."""
+"""FAILED_PRECONDITION: the table's uid is not the one that the caller knows. Metadata: `table`."""
 ERROR_REASON_TABLE_EMPTY: ErrorReason.ValueType  # 5
 """FAILED_PRECONDITION: there are no rows to draw, and the request does not wait. Metadata: `table`, `have` (0) and
 `needed`, in rows.
 """
 ERROR_REASON_WAITED_TOO_LONG: ErrorReason.ValueType  # 6
 """DEADLINE_EXCEEDED: the call waited for `wait_s` seconds, or the server's max_wait_s. It had no effect, except for
-the update of a LearnRequest. Metadata: `table`, `waited_for`, `have` and `needed`. The last two are integers as
-of the end of the wait; for each value of `waited_for`, they are:
-  "rows" (to draw): live rows, and min_size. In a queue: rows reserved for this draw, and rows requested.
-  "samples" (a draw allowed by the rate limiter): samples granted to this draw, and samples requested.
-  "inserts" (an insert allowed by the rate limiter): samples drawn since the last reset, and samples required.
-  "room" (in a queue): rows that still fit, and rows to insert.
-For an insert, `needed` includes the inserts that wait ahead of it.
+the update of a LearnRequest. Metadata: `table`; `waited_for`: "rows" (to draw), "samples" or "inserts" (allowed
+by the rate limiter) or "room" (in a queue); `have` and `needed`: the state when the call gave up, as decimal
+integers:
+  "rows": drawable rows, and min_size; for a queue, rows reserved for this draw, and rows requested.
+  "samples": samples granted to this draw by the rate limiter, and samples requested.
+  "inserts": samples drawn since the last reset, and samples required before the insert is allowed.
+  "room": rows that still fit into the queue, and rows to insert.
+Inserts that wait in line ahead of this one are included in `needed`.
 """
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 7
 """RESOURCE_EXHAUSTED: a limit was exceeded. Metadata: `bound`, `limit`, `got`, `setting`."""
@@ -243,6 +245,30 @@ DATA_TYPE_FLOAT64: DataType.ValueType  # 12
 """IEEE 754, 8 bytes."""
 global___DataType = DataType
 
+class _EpisodeEnd:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _EpisodeEndEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_EpisodeEnd.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    EPISODE_END_UNSPECIFIED: _EpisodeEnd.ValueType  # 0
+    """It goes on."""
+    EPISODE_END_TRUNCATED: _EpisodeEnd.ValueType  # 1
+    """The last row closes it: the episode was cut off there."""
+    EPISODE_END_TERMINATED: _EpisodeEnd.ValueType  # 2
+    """The last row closes it, and its observation is a terminal state."""
+
+class EpisodeEnd(_EpisodeEnd, metaclass=_EpisodeEndEnumTypeWrapper):
+    """How an episode stands after its last inserted row."""
+
+EPISODE_END_UNSPECIFIED: EpisodeEnd.ValueType  # 0
+"""It goes on."""
+EPISODE_END_TRUNCATED: EpisodeEnd.ValueType  # 1
+"""The last row closes it: the episode was cut off there."""
+EPISODE_END_TERMINATED: EpisodeEnd.ValueType  # 2
+"""The last row closes it, and its observation is a terminal state."""
+global___EpisodeEnd = EpisodeEnd
+
 class _DrawMode:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -252,25 +278,23 @@ class _DrawModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DRAW_MODE_UNSPECIFIED: _DrawMode.ValueType  # 0
     """Means stratified."""
     DRAW_MODE_STRATIFIED: _DrawMode.ValueType  # 1
-    """The line is divided into `batch_size` equal parts, one point is chosen in each, and the batch is shuffled (Schaul
-    et al. 2016, section 3.3).
+    """The total mass is divided into `batch_size` equal segments, one point is chosen in each, and the batch is shuffled
+    (Schaul et al. 2016, section 3.3).
     """
     DRAW_MODE_INDEPENDENT: _DrawMode.ValueType  # 2
-    """Each point is chosen independently on the whole line."""
+    """Each point is chosen independently over the whole mass."""
 
 class DrawMode(_DrawMode, metaclass=_DrawModeEnumTypeWrapper):
-    """How a draw chooses rows. Imagine the masses of all live rows side by side, as segments of one line: a draw chooses
-    points on the line, and each point draws the row whose segment it hits.
-    """
+    """How a draw chooses its points of the mass."""
 
 DRAW_MODE_UNSPECIFIED: DrawMode.ValueType  # 0
 """Means stratified."""
 DRAW_MODE_STRATIFIED: DrawMode.ValueType  # 1
-"""The line is divided into `batch_size` equal parts, one point is chosen in each, and the batch is shuffled (Schaul
-et al. 2016, section 3.3).
+"""The total mass is divided into `batch_size` equal segments, one point is chosen in each, and the batch is shuffled
+(Schaul et al. 2016, section 3.3).
 """
 DRAW_MODE_INDEPENDENT: DrawMode.ValueType  # 2
-"""Each point is chosen independently on the whole line."""
+"""Each point is chosen independently over the whole mass."""
 global___DrawMode = DrawMode
 
 class _WeightNorm:
@@ -299,29 +323,41 @@ global___WeightNorm = WeightNorm
 
 @typing.final
 class Column(google.protobuf.message.Message):
-    """A named field of every row."""
+    """A named field of every row, or of every drawn item."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
     STORED_FIELD_NUMBER: builtins.int
+    DERIVED_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique within the table. 1 to 128 letters, digits, '_', '-', '.' and '/' (which joins the parts of a nested
     observation: "obs/camera"). Names that start with '_' are reserved.
     """
     @property
     def stored(self) -> global___StoredColumn:
-        """Values that are inserted with each row."""
+        """Values that are inserted with each row, in a table without steps."""
+
+    @property
+    def derived(self) -> global___DerivedColumn:
+        """Values that are computed from a stored column of a drawn window."""
+
+    @property
+    def step(self) -> global___StepColumn:
+        """Values that are inserted with each step."""
 
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         stored: global___StoredColumn | None = ...,
+        derived: global___DerivedColumn | None = ...,
+        step: global___StepColumn | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["source", b"source", "stored", b"stored"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "source", b"source", "stored", b"stored"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["source", b"source"]) -> typing.Literal["stored"] | None: ...
+    def HasField(self, field_name: typing.Literal["derived", b"derived", "source", b"source", "step", b"step", "stored", b"stored"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["derived", b"derived", "name", b"name", "source", b"source", "step", b"step", "stored", b"stored"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["source", b"source"]) -> typing.Literal["stored", "derived", "step"] | None: ...
 
 global___Column = Column
 
@@ -350,6 +386,241 @@ class StoredColumn(google.protobuf.message.Message):
 global___StoredColumn = StoredColumn
 
 @typing.final
+class StepColumn(google.protobuf.message.Message):
+    """A column whose values are inserted with each step."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    UNSAMPLED_FIELD_NUMBER: builtins.int
+    AT_START_FIELD_NUMBER: builtins.int
+    unsampled: builtins.bool
+    """If true, batches do not contain it; columns may still be derived from it."""
+    at_start: builtins.bool
+    """If true, a drawn sequence has only the value of its first row. Only in tables of sequences."""
+    @property
+    def values(self) -> global___StoredColumn:
+        """Its values."""
+
+    def __init__(
+        self,
+        *,
+        values: global___StoredColumn | None = ...,
+        unsampled: builtins.bool = ...,
+        at_start: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["values", b"values"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at_start", b"at_start", "unsampled", b"unsampled", "values", b"values"]) -> None: ...
+
+global___StepColumn = StepColumn
+
+@typing.final
+class DerivedColumn(google.protobuf.message.Message):
+    """A column that clients compute from the rows of a drawn window. Batches contain it; inserts do not."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STACK_FIELD_NUMBER: builtins.int
+    N_STEP_RETURN_FIELD_NUMBER: builtins.int
+    DISCOUNT_FIELD_NUMBER: builtins.int
+    MASK_FIELD_NUMBER: builtins.int
+    @property
+    def stack(self) -> global___Stack:
+        """Consecutive values of a column."""
+
+    @property
+    def n_step_return(self) -> global___Return:
+        """A discounted sum of rewards."""
+
+    @property
+    def discount(self) -> global___Discount:
+        """The discount of the value that follows."""
+
+    @property
+    def mask(self) -> global___Mask:
+        """Which steps of a sequence are real."""
+
+    def __init__(
+        self,
+        *,
+        stack: global___Stack | None = ...,
+        n_step_return: global___Return | None = ...,
+        discount: global___Discount | None = ...,
+        mask: global___Mask | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["discount", b"discount", "kind", b"kind", "mask", b"mask", "n_step_return", b"n_step_return", "stack", b"stack"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["discount", b"discount", "kind", b"kind", "mask", b"mask", "n_step_return", b"n_step_return", "stack", b"stack"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["stack", "n_step_return", "discount", "mask"] | None: ...
+
+global___DerivedColumn = DerivedColumn
+
+@typing.final
+class Stack(google.protobuf.message.Message):
+    """The values of a column at `count` consecutive steps, oldest first: `[count, *shape]`, or `[*shape]` if the count is 1."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OF_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    REPEATS_FIELD_NUMBER: builtins.int
+    AHEAD_FIELD_NUMBER: builtins.int
+    of: builtins.str
+    """The stored column."""
+    count: builtins.int
+    """Number of steps, at least 1."""
+    repeats: builtins.bool
+    """If true, places before an episode's first step repeat its value; otherwise they are zero."""
+    ahead: builtins.bool
+    """False: the stack ends at the drawn step. True: it ends at the last row of the window, n steps later, or at the row
+    that closes the episode. Only in tables of transitions.
+    """
+    def __init__(
+        self,
+        *,
+        of: builtins.str = ...,
+        count: builtins.int = ...,
+        repeats: builtins.bool = ...,
+        ahead: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "count", b"count", "of", b"of", "repeats", b"repeats"]) -> None: ...
+
+global___Stack = Stack
+
+@typing.final
+class Return(google.protobuf.message.Message):
+    """The n-step return: the sum of gamma^i * value over the steps i = 0, 1, ... of the window, without its last row. Only
+    in tables of transitions. Of the dtype and shape of the column, which has floating-point numbers.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OF_FIELD_NUMBER: builtins.int
+    of: builtins.str
+    """The stored column."""
+    def __init__(
+        self,
+        *,
+        of: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["of", b"of"]) -> None: ...
+
+global___Return = Return
+
+@typing.final
+class Discount(google.protobuf.message.Message):
+    """float32: in transitions gamma^k, where k is the number of steps that were added up; in sequences gamma at each step.
+    0 if the last row, or the next one of the sequence, closes its episode as terminated.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___Discount = Discount
+
+@typing.final
+class Mask(google.protobuf.message.Message):
+    """bool: which places of a sequence hold a step. False before the episode's first step, at the row that closes it, and
+    beyond. Only in tables of sequences.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___Mask = Mask
+
+@typing.final
+class Steps(google.protobuf.message.Message):
+    """What a table of steps draws: windows of consecutive steps of one episode, each with an anchor, whose key and priority
+    are those of the item.
+
+    Writers send each step once. An episode ends with a closing row: the final observation, with zeros in columns that
+    the last step has no value for. A closing row is stored and evicted like any row, but is no anchor. A row is drawable
+    while all rows of its window are live. A priority update for any other row is stale.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GAMMA_FIELD_NUMBER: builtins.int
+    TRANSITIONS_FIELD_NUMBER: builtins.int
+    SEQUENCES_FIELD_NUMBER: builtins.int
+    gamma: builtins.float
+    """Discount factor, 0 to 1."""
+    @property
+    def transitions(self) -> global___Transitions:
+        """One step, with what n steps lead to."""
+
+    @property
+    def sequences(self) -> global___Sequences:
+        """Several steps in a row."""
+
+    def __init__(
+        self,
+        *,
+        gamma: builtins.float = ...,
+        transitions: global___Transitions | None = ...,
+        sequences: global___Sequences | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["item", b"item", "sequences", b"sequences", "transitions", b"transitions"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["gamma", b"gamma", "item", b"item", "sequences", b"sequences", "transitions", b"transitions"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["item", b"item"]) -> typing.Literal["transitions", "sequences"] | None: ...
+
+global___Steps = Steps
+
+@typing.final
+class Transitions(google.protobuf.message.Message):
+    """Every step is an anchor. Its window reaches n_step rows ahead, or to the closing row, and back as far as the longest
+    stack needs, or to the episode's first step.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    N_STEP_FIELD_NUMBER: builtins.int
+    n_step: builtins.int
+    """n, at least 1."""
+    def __init__(
+        self,
+        *,
+        n_step: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["n_step", b"n_step"]) -> None: ...
+
+global___Transitions = Transitions
+
+@typing.final
+class Sequences(google.protobuf.message.Message):
+    """Every step whose number is a multiple of the period is an anchor. Columns have the shape `[burn_in + length, ...]`;
+    the anchor is at place `burn_in`. Places before the episode's first step and after its end are zero.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LENGTH_FIELD_NUMBER: builtins.int
+    BURN_IN_FIELD_NUMBER: builtins.int
+    PERIOD_FIELD_NUMBER: builtins.int
+    length: builtins.int
+    """Rows from the anchor on, at least 1; fewer if the episode ends."""
+    burn_in: builtins.int
+    """Rows before the anchor, at least 0; fewer if the episode begins there."""
+    period: builtins.int
+    """1 to the length."""
+    def __init__(
+        self,
+        *,
+        length: builtins.int = ...,
+        burn_in: builtins.int = ...,
+        period: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["burn_in", b"burn_in", "length", b"length", "period", b"period"]) -> None: ...
+
+global___Sequences = Sequences
+
+@typing.final
 class Backend(google.protobuf.message.Message):
     """How a table turns priorities into draws."""
 
@@ -374,8 +645,8 @@ class Backend(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """"sum_tree" (proportional), "rank", "uniform", or "fifo" (a queue). A queue delivers rows oldest first, each up to
-    `max_times_sampled` times, and then removes them; clients on the server's host cannot copy them from files.
+    """"sum_tree" (proportional), "rank", "uniform", or "fifo": a queue. A queue delivers rows oldest first, without
+    replacement, each at most `max_times_sampled` times; clients on the server's host cannot copy them from files.
     Probabilities and weights are 1; priorities are stored but ignored. A draw waits for all of its rows, an insert
     waits for room, and no row is overwritten. A row counts as drawn before it is sent, so it is never delivered too
     often, but it is lost if the reply is lost.
@@ -407,10 +678,9 @@ class RateLimiter(google.protobuf.message.Message):
     more. Rows may be inserted if the insert leaves the table with at most `min_size` rows, or the difference at
     `max_diff` or less. Other calls wait.
 
-    An insert waits until all of its rows are allowed. There is one exception: an insert that crosses min_size does not
-    wait if it fits into the span from min_diff to max_diff, because no draw could make room for it. A batch of B rows is
-    B samples, which are granted one by one as rows arrive, and drawn together. Waiting calls are served in order of
-    arrival.
+    An insert waits until all of its rows are allowed. The exception is an insert that crosses min_size and fits into the
+    span from min_diff to max_diff, because no draw could make room for it. A batch of B rows is B samples, which are
+    granted one by one as rows arrive, and drawn together. Waiting calls are served in order of arrival.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -455,12 +725,13 @@ class TableConfig(google.protobuf.message.Message):
     BACKEND_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     RATE_LIMITER_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique within the server. 1 to 128 letters, digits, '_', '-' and '.', starting with a letter or a digit."""
     capacity: builtins.int
     """Maximum number of rows: 1 to 2^40, or to 2,000,000,000 with the backend "rank"."""
     seed: builtins.int
-    """If set, two tables with the same seed draw the same rows after the same operations in the same order."""
+    """Makes draws reproducible for the same operations in the same order since the table was created."""
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Column]:
         """At least one; their order is the order of the columns in `rows`."""
@@ -473,6 +744,12 @@ class TableConfig(google.protobuf.message.Message):
     def rate_limiter(self) -> global___RateLimiter:
         """Unset: draws wait only for the first row, inserts never wait. Not allowed with "fifo", which has its own limits."""
 
+    @property
+    def steps(self) -> global___Steps:
+        """What is drawn from a table of steps; unset: rows. Not allowed with "fifo". With "sum_tree", the mass of a row with
+        priority 0 must be above 0.
+        """
+
     def __init__(
         self,
         *,
@@ -482,9 +759,10 @@ class TableConfig(google.protobuf.message.Message):
         backend: global___Backend | None = ...,
         seed: builtins.int | None = ...,
         rate_limiter: global___RateLimiter | None = ...,
+        steps: global___Steps | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "rate_limiter", b"rate_limiter", "seed", b"seed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "capacity", b"capacity", "columns", b"columns", "name", b"name", "rate_limiter", b"rate_limiter", "seed", b"seed"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "rate_limiter", b"rate_limiter", "seed", b"seed", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "backend", b"backend", "capacity", b"capacity", "columns", b"columns", "name", b"name", "rate_limiter", b"rate_limiter", "seed", b"seed", "steps", b"steps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
 
 global___TableConfig = TableConfig
@@ -504,7 +782,7 @@ class TableDescription(google.protobuf.message.Message):
     DIRECTORY_FIELD_NUMBER: builtins.int
     SOCKET_FIELD_NUMBER: builtins.int
     uid: builtins.bytes
-    """16 random bytes that distinguish this table from earlier tables with the same name."""
+    """16 random bytes that distinguish this table from earlier ones with its name."""
     size: builtins.int
     """Live rows."""
     inserted: builtins.int
@@ -561,8 +839,8 @@ class SameHost(google.protobuf.message.Message):
     nonce: builtins.bytes
     """Content of the file `nonce`; empty: send the rows."""
     overtaken: builtins.bool
-    """True if this request replaces one whose rows were overwritten before they were copied: the rate limiter does not
-    count the draw again. Without the correct nonce, this field has no effect.
+    """True if this request replaces one whose rows were overwritten before they were copied. With the correct nonce, the
+    rate limiter does not count it again; without it, this has no effect.
     """
     def __init__(
         self,
@@ -584,8 +862,8 @@ class FrameHello(google.protobuf.message.Message):
     which the server answers with an empty message. After that, the server answers each request with one frame, in order.
 
     The server closes the connection after refusing a hello, a message of a Learn stream, or a frame longer than the
-    limit for requests without rows. It also closes connections that send no hello within 2 seconds, or earlier if very
-    many are open. A client whose hello is refused uses gRPC. When a client closes its sending side, its pending
+    limit for requests without rows. It also closes connections that send no hello within 2 seconds, or earlier if there
+    are very many. If its hello is refused, a client uses gRPC. When a client closes its sending side, its pending
     requests are dropped. A server that shuts down answers the requests it has received, sends a SHUTTING_DOWN refusal
     even if no request is pending, and closes the connection.
     """
@@ -643,6 +921,42 @@ class KeyRange(google.protobuf.message.Message):
 global___KeyRange = KeyRange
 
 @typing.final
+class Runs(google.protobuf.message.Message):
+    """Divides inserted rows into runs. The rows of a run are consecutive steps of one episode. All arrays have one value for
+    each run.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROW_COUNTS_FIELD_NUMBER: builtins.int
+    STREAMS_FIELD_NUMBER: builtins.int
+    EPISODES_FIELD_NUMBER: builtins.int
+    FIRST_STEPS_FIELD_NUMBER: builtins.int
+    ENDS_FIELD_NUMBER: builtins.int
+    row_counts: builtins.bytes
+    """int64[m]: rows of each run, at least 1. Their sum is `row_count`."""
+    streams: builtins.bytes
+    """uint64[m]: number of the stream of experience (one environment of one actor), chosen by the caller."""
+    episodes: builtins.bytes
+    """uint64[m]: number of the episode within the stream."""
+    first_steps: builtins.bytes
+    """int64[m]: number of the run's first step within its episode, from 0. Only in tables of steps."""
+    ends: builtins.bytes
+    """uint8[m]: an EpisodeEnd each. Only in tables of steps."""
+    def __init__(
+        self,
+        *,
+        row_counts: builtins.bytes = ...,
+        streams: builtins.bytes = ...,
+        episodes: builtins.bytes = ...,
+        first_steps: builtins.bytes = ...,
+        ends: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends", b"ends", "episodes", b"episodes", "first_steps", b"first_steps", "row_counts", b"row_counts", "streams", b"streams"]) -> None: ...
+
+global___Runs = Runs
+
+@typing.final
 class Insertion(google.protobuf.message.Message):
     """The fields of an insert other than its rows.
 
@@ -655,39 +969,37 @@ class Insertion(google.protobuf.message.Message):
     ROW_COUNT_FIELD_NUMBER: builtins.int
     PRIORITIES_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
-    STREAM_FIELD_NUMBER: builtins.int
-    EPISODE_FIELD_NUMBER: builtins.int
+    RUNS_FIELD_NUMBER: builtins.int
     WAIT_S_FIELD_NUMBER: builtins.int
     row_count: builtins.int
     """Number of rows: 1 to slots - capacity of the table, and at most 8192. All become live at the same moment."""
     priorities: builtins.bytes
     """float64[row_count], finite and not negative. Empty: every row gets the largest live priority, read once before the
-    rows become live. If the table is empty or this priority is 0, they get 1.0.
+    rows become live. If the table is empty or this priority is 0, they get 1.0. In a table of steps, they belong to
+    the anchors whose windows these rows complete, run after run, each run's in the order of steps: the steps that the
+    window's length separates from a step of the run and, if the run closes its episode, all later ones.
     """
     sequence: builtins.int
-    """Sequence number of this insert: the writer's first insert has 1. 0 if and only if there is no writer."""
-    stream: builtins.int
-    """Number of the stream of experience (one environment of one actor) that the rows belong to. Chosen by the caller
-    and stored with each row. 0: unspecified.
-    """
-    episode: builtins.int
-    """Number of the episode within the stream; stored with each row."""
+    """Sequence number of this insert among those of its writer, from 1. 0 if and only if there is no writer."""
     wait_s: builtins.float
     """How long to wait, in seconds, if the table's rate limiter or a full queue does not allow the insert. 0: do not
-    wait. Absent or infinity: wait as long as the call or stream lasts. On a stream, later inserts wait for this one.
+    wait. Absent or infinity: wait as long as the call or stream lasts. On a stream, later messages wait behind it.
     """
+    @property
+    def runs(self) -> global___Runs:
+        """Where the rows come from; stored with each row. Required in tables of steps. Unset: stream 0, episode 0."""
+
     def __init__(
         self,
         *,
         row_count: builtins.int = ...,
         priorities: builtins.bytes = ...,
         sequence: builtins.int = ...,
-        stream: builtins.int = ...,
-        episode: builtins.int = ...,
+        runs: global___Runs | None = ...,
         wait_s: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_wait_s", b"_wait_s", "wait_s", b"wait_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_wait_s", b"_wait_s", "episode", b"episode", "priorities", b"priorities", "row_count", b"row_count", "sequence", b"sequence", "stream", b"stream", "wait_s", b"wait_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_wait_s", b"_wait_s", "runs", b"runs", "wait_s", b"wait_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_wait_s", b"_wait_s", "priorities", b"priorities", "row_count", b"row_count", "runs", b"runs", "sequence", b"sequence", "wait_s", b"wait_s"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_wait_s", b"_wait_s"]) -> typing.Literal["wait_s"] | None: ...
 
 global___Insertion = Insertion
@@ -741,7 +1053,9 @@ class InsertResponse(google.protobuf.message.Message):
     """The table's uid."""
     @property
     def keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KeyRange]:
-        """Keys of the rows, in order. This version of the server always returns one range."""
+        """Keys of the rows, in order. There is one range, except for a retry of an insert that was split when an earlier
+        server died.
+        """
 
     def __init__(
         self,
@@ -838,7 +1152,7 @@ class Draw(google.protobuf.message.Message):
     weight_norm: global___WeightNorm.ValueType
     """The divisor of the weights."""
     draw_mode: global___DrawMode.ValueType
-    """How the rows are chosen."""
+    """How points of the mass are chosen."""
     wait_s: builtins.float
     """How long to wait, in seconds, if the table has no rows, or its rate limiter or queue does not allow the draw. 0: do
     not wait. Infinity: wait as long as the call or stream lasts.
@@ -870,10 +1184,15 @@ class Batch(google.protobuf.message.Message):
     TOTAL_MASS_FIELD_NUMBER: builtins.int
     SMALLEST_PROBABILITY_FIELD_NUMBER: builtins.int
     INSERTED_FIELD_NUMBER: builtins.int
+    WINDOW_KEYS_FIELD_NUMBER: builtins.int
+    BEFORE_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    ENDS_FIELD_NUMBER: builtins.int
+    DRAWABLE_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
     """int64[batch_size]."""
     probabilities: builtins.bytes
-    """float64[batch_size]: mass / total mass. A row is expected to occur batch_size * probability times in the batch."""
+    """float64[batch_size]: mass over total mass. A row is expected to occur batch_size * probability times."""
     weights: builtins.bytes
     """float32[batch_size]: (size * probability) ** -beta, divided by the requested norm (Schaul et al. 2016, section
     3.4).
@@ -888,6 +1207,19 @@ class Batch(google.protobuf.message.Message):
     """Probability of the least probable live row with non-zero mass."""
     inserted: builtins.int
     """Rows ever inserted."""
+    window_keys: builtins.bytes
+    """In a table of steps, int64[r]: keys of the rows of each window, oldest first, window after window. `rows` has the
+    columns of these rows, except that columns with `at_start` have the first row of each sequence only. Columns that are
+    neither sampled nor the source of another are left out.
+    """
+    before: builtins.bytes
+    """In a table of steps, int32[batch_size]: rows of each window before its anchor."""
+    after: builtins.bytes
+    """In a table of steps, int32[batch_size]: rows of each window after its anchor."""
+    ends: builtins.bytes
+    """In a table of steps, uint8[batch_size]: an EpisodeEnd each, of the last row of the window."""
+    drawable: builtins.int
+    """Drawable rows: in a table of steps, those with a complete window; otherwise all live rows."""
     def __init__(
         self,
         *,
@@ -899,8 +1231,13 @@ class Batch(google.protobuf.message.Message):
         total_mass: builtins.float = ...,
         smallest_probability: builtins.float = ...,
         inserted: builtins.int = ...,
+        window_keys: builtins.bytes = ...,
+        before: builtins.bytes = ...,
+        after: builtins.bytes = ...,
+        ends: builtins.bytes = ...,
+        drawable: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["beta", b"beta", "inserted", b"inserted", "keys", b"keys", "probabilities", b"probabilities", "size", b"size", "smallest_probability", b"smallest_probability", "total_mass", b"total_mass", "weights", b"weights"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "before", b"before", "beta", b"beta", "drawable", b"drawable", "ends", b"ends", "inserted", b"inserted", "keys", b"keys", "probabilities", b"probabilities", "size", b"size", "smallest_probability", b"smallest_probability", "total_mass", b"total_mass", "weights", b"weights", "window_keys", b"window_keys"]) -> None: ...
 
 global___Batch = Batch
 
@@ -982,7 +1319,7 @@ class ReadRequest(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid; empty: any table with this name."""
     keys: builtins.bytes
-    """int64[n]: the keys."""
+    """int64[n]."""
     def __init__(
         self,
         *,
@@ -1005,6 +1342,8 @@ class ReadResponse(google.protobuf.message.Message):
     STREAMS_FIELD_NUMBER: builtins.int
     EPISODES_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    ENDS_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
     """int64[m], m <= n: the requested keys that are live, in the order of the request."""
@@ -1016,6 +1355,10 @@ class ReadResponse(google.protobuf.message.Message):
     """uint64[m]: episode of each row."""
     table_uid: builtins.bytes
     """The table's uid."""
+    steps: builtins.bytes
+    """In a table of steps, int64[m]: number of each step within its episode."""
+    ends: builtins.bytes
+    """In a table of steps, uint8[m]: an EpisodeEnd each."""
     rows: builtins.bytes
     """The rows, in the order of `keys`."""
     def __init__(
@@ -1026,9 +1369,11 @@ class ReadResponse(google.protobuf.message.Message):
         streams: builtins.bytes = ...,
         episodes: builtins.bytes = ...,
         table_uid: builtins.bytes = ...,
+        steps: builtins.bytes = ...,
+        ends: builtins.bytes = ...,
         rows: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["episodes", b"episodes", "keys", b"keys", "priorities", b"priorities", "rows", b"rows", "streams", b"streams", "table_uid", b"table_uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends", b"ends", "episodes", b"episodes", "keys", b"keys", "priorities", b"priorities", "rows", b"rows", "steps", b"steps", "streams", b"streams", "table_uid", b"table_uid"]) -> None: ...
 
 global___ReadResponse = ReadResponse
 
@@ -1557,6 +1902,7 @@ class TableStats(google.protobuf.message.Message):
     LOST_FIELD_NUMBER: builtins.int
     UNSYNCED_FIELD_NUMBER: builtins.int
     FAILED_SYNCS_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
     bytes: builtins.int
     """Bytes reserved for the table's rows, priorities and records."""
     evicted: builtins.int
@@ -1617,11 +1963,15 @@ class TableStats(google.protobuf.message.Message):
 
     @property
     def times_sampled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimesSampled]:
-        """How often live rows have been drawn since they were inserted or the server started, whichever was later."""
+        """How often live rows have been drawn, since they were inserted or the server started."""
 
     @property
     def rate_limiter(self) -> global___LimiterStats:
         """State of the rate limiter; absent if there is none."""
+
+    @property
+    def steps(self) -> global___StepStats:
+        """Rows by what they are; absent if the table has no steps."""
 
     def __init__(
         self,
@@ -1651,11 +2001,42 @@ class TableStats(google.protobuf.message.Message):
         lost: builtins.int = ...,
         unsynced: builtins.int = ...,
         failed_syncs: builtins.int = ...,
+        steps: global___StepStats | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["rate_limiter", b"rate_limiter", "rates", b"rates", "table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "failed_syncs", b"failed_syncs", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "unsynced", b"unsynced", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["rate_limiter", b"rate_limiter", "rates", b"rates", "steps", b"steps", "table", b"table"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "failed_syncs", b"failed_syncs", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "steps", b"steps", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "unsynced", b"unsynced", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts"]) -> None: ...
 
 global___TableStats = TableStats
+
+@typing.final
+class StepStats(google.protobuf.message.Message):
+    """Live rows of a table of steps. Those that are counted nowhere here are no anchors."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DRAWABLE_FIELD_NUMBER: builtins.int
+    PENDING_FIELD_NUMBER: builtins.int
+    BROKEN_FIELD_NUMBER: builtins.int
+    CLOSING_FIELD_NUMBER: builtins.int
+    drawable: builtins.int
+    """Anchors with a complete window, which can be drawn."""
+    pending: builtins.int
+    """Anchors whose window is not complete yet."""
+    broken: builtins.int
+    """Anchors that can never be drawn again: rows of their window were evicted, lost, or never inserted."""
+    closing: builtins.int
+    """Rows that close an episode."""
+    def __init__(
+        self,
+        *,
+        drawable: builtins.int = ...,
+        pending: builtins.int = ...,
+        broken: builtins.int = ...,
+        closing: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broken", b"broken", "closing", b"closing", "drawable", b"drawable", "pending", b"pending"]) -> None: ...
+
+global___StepStats = StepStats
 
 @typing.final
 class LimiterStats(google.protobuf.message.Message):
@@ -1771,10 +2152,10 @@ class CheckpointRequest(google.protobuf.message.Message):
     SERIES_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
     series: builtins.str
-    """Series of the checkpoint. The checkpoint's name is the series and a number. The rules for table names apply. Empty:
+    """Series of the checkpoint, which is named after its series with a number. The rules for table names apply. Empty:
     "checkpoint", or the first of `tables` if the token is restricted to some tables. Such a token may write to a
-    series only if it grants admin on a table with the series' name and on all tables in the series. "periodic" is
-    reserved for the server.
+    series only if it grants admin on the table with the series' name and on all tables in the series' checkpoints.
+    "periodic" is reserved for the server.
     """
     keep: builtins.int
     """Number of checkpoints of the series to keep, including this one; older ones are removed. 0: the server's
@@ -1994,7 +2375,8 @@ class InspectResponse(google.protobuf.message.Message):
     TIMES_SAMPLED_FIELD_NUMBER: builtins.int
     looked_at: builtins.int
     """Number of rows that `by_rank` is based on. If the table has at most 2^20 rows, these are all rows, and `by_rank` is
-    exact. In a larger table, they are a sample spread evenly over all ages, and only the ranks in `largest` are exact.
+    exact. In a larger table, this many rows are sampled evenly over all ages, and ranks beyond those in `largest` are
+    estimates.
     """
     total_mass: builtins.float
     """Mass of all live rows."""
@@ -2084,7 +2466,7 @@ class LargestRows(google.protobuf.message.Message):
     ages_s: builtins.bytes
     """float64[k]: ages in seconds, as in InspectResponse."""
     times_sampled: builtins.bytes
-    """int64[k]: how often each row was drawn since it was inserted or the server started, whichever was later."""
+    """int64[k]: how often each row was drawn since it was inserted or the server started."""
     def __init__(
         self,
         *,

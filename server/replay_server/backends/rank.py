@@ -149,13 +149,14 @@ class RankIndex(PriorityIndex):
         # Newest first: a stable sort then ranks equal priorities correctly.
         newest_first = self._priorities[live_slots(live)[::-1]]
         order = np.argsort(-newest_first, kind="stable")
+        self._size = int(np.count_nonzero(newest_first >= 0.0))
+        order = order[: self._size]  # rows that cannot be drawn come last
         keys = live.oldest + live.size - 1 - order
         rank_tree.fill(self._order, newest_first[order], keys)
-        self._size = live.size
 
     def draw(self, fractions: Floats, live: LiveRows) -> Drawn:
         """Draw the rows at these fractions of the total mass."""
-        return Drawn(*_draw(as_kernel_input(fractions), self._sums, self._order, live.size, self._alpha))
+        return Drawn(*_draw(as_kernel_input(fractions), self._sums, self._order, self._size, self._alpha))
 
     def masses(self, priorities: Floats, ranks: Integers) -> Floats:
         """Return float64[n]: rank ** -alpha."""
@@ -163,5 +164,5 @@ class RankIndex(PriorityIndex):
 
     def smallest_probability(self, live: LiveRows) -> float:
         """Return the probability of the last rank whose mass is above zero in float64."""
-        mass = rank_mass(last_rank_with_mass(live.size, self._alpha), self._alpha)
-        return max(float(mass) / float(self._sums.prefix[live.size]), LEAST_PROBABILITY)
+        mass = rank_mass(last_rank_with_mass(self._size, self._alpha), self._alpha)
+        return max(float(mass) / self.total_mass, LEAST_PROBABILITY)

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto.framing import Array
 
-from replay_server.storage.row_store import LINK_BYTES
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_state import TableState
 from replay_server.table.table import Table
@@ -78,7 +77,7 @@ class TableSnapshot:
     @property
     def nbytes(self) -> int:
         """Upper bound on the bytes of its files; omitted rows make them smaller."""
-        row_bytes = self.config.schema.row_bytes + LINK_BYTES + self.priorities.itemsize
+        row_bytes = self.config.schema.row_bytes + self.config.link.row_bytes + self.priorities.itemsize
         return len(self.priorities) * row_bytes + self.writers.nbytes
 
 

@@ -36,7 +36,7 @@ def insert(table: Table, rows: NewRows, stamp: WriterStamp | None) -> Coroutine[
 
 
 async def _insert(table: Table, rows: NewRows, stamp: WriterStamp | None, resets: int) -> range:
-    repeated = table.find_repeat(stamp)
+    repeated = table.find_repeat(rows, stamp)
     if repeated is not None:
         return repeated
     await asyncio.to_thread(table.reserve, rows.count)

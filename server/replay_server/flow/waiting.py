@@ -81,7 +81,7 @@ class Waiters:
             table.gate.check_draw(rows)
         if wait_s > 0:
             return
-        if table.size == 0:
+        if table.drawable == 0:
             raise errors.table_empty(table.name, _draw_lacks(table, rows, 0).needed)
         if table.gate is not None:
             granted = 0 if self._has_line(table, "draws") else table.gate.grant(rows)
@@ -310,7 +310,7 @@ class Waiters:
 def _grant(table: Table, draw: _Draw) -> bool:
     """Grant available rows to a draw; return whether it now has all its rows."""
     if table.gate is None:
-        return table.size > 0
+        return table.drawable > 0
     draw.granted += table.gate.grant(draw.rows - draw.granted)
     return draw.granted == draw.rows
 
@@ -321,7 +321,7 @@ def _count_drawn(table: Table, rows: int) -> None:
 
 
 def _draw_lacks(table: Table, rows: int, granted: int) -> Lack:
-    return Lack("rows", table.size, 1) if table.gate is None else table.gate.draw_lacks(rows, granted)
+    return Lack("rows", table.drawable, 1) if table.gate is None else table.gate.draw_lacks(rows, granted)
 
 
 def _rows_up_to(line: Iterable[_Insert], last: _Insert | None = None) -> int:

@@ -20,6 +20,7 @@ from replay_server.kernels import kernel_cache
 from replay_server.kernels.compile import KERNELS
 from replay_server.storage.power_loss.checksum_kernels import compile_checksums
 from replay_server.table.figures.times_sampled import TimesSampled
+from replay_server.table.items.step_windows import warm_up_windows
 from replay_server.table.updates import first_unusable, resolve_update
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ def _warm_up_the_rest() -> None:
     first_unusable(priorities, 1.0)
     resolve_update(keys, priorities, 0, len(keys))
     compile_checksums()
+    warm_up_windows()
 
 
 def _compile_beside(cancelled: threading.Event) -> None:

@@ -22,6 +22,11 @@ MOST_FIELDS: Final = 32
 """Maximum fields of a message with rows, and of each long message in it: three times as many as clients send."""
 _ARRAYS: Final = {
     "replay.v1.Insertion.priorities",
+    "replay.v1.Runs.row_counts",
+    "replay.v1.Runs.streams",
+    "replay.v1.Runs.episodes",
+    "replay.v1.Runs.first_steps",
+    "replay.v1.Runs.ends",
     "replay.v1.PriorityUpdate.keys",
     "replay.v1.PriorityUpdate.priorities",
     "replay.v1.ReadRequest.keys",

@@ -16,9 +16,11 @@ from replay_server.files.mapped_file import MappedFile
 from replay_server.storage.power_loss.row_checksums import CHECKSUM_BYTES, RowChecksums
 
 LINK_COLUMN = "_link"
-"""Reserved column with each row's stream and episode, uint64[2]."""
-_LINK = Column("uint64", (2,))
-LINK_BYTES = _LINK.row_bytes
+"""Reserved column with each row's origin; see `replay_server.storage.runs`."""
+LINK = Column("uint64", (2,))
+"""Stream and episode."""
+STEP_LINK = Column("uint64", (3,))
+"""In a table of steps, the step, too."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,13 @@ class _Ring:
 class RowStore:
     """Stores row values by slot. Other modules store priorities and know which rows are live."""
 
-    def __init__(self, folder: Path, schema: Schema, slots: int, *, create: bool, checked: bool = False) -> None:
+    def __init__(
+        self, folder: Path, schema: Schema, slots: int, *, create: bool, link: Column = LINK, checked: bool = False
+    ) -> None:
         """Map the columns of the table in ``folder``, and, if ``checked``, the rows' checksums."""
         self.slots = slots
         self._rings: dict[str, _Ring] = {}
-        for index, (name, column) in enumerate({**schema.columns, LINK_COLUMN: _LINK}.items()):
+        for index, (name, column) in enumerate({**schema.columns, LINK_COLUMN: link}.items()):
             file = MappedFile(folder / column_file(index), slots * column.row_bytes, create=create)
             values = flat_rows(file.view(column.dtype, (slots, *column.shape)))
             self._rings[name] = _Ring(file, values, column.row_bytes)
@@ -62,19 +66,18 @@ class RowStore:
         if self.checksums is not None:
             self.checksums.file.reserve(rows * CHECKSUM_BYTES)
 
-    def write(self, first_key: int, columns: Mapping[str, Array], link: tuple[int, int]) -> None:
+    def write(self, first_key: int, columns: Mapping[str, Array], links: NDArray[np.uint64]) -> None:
         """Store rows under consecutive keys; their space must be reserved.
 
         Args:
             first_key: key of the first row.
             columns: every column of the schema by name, ``dtype[n, *shape]``; n is at most ``slots``.
-            link: stream and episode of the rows.
+            links: uint64[n, words]: where each row comes from; see `Runs.links`.
         """
         start = first_key % self.slots
         for name, values in columns.items():
             store_in_ring(self._rings[name].values, start, flat_rows(values))
-        count = len(next(iter(columns.values())))
-        store_in_ring(self._rings[LINK_COLUMN].values, start, np.broadcast_to(np.array(link, np.uint64), (count, 2)))
+        store_in_ring(self._rings[LINK_COLUMN].values, start, links)
 
     def gather(self, keys: NDArray[np.int64], out: Mapping[str, Array]) -> None:
         """Copy the rows with these keys into ``out``, by column: ``dtype[n, *shape]``. keys: int64[n]."""
@@ -84,7 +87,7 @@ class RowStore:
             np.take(self._rings[name].values, slots, axis=0, out=flat_rows(values), mode="clip")
 
     def links(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Return uint64[n, 2]: stream and episode of stored rows."""
+        """Return uint64[n, words]: where stored rows come from; see `Runs.links`."""
         return np.take(self._rings[LINK_COLUMN].values, keys % self.slots, axis=0)
 
     def values(self) -> Sequence[Array]:

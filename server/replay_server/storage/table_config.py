@@ -12,11 +12,14 @@ from replay_proto.errors import FieldError
 from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
+from replay_proto.steps import Steps
 from replay_proto.v1 import replay_pb2
 
 from replay_server.backends import BACKENDS
 from replay_server.backends.parameters import read_parameters
+from replay_server.backends.sum_tree import SumTree, SumTreeParameters
 from replay_server.backends.uniform import UniformIndex
+from replay_server.storage.row_store import LINK, STEP_LINK
 
 DEFAULT_BACKEND = "sum_tree"
 QUEUE = "fifo"
@@ -69,6 +72,8 @@ class TableConfig:
     """Keeps draws and inserts in a fixed ratio; None: no limit."""
     owner: str = ""
     """Name of the token that created the table; empty: none. Not visible to callers."""
+    steps: Steps | None = None
+    """What is drawn from a table of steps; None: rows."""
 
     def __post_init__(self) -> None:
         """Check every field and fill in the backend's defaults.
@@ -94,11 +99,29 @@ class TableConfig:
                 raise FieldError("rate_limiter", "none with the backend fifo, which limits itself", "one")
             if self.rate_limit.min_size > self.capacity:
                 raise FieldError("min_size", f"at most the capacity, {self.capacity}", str(self.rate_limit.min_size))
+        self._check_steps()
         kind = QueueParameters if self.is_queue else BACKENDS[self.backend].Parameters
         resolved = asdict(read_parameters(kind, self.backend, self.parameters))
         object.__setattr__(
             self, "parameters", {name: float(value) for name, value in resolved.items() if value is not None}
         )
+        if self.steps is not None and self.backend == SumTree.name and not SumTreeParameters(**resolved).mass(0.0):
+            raise FieldError(
+                "epsilon", "epsilon ** alpha above 0 in a table of steps", repr(self.parameters["epsilon"])
+            )
+
+    def _check_steps(self) -> None:
+        if self.steps is None:
+            for name, column in self.schema.items():
+                if not column.sampled:
+                    raise FieldError(f"columns.{name}.sampled", "True, except in a table of steps", "False")
+                if column.at != "step":
+                    raise FieldError(f"columns.{name}.at", "'step', except in a table of sequences", repr(column.at))
+            return
+        if self.is_queue:
+            raise FieldError("steps", "none with the backend fifo", type(self.steps.item).__name__)
+        if self.steps.window.rows > self.capacity:
+            raise FieldError("capacity", f"at least {self.steps.window.rows}, the rows of a window", str(self.capacity))
 
     @property
     def slack(self) -> int:
@@ -122,13 +145,25 @@ class TableConfig:
 
     @property
     def index_backend(self) -> str:
-        """The backend that stores the priorities. A queue stores priorities but ignores them in draws."""
-        return UniformIndex.name if self.is_queue else self.backend
+        """The backend that stores the priorities.
+
+        A queue stores priorities but ignores them in draws. Uniform draws of some of the rows need a sum tree.
+        """
+        if self.is_queue:
+            return UniformIndex.name
+        return SumTree.name if self.backend == UniformIndex.name and self.steps is not None else self.backend
 
     @property
     def index_parameters(self) -> Mapping[str, float]:
         """The parameters of `index_backend`."""
-        return {} if self.is_queue else self.parameters
+        if self.is_queue:
+            return {}
+        return {"alpha": 0.0} if self.index_backend != self.backend else self.parameters
+
+    @property
+    def link(self) -> Column:
+        """The column that says where each row comes from."""
+        return LINK if self.steps is None else STEP_LINK
 
     @property
     def times(self) -> int:
@@ -155,15 +190,23 @@ class TableConfig:
             "capacity": str(self.capacity),
             "backend": self.backend,
             **{f"columns.{name}": str(column) for name, column in self.schema.items()},
+            **self._steps_by_field(),
             **{name: repr(value) for name, value in self.parameters.items()},
             **({name: repr(value) for name, value in asdict(self.rate_limit).items()} if self.rate_limit else {}),
         }
+
+    def _steps_by_field(self) -> dict[str, str]:
+        if self.steps is None:
+            return {}
+        derived = {f"columns.{name}": repr(column) for name, column in self.steps.derived.items()}
+        return {"steps": repr(self.steps.item), **derived}
 
     def to_proto(self) -> replay_pb2.TableConfig:
         """Convert to the protobuf message."""
         return replay_pb2.TableConfig(
             name=self.name,
-            columns=self.schema.to_proto(),
+            columns=self.schema.to_proto() if self.steps is None else self.steps.columns_to_proto(),
+            steps=None if self.steps is None else self.steps.to_proto(),
             capacity=self.capacity,
             backend=replay_pb2.Backend(name=self.backend, parameters=self.parameters),
             seed=self.seed,
@@ -177,9 +220,11 @@ class TableConfig:
         Raises:
             FieldError: names the invalid field.
         """
+        steps = Steps.from_proto(config.steps, config.columns) if config.HasField("steps") else None
         return cls(
             name=config.name,
-            schema=Schema.from_proto(config.columns),
+            schema=Schema.from_proto(config.columns) if steps is None else steps.schema,
+            steps=steps,
             capacity=config.capacity,
             backend=config.backend.name or DEFAULT_BACKEND,
             parameters=config.backend.parameters,
@@ -191,9 +236,7 @@ class TableConfig:
         """Convert to the manifest's JSON."""
         return {
             "name": self.name,
-            "columns": {
-                name: {"dtype": column.dtype.name, "shape": list(column.shape)} for name, column in self.schema.items()
-            },
+            "columns": {name: _column_to_json(column) for name, column in self.schema.items()},
             "capacity": self.capacity,
             "backend": self.backend,
             "parameters": dict(self.parameters),
@@ -201,6 +244,7 @@ class TableConfig:
             # JSON cannot represent infinity, the value of unused bounds.
             "rate_limit": None if self.rate_limit is None else _finite_only(asdict(self.rate_limit)),
             "owner": self.owner,
+            **({} if self.steps is None else {"steps": self.steps.to_json()}),
         }
 
     @classmethod
@@ -213,8 +257,20 @@ class TableConfig:
         """
         plain = dict(config)
         schema = Schema({name: Column(**column) for name, column in plain.pop("columns").items()})
-        rate_limit = plain.pop("rate_limit")
-        return cls(**plain, schema=schema, rate_limit=None if rate_limit is None else RateLimit(**rate_limit))
+        rate_limit, steps = plain.pop("rate_limit"), plain.pop("steps", None)
+        return cls(
+            **plain,
+            schema=schema,
+            rate_limit=None if rate_limit is None else RateLimit(**rate_limit),
+            steps=None if steps is None else Steps.from_json(steps, schema),
+        )
+
+
+def _column_to_json(column: Column) -> dict[str, Any]:
+    """Leave out what only tables of steps have, as earlier versions did."""
+    plain = {"dtype": column.dtype.name, "shape": list(column.shape)}
+    of_steps = {"sampled": column.sampled, "at": column.at}
+    return plain if of_steps == {"sampled": True, "at": "step"} else plain | of_steps
 
 
 def _finite_only(numbers: Mapping[str, float | None]) -> dict[str, float]:

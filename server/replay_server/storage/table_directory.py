@@ -5,11 +5,11 @@
         manifest.json               format version, uid, config
         nonce                       random bytes; clients echo them to prove that they can read the directory
         header.bin                  write_horizon and the table's state
-        column-000.bin ...          the columns in the schema's order, then each row's stream and episode
+        column-000.bin ...          the columns in the schema's order, then where each row comes from
         priorities.bin              float64[slots]
         writers.bin                 recent inserts of every writer
-        checksums.bin               uint64[slots, 2], per row; only in format version 4
-        synced.bin                  the last state that is fully on disk; only in format version 4
+        checksums.bin               uint64[slots, 2], per row; only in format versions 4 and 6
+        synced.bin                  the last state that is fully on disk; only in format versions 4 and 6
 
 The last step of creation gives the directory its name; the first step of removal renames it.
 """
@@ -38,13 +38,17 @@ from replay_server.storage.permissions import FOLDER_MODE
 from replay_server.storage.power_loss.recovery import PRIORITIES_FILE, PRIORITY_BYTES, recover
 from replay_server.storage.power_loss.row_checksums import CHECKSUM_BYTES, CHECKSUMS_FILE
 from replay_server.storage.power_loss.sync_point import SYNC_POINT_BYTES, SYNC_POINT_FILE, SyncPoint, SyncPoints
-from replay_server.storage.row_store import LINK_BYTES, RowStore
+from replay_server.storage.row_store import RowStore
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.writer_records import WRITER_RECORDS_BYTES, WriterRecords
 
 FORMAT_VERSION = 3
 CHECKED_FORMAT_VERSION = 4
 """Version of tables with checksums: a server that does not maintain checksums must not open them."""
+STEPS_FORMAT_VERSION = 5
+CHECKED_STEPS_FORMAT_VERSION = 6
+_CHECKED = (CHECKED_FORMAT_VERSION, CHECKED_STEPS_FORMAT_VERSION)
+_VERSIONS = (FORMAT_VERSION, CHECKED_FORMAT_VERSION, STEPS_FORMAT_VERSION, CHECKED_STEPS_FORMAT_VERSION)
 UID_BYTES = 16
 _MANIFEST = "manifest.json"
 _SEALED_AT_ONCE = 1 << 17
@@ -60,7 +64,7 @@ class DamagedTableError(FatalError):
 
 def full_bytes(config: TableConfig, *, checked: bool = False) -> int:
     """Return the bytes of a full table's files, to within a few kilobytes; if ``checked``, including checksums."""
-    per_row = config.schema.row_bytes + LINK_BYTES + PRIORITY_BYTES + (CHECKSUM_BYTES if checked else 0)
+    per_row = config.schema.row_bytes + config.link.row_bytes + PRIORITY_BYTES + (CHECKSUM_BYTES if checked else 0)
     return config.slots * per_row + WRITER_RECORDS_BYTES + (SYNC_POINT_BYTES if checked else 0)
 
 
@@ -73,7 +77,7 @@ class TableDirectory:
         self.config = config
         self.uid = uid
         self.header = Header(folder, times=config.times, create=create)
-        self.rows = RowStore(folder, config.schema, config.slots, create=create, checked=checked)
+        self.rows = RowStore(folder, config.schema, config.slots, create=create, link=config.link, checked=checked)
         self._priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=create)
         # The index may write to any slot at any time, so reserve all space now.
         self._priorities_file.reserve(self._priorities_file.size)
@@ -151,10 +155,10 @@ class TableDirectory:
         try:
             manifest = json.loads(path.read_text("utf-8"))
             version = manifest["format_version"]
-            if version not in (FORMAT_VERSION, CHECKED_FORMAT_VERSION):
+            if version not in _VERSIONS:
                 raise ValueError(
-                    f"expected format version {FORMAT_VERSION} or {CHECKED_FORMAT_VERSION}, found {version}; use the "
-                    "version of replay-server that created it, or another --data-dir"
+                    f"expected format version {FORMAT_VERSION} to {CHECKED_STEPS_FORMAT_VERSION}, found {version}; use "
+                    "the version of replay-server that created it, or another --data-dir"
                 )
             if manifest["crc32"] != _checksum(manifest):
                 raise ValueError("its checksum does not match its content")
@@ -166,7 +170,7 @@ class TableDirectory:
                 raise ValueError(f"it belongs to table {config.name!r}")
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DamagedTableError(f"{path}: {error}") from error
-        checked = version == CHECKED_FORMAT_VERSION
+        checked = version in _CHECKED
         try:
             if checked and after_power_loss:
                 recover(folder, config)
@@ -340,7 +344,10 @@ class TableDirectory:
 
 
 def _manifest(uid: bytes, config: TableConfig, *, checked: bool) -> str:
-    version = CHECKED_FORMAT_VERSION if checked else FORMAT_VERSION
+    if config.steps is None:
+        version = CHECKED_FORMAT_VERSION if checked else FORMAT_VERSION
+    else:
+        version = CHECKED_STEPS_FORMAT_VERSION if checked else STEPS_FORMAT_VERSION
     manifest = {"format_version": version, "uid": uid.hex(), "config": config.to_json()}
     return json.dumps({**manifest, "crc32": _checksum(manifest)}, indent=2)
 

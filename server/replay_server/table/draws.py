@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from replay_server.table.items.items import Windows
+
 
 class DrawMode(Enum):
     """How a draw chooses its points. A point between 0 and the total mass selects one row."""
@@ -60,6 +62,10 @@ class DrawnBatch(NamedTuple):
     """Probability of the least probable live row with non-zero mass."""
     inserted: int
     """Number of rows ever inserted."""
+    drawable: int
+    """Number of rows that could be drawn."""
+    windows: Windows | None
+    """The rows of each item's window, in a table of steps."""
 
 
 def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_server.backends import LiveRows
+from replay_server.backends.index import DEAD_PRIORITY, LiveRows
 
 MOST_ROWS = 1 << 20
 """Maximum number of priorities to copy and sort; larger tables are sampled."""
@@ -49,20 +49,27 @@ class Seen:
 
     live: LiveRows
     """The live rows when copying began."""
+    drawable: int
+    """Number of drawable ones among them."""
     rows: Rows
-    """All live rows, or a sample."""
+    """All drawable rows, or a sample."""
     candidates: Rows
     """Rows that may have one of the largest priorities."""
 
     def still_live(self, oldest: int) -> Seen:
         """Return a copy without the rows before the key ``oldest``, which have been evicted."""
         gone = min(max(0, oldest - self.live.oldest), self.live.size)
+        if not gone:
+            return self
         live = LiveRows(self.live.oldest + gone, self.live.size - gone, self.live.slots)
-        return Seen(
-            live,
-            self.rows.only(self.rows.keys >= oldest) if gone else self.rows,
-            self.candidates.only(self.candidates.keys >= oldest) if gone else self.candidates,
-        )
+        rows = self.rows.only(self.rows.keys >= oldest)
+        drawable = round(self.drawable * live.size / self.live.size) if self.is_sample else len(rows.keys)
+        return Seen(live, drawable, rows, self.candidates.only(self.candidates.keys >= oldest))
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether `rows` are a sample."""
+        return self.live.size > MOST_ROWS
 
 
 @dataclass(frozen=True)
@@ -81,20 +88,24 @@ class Ranked:
 
 def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Generator) -> Seen:
     """Copy the priorities of all live rows or, in a larger table, of `MOST_ROWS` rows sampled evenly over all ages."""
-    kept, candidates = [], []
+    kept, candidates, drawable = [], [], 0
     for first in range(0, live.size, _PIECE_ROWS):
         keys = np.arange(live.oldest + first, live.oldest + min(first + _PIECE_ROWS, live.size))
         piece = Rows(keys, np.take(priorities, keys % live.slots))
+        if (piece.priorities == DEAD_PRIORITY).any():  # rows that cannot be drawn, in a table of steps
+            piece = piece.only(piece.priorities != DEAD_PRIORITY)
+        drawable += len(piece.keys)
         candidates.append(_largest_of(piece))
-        if live.size > MOST_ROWS:
-            piece = piece.only(random.integers(0, len(keys), len(keys) * MOST_ROWS // live.size))
+        if live.size > MOST_ROWS and len(piece.keys):
+            chosen = len(piece.keys) * MOST_ROWS // live.size
+            piece = piece.only(random.integers(0, len(piece.keys), chosen))
         kept.append(piece)
-    return Seen(live, _joined(kept), _joined(candidates))
+    return Seen(live, drawable, _joined(kept), _joined(candidates))
 
 
 def rank(seen: Seen) -> Ranked:
     """Sort the rows and select the ranks to report."""
-    looked_at, size = len(seen.rows.keys), seen.live.size
+    looked_at, size = len(seen.rows.keys), seen.drawable
     largest = seen.candidates.only(np.lexsort((-seen.candidates.keys, -seen.candidates.priorities))[:LARGEST_ROWS])
     descending = np.sort(seen.rows.priorities)[::-1]
     places = _shown(looked_at)

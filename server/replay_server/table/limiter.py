@@ -11,16 +11,19 @@ from typing import NamedTuple
 from replay_proto.rate_limit import RateLimit
 
 from replay_server import errors
+from replay_server.backends.index import LiveRows
 from replay_server.errors import Lack
 from replay_server.storage.header import Header
+from replay_server.storage.table_config import TableConfig
 from replay_server.table.gates import Gate
+from replay_server.table.items.items import Items
 
 
 class Counters(NamedTuple):
     """Counters of a table since it was created or reset."""
 
     size: int
-    """Live rows."""
+    """Drawable rows."""
     inserted: int
     """Rows inserted."""
     sampled: int
@@ -73,18 +76,21 @@ def samples_needed(limit: RateLimit, counters: Counters, rows: int) -> int:
 class LimiterGate(Gate):
     """The gate of a table with a rate limit."""
 
-    def __init__(self, limit: RateLimit, capacity: int, header: Header) -> None:
-        """Continue from the state in ``header``."""
+    def __init__(self, limit: RateLimit, config: TableConfig, header: Header, items: Items) -> None:
+        """Continue from the state in ``header``; ``items`` counts drawable rows."""
         super().__init__(header)
         self.limit = limit
-        self._capacity = capacity
+        self._capacity = config.capacity
+        self._slots = config.slots
+        self._items = items
 
     @property
     def counters(self) -> Counters:
         """Current counters; granted samples count as drawn."""
         state = self._header.state
+        oldest = state.oldest(self._capacity, times=0)
         return Counters(
-            size=state.inserted - state.oldest(self._capacity, times=0),
+            size=self._items.count(LiveRows(oldest, state.inserted - oldest, self._slots)),
             inserted=state.inserted - state.counted_from,
             sampled=state.sampled + self._granted,
         )

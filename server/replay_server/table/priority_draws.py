@@ -11,6 +11,7 @@ from replay_server.backends.index import Drawn, LiveRows, PriorityIndex
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
 from replay_server.table.draws import Draw, choose_fractions
+from replay_server.table.items.items import Items
 from replay_server.table.limiter import LimiterGate
 
 
@@ -23,9 +24,9 @@ class PriorityDraws:
     copyable = True
     """Whether clients on this host may copy drawn rows, which stay in the ring."""
 
-    def __init__(self, config: TableConfig, header: Header, index: PriorityIndex) -> None:
+    def __init__(self, config: TableConfig, header: Header, index: PriorityIndex, items: Items) -> None:
         """Draw from ``index``; the rate limiter, if any, continues from the state in ``header``."""
-        self.gate = None if config.rate_limit is None else LimiterGate(config.rate_limit, config.capacity, header)
+        self.gate = None if config.rate_limit is None else LimiterGate(config.rate_limit, config, header, items)
         """The rate limiter; None: draws and inserts are never delayed."""
         self.turn = nullcontext()
         """Held by a draw from choosing rows until handing them out. Only queues need a lock here."""

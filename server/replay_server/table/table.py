@@ -18,16 +18,21 @@ from replay_proto.layout import HEADER_FILE
 
 from replay_server import errors
 from replay_server.backends import LiveRows, index_bytes, make_index
-from replay_server.backends.index import live_slots
+from replay_server.backends.index import DEAD_PRIORITY, live_slots
 from replay_server.files.mapped_file import NoSpaceError
 from replay_server.storage.power_loss.recovery import PRIORITIES_FILE
 from replay_server.storage.power_loss.row_checksums import origin_word
+from replay_server.storage.runs import Runs
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
 from replay_server.table.draws import Draw, DrawnBatch, WeightNorm, importance_weights
 from replay_server.table.figures.table_figures import TableFigures
 from replay_server.table.figures.times_sampled import COUNT_BYTES
 from replay_server.table.gates import Gate
+from replay_server.table.items.items import Items, StepCounts
+from replay_server.table.items.link_kernels import BYTES_PER_SLOT
+from replay_server.table.items.single_rows import SingleRows
+from replay_server.table.items.step_windows import StepWindows
 from replay_server.table.oldest_first import OldestFirst
 from replay_server.table.priority_draws import PriorityDraws
 from replay_server.table.turns import Turns
@@ -35,6 +40,8 @@ from replay_server.table.updates import live_only, resolve_update
 
 FIRST_PRIORITY = 1.0
 """Priority of new rows if no live row has a priority above 0 (Schaul et al. 2016, algorithm 1, line 2)."""
+_NO_ORIGIN = np.zeros(2, np.uint64)
+"""Stream and episode of rows whose origin is unknown."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +64,14 @@ class NewRows:
     """n, the number of rows."""
     priorities: NDArray[np.float64] | None = None
     """float64[n]; None: each row gets the largest live priority."""
-    stream: int = 0
-    """Stream of experience that the rows belong to."""
-    episode: int = 0
-    """Episode within the stream."""
+    runs: Runs | None = None
+    """Streams and episodes of the rows; None: unknown."""
 
 
 def memory_bytes(config: TableConfig) -> int:
     """Return an upper bound on a table's memory besides its files: the index, and a count of draws per slot."""
-    return index_bytes(config.index_backend, config.slots) + COUNT_BYTES * config.slots
+    links = 0 if config.steps is None else BYTES_PER_SLOT
+    return index_bytes(config.index_backend, config.slots) + (COUNT_BYTES + links) * config.slots
 
 
 class Table:
@@ -82,12 +88,13 @@ class Table:
         """Runs inserts one at a time."""
         self._kept, self._times, self._slots = self.config.most_live, self.config.times, self.config.slots
         self._index = make_index(self.config.index_backend, self.config.index_parameters, directory.priorities)
-        _check_priorities(directory, self.live, self._index.priority_limit)
-        self._index.rebuild(self.live)
+        steps = self.config.steps
+        self._items: Items = SingleRows() if steps is None else StepWindows(self.config.slots, steps.window)
+        self._load()
         self.draws: OldestFirst | PriorityDraws = (
             OldestFirst(self.config, self._header)
             if self.config.is_queue
-            else PriorityDraws(self.config, self._header, self._index)
+            else PriorityDraws(self.config, self._header, self._index, self._items)
         )
         """Chooses the rows of draws: by priority, or oldest first."""
         self.gate: Gate | None = self.draws.gate
@@ -123,6 +130,16 @@ class Table:
     def size(self) -> int:
         """Number of live rows."""
         return self.inserted - self.oldest
+
+    @property
+    def drawable(self) -> int:
+        """Rows that can be drawn: in a table of steps those with a complete window, otherwise all live rows."""
+        return self._items.count(self.live)
+
+    @property
+    def step_counts(self) -> StepCounts | None:
+        """Live rows of a table of steps by what they are; None for other tables."""
+        return self._items.counts
 
     @property
     def live(self) -> LiveRows:
@@ -180,7 +197,7 @@ class Table:
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD, WRITER_UNKNOWN or NO_SPACE.
         """
-        repeated = self.find_repeat(stamp)
+        repeated = self.find_repeat(rows, stamp)
         if repeated is not None:
             return repeated
         self.reserve(rows.count)
@@ -201,17 +218,23 @@ class Table:
                 f"slots - capacity of the table, and no more than {MOST_ROWS_AT_ONCE}",
             )
 
-    def find_repeat(self, stamp: WriterStamp | None) -> range | None:
-        """Return the keys of an insert that was already applied; None if it was not applied.
+    def find_repeat(self, rows: NewRows, stamp: WriterStamp | None) -> range | None:
+        """The keys of an insert that was already applied; None if it was not, and its rows may come next.
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
+            FieldError: the rows of a table of steps do not continue their episodes.
         """
         repeated = None if stamp is None else self.directory.writers.find(stamp.writer_id, stamp.sequence)
         if repeated is not None:
             self.figures.counts.repeated_inserts += 1
             return range(repeated[0], repeated[0] + repeated[1])
+        self._items.check(rows.runs)
         return None
+
+    def priorities_of(self, row_count: int, runs: Runs | None) -> int:
+        """Number of priorities that an insert of these rows may give."""
+        return self._items.priorities_of(row_count, runs)
 
     @property
     def new_priority(self) -> float:
@@ -238,7 +261,8 @@ class Table:
         first = self.inserted
         # Never decrease it: rows left over from a failed insert must not be mistaken for valid ones.
         self._header.write_horizon = max(self.write_horizon, first + rows.count)
-        self.directory.rows.write(first, rows.columns, (rows.stream, rows.episode))
+        links = np.broadcast_to(_NO_ORIGIN, (rows.count, 2)) if rows.runs is None else rows.runs.links()
+        self.directory.rows.write(first, rows.columns, links)
         if self._checksums is not None:
             origin = 0 if stamp is None else origin_word(stamp.writer_id, stamp.sequence)
             self._checksums.seal(first, rows.count, origin)
@@ -251,8 +275,9 @@ class Table:
     def commit(self, rows: NewRows, stamp: WriterStamp | None) -> range:
         """Make stored rows live, evict the rows that they replace, and return their keys."""
         first, oldest = self.inserted, self.oldest
-        priorities = np.full(rows.count, self.new_priority) if rows.priorities is None else rows.priorities
-        self._index.write(np.arange(first, first + rows.count), priorities)
+        keys, places = self._items.arrive(first, rows.count, rows.runs, oldest)
+        given = rows.priorities
+        self._index.write(keys, np.full(len(keys), self.new_priority) if given is None else given[places])
         if stamp is not None:
             self.directory.writers.store(stamp.writer_id, stamp.sequence, first, rows.count)
         self._header.store("inserted", first + rows.count)
@@ -274,7 +299,8 @@ class Table:
             RequestError: TABLE_EMPTY.
         """
         live = self.live
-        if live.size == 0:
+        drawable = self._items.count(live)
+        if drawable == 0:
             raise errors.table_empty(self.name)
         drawn = self.draws.draw(points, live)
         total_mass, smallest = self.total_mass, self.draws.smallest_probability(live)
@@ -293,6 +319,8 @@ class Table:
                     total_mass=total_mass,
                     smallest_probability=smallest,
                     inserted=self.inserted,
+                    drawable=drawable,
+                    windows=self._items.windows(drawn.keys[rows]),
                 )
             )
         return batches
@@ -315,17 +343,25 @@ class Table:
             Number of distinct rows updated, and number of stale keys.
         """
         resolved = resolve_update(keys, priorities, self.oldest, self.inserted)
+        stale = resolved.stale
+        drawable = self._items.among(resolved.keys)
+        if drawable is not None and not drawable.all():
+            dead = resolved.keys[~drawable]
+            stale += int(np.isin(keys, dead).sum())
+            resolved = resolved._replace(keys=resolved.keys[drawable], priorities=resolved.priorities[drawable])
         self._index.write(resolved.keys, resolved.priorities)
-        self.figures.updated(len(resolved.keys), resolved.stale)
-        return len(resolved.keys), resolved.stale
+        self.figures.updated(len(resolved.keys), stale)
+        return len(resolved.keys), stale
 
     def live_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the live keys among these, in the same order. keys: int64[n], any numbers."""
         return live_only(keys, self.oldest, self.inserted)
 
-    def priorities(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return float64[n]: the priorities of live rows. keys: int64[n]."""
-        return np.take(self.directory.priorities, keys % self.config.slots)
+    def priorities(self, keys: NDArray[np.int64], of_others: float = DEAD_PRIORITY) -> NDArray[np.float64]:
+        """float64[n]: priorities of live rows, or ``of_others`` for those that cannot be drawn. keys: int64[n]."""
+        priorities = np.take(self.directory.priorities, keys % self.config.slots)
+        priorities[priorities == DEAD_PRIORITY] = of_others
+        return priorities
 
     def probabilities(self, priorities: NDArray[np.float64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return float64[n]: current probabilities of being drawn; see `PriorityDraws.probabilities`."""
@@ -347,6 +383,7 @@ class Table:
             self.gate.reset()
         self._header.reset()
         self._forget(oldest, self.inserted)
+        self._items.reset()
         return removed
 
     def close(self) -> None:
@@ -358,16 +395,31 @@ class Table:
         """Remove rows from ``first`` up to ``end``, which are no longer live, from the index and statistics."""
         if first == end:
             return
-        keys = np.arange(first, end)
-        self._index.clear(keys)
-        self.figures.evicted(keys)
+        self._index.clear(self._items.leave(first, end))
+        self.figures.evicted(np.arange(first, end))
+
+    def _load(self) -> None:
+        """Index the stored rows that can be drawn."""
+        live = self.live
+        drawable: NDArray[np.bool_] | None = None
+        if self.config.steps is not None:
+            keys = np.arange(live.oldest, live.oldest + live.size, dtype=np.int64)
+            drawable = self._items.rebuild(live, self.directory.rows.links(keys))
+        _check_priorities(self.directory, live, drawable, self._index.priority_limit)
+        if drawable is not None:
+            self.directory.priorities[live_slots(live)[~drawable]] = DEAD_PRIORITY
+        self._index.rebuild(live)
 
 
-def _check_priorities(directory: TableDirectory, live: LiveRows, limit: float) -> None:
-    """Raise `DamagedTableError` if a live row has a priority that the index does not accept."""
+def _check_priorities(
+    directory: TableDirectory, live: LiveRows, drawable: NDArray[np.bool_] | None, limit: float
+) -> None:
+    """Raise `DamagedTableError` if a drawable row has a priority that the index does not accept."""
     found = directory.priorities[live_slots(live)]
     # The negation catches NaN.
     bad = ~((found >= 0) & (found <= min(limit, np.finfo(np.float64).max)))
+    if drawable is not None:
+        bad &= drawable
     if bad.any():
         key = live.oldest + int(np.argmax(bad))
         raise DamagedTableError(

@@ -124,6 +124,7 @@ def test_a_run_whose_table_was_replaced_by_an_equal_one_goes_on(
                 backend=old.backend,
                 seed=RunSeeds(0).draws,
                 if_exists="error",
+                steps=None,
                 **old.parameters,
             )
 

@@ -184,7 +184,7 @@ def test_beta_is_missed_where_draws_are_weighted(new_table: NewTable, backend: s
 
 @pytest.mark.parametrize("kind", [ReplayClient, Table, Writer, Sampler, TensorSampler])
 def test_everything_after_the_first_argument_is_a_keyword(kind: type) -> None:
-    allowed = {"update_priorities": 2}  # the keys and their priorities
+    allowed = {"update_priorities": 2, "end_episodes": 2}  # keys and priorities; streams and rows
     for name, method in inspect.getmembers(kind, inspect.isfunction):
         if name.startswith("_") and name != "__init__":
             continue

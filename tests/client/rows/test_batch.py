@@ -238,5 +238,5 @@ def test_an_answer_with_other_rows_than_its_keys_is_a_fault_of_the_server(row_co
         weights=shares.astype(np.float32).tobytes(),
     )
     answer = replay_pb2.SampleResponse(batch=batch, rows=np.arange(row_count).tobytes())
-    with pytest.raises(InternalServerError, match=f"the server sent {8 * row_count} bytes of rows where 2 of 8"):
-        AnswerReader(schema, None).sampled(answer.SerializeToString())
+    with pytest.raises(InternalServerError, match=f"the server sent {8 * row_count} bytes for 2 rows of 16 bytes"):
+        AnswerReader(schema, None, None).sampled(answer.SerializeToString())

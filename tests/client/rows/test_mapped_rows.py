@@ -52,7 +52,7 @@ def mapped(table: Table) -> MappedRows:
 
 def gather(table: Table, keys: NDArray[np.int64]) -> dict[str, np.ndarray] | None:
     """Copy rows by key; None if they were overwritten."""
-    return table._reader._copied(mapped(table), keys)
+    return table._reader._copied(keys)
 
 
 def test_rows_are_those_of_their_keys_in_any_order_and_as_often(near: Table) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from replay_client import Column, InvalidArgumentError, Schema
-from replay_client._rows.block import RowBlock
+from replay_client._rows.block import RowBlock, checked_priority
 from replay_client._rows.checks import as_array, checked_keys, checked_priorities, checked_rows, packed_rows
 from replay_proto.framing import column_views, split_message
 from replay_proto.schema import DTYPES
@@ -21,6 +21,16 @@ from replay_proto.v1 import replay_pb2
 NAMES = st.from_regex(r"[a-z][a-z0-9_.\-]{0,10}", fullmatch=True)
 COLUMNS = st.builds(Column, st.sampled_from(sorted(DTYPES)), hnp.array_shapes(min_dims=0, max_dims=3, max_side=4))
 SCHEMAS = st.dictionaries(NAMES, COLUMNS, min_size=1, max_size=5).map(Schema)
+
+
+ONE_STREAM = np.array([1], np.uint64)
+
+
+def add(block: RowBlock, values: dict[str, Any]) -> None:
+    """Add a row of the only stream."""
+    block.add(values, 0)
+    if block.count == 1:
+        block.begin_run(0, 0, 0, 0)
 
 
 def unpacked(schema: Schema, message: bytes) -> tuple[dict[str, Any], replay_pb2.WriteRequest]:
@@ -51,9 +61,9 @@ def test_rows_one_by_one_are_the_rows_together(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 10))
     rows = {name: data.draw(hnp.arrays(column.dtype, (count, *column.shape))) for name, column in schema.items()}
     as_python = data.draw(st.booleans())
-    block = RowBlock(schema, count)
+    block = RowBlock(schema, count, ONE_STREAM)
     for index in range(count):
-        block.add({name: _python(rows[name][index], as_python) for name in schema}, priority=None)
+        add(block, {name: _python(rows[name][index], as_python) for name in schema})
     got, head = unpacked(schema, block.take(write_request(0)))
     assert (head.insertion.row_count, head.insertion.priorities, block.count) == (count, b"", 0)
     for name in schema:
@@ -163,8 +173,8 @@ REFUSED = [
 @pytest.mark.parametrize(("column", "value", "expected"), ACCEPTED)
 def test_a_value_of_the_same_kind_is_cast(column: Column, value: Any, expected: Any) -> None:
     schema = Schema({"x": column})
-    block = RowBlock(schema, 2)
-    block.add({"x": value}, priority=None)
+    block = RowBlock(schema, 2, ONE_STREAM)
+    add(block, {"x": value})
     got, _ = unpacked(schema, block.take(write_request(0)))
     np.testing.assert_array_equal(got["x"], np.asarray([expected], column.dtype))
 
@@ -181,13 +191,12 @@ def test_rows_of_the_same_kind_are_cast(column: Column, value: Any, expected: An
 @pytest.mark.parametrize(("column", "value"), REFUSED)
 def test_a_value_that_does_not_fit_is_refused_and_leaves_the_block_as_it_was(column: Column, value: Any) -> None:
     schema = Schema({"first": BOOL, "x": column})
-    block = RowBlock(schema, 2)
+    block = RowBlock(schema, 2, ONE_STREAM)
     with pytest.raises(InvalidArgumentError) as refusal:
-        block.add({"first": True, "x": value}, priority=1.0)
+        add(block, {"first": True, "x": value})
     assert "x" in str(refusal.value)
     assert refusal.value.metadata.keys() == {"field", "expected", "got"}
     assert block.count == 0
-    assert block.accepts(None)
 
 
 @pytest.mark.parametrize(("column", "value"), [(c, v) for c, v in REFUSED if not isinstance(v, dict)])
@@ -218,28 +227,22 @@ def test_columns_and_lengths_are_checked(rows: dict[str, Any], said: str) -> Non
 
 
 def test_one_row_may_be_nested() -> None:
-    block = RowBlock(TWO, 4)
-    block.add({"a": 1.0, "b": {"c": [1.0, 2.0], "d": 3}}, priority=0.5)
-    block.add({"a": 1.0, "b/c": [1.0, 2.0], "b/d": 3}, priority=1)
-    got, head = unpacked(TWO, block.take(write_request(0)))
+    block = RowBlock(TWO, 4, ONE_STREAM)
+    add(block, {"a": 1.0, "b": {"c": [1.0, 2.0], "d": 3}})
+    add(block, {"a": 1.0, "b/c": [1.0, 2.0], "b/d": 3})
+    got, _ = unpacked(TWO, block.take(write_request(0)))
     assert got["b/d"].tolist() == [3, 3]
-    assert np.frombuffer(head.insertion.priorities).tolist() == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("priority", [0, 2.5, np.float32(2.5), np.array(3), torch.tensor(2.5, requires_grad=True)])
 def test_a_priority_is_any_number(priority: Any) -> None:
-    block = RowBlock(Schema({"x": INT}), 4)
-    block.add({"x": 1}, priority=priority)
-    _, head = unpacked(Schema({"x": INT}), block.take(write_request(0)))
-    assert np.frombuffer(head.insertion.priorities).tolist() == [as_array(priority)]
+    assert checked_priority(priority) == as_array(priority)
 
 
 @pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf"), "1", [1.0], 10**400, 1j, torch.ones(1)])
 def test_a_wrong_priority_is_refused(priority: Any) -> None:
-    block = RowBlock(TWO, 4)
     with pytest.raises(InvalidArgumentError, match="priority"):
-        block.add({"a": 1.0, "b/c": [1.0, 2.0], "b/d": 3}, priority=priority)
-    assert block.count == 0
+        checked_priority(priority)
 
 
 @pytest.mark.parametrize(
@@ -296,11 +299,11 @@ def test_columns_are_not_called_by_numbers() -> None:
 
 
 def test_arrays_may_be_reused_by_the_caller() -> None:
-    block = RowBlock(Schema({"x": VECTOR}), 3)
+    block = RowBlock(Schema({"x": VECTOR}), 3, ONE_STREAM)
     array = np.zeros(2, np.float32)
     for value in range(3):
         array[:] = value
-        block.add({"x": array}, priority=None)
+        add(block, {"x": array})
     assert block.columns()["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
 
 

@@ -90,11 +90,11 @@ def test_rows_know_their_stream_and_episode(table: Table) -> None:
             writer.append(**row(number))
             if number in (1, 3):
                 writer.end_episode()
-        assert writer.episode == 2
+        assert writer[0].episode == 2
     read = table.read(np.arange(6))
-    assert read.streams.tolist() == [writer.stream] * 6
+    assert read.streams.tolist() == [writer[0].number] * 6
     assert read.episodes.tolist() == [0, 0, 1, 1, 2, 2]
-    assert table.writer().stream != writer.stream
+    assert table.writer()[0].number != writer[0].number
 
 
 def test_priorities_may_be_known_for_some_rows(table: Table) -> None:

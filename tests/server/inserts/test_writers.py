@@ -17,6 +17,7 @@ from tests.support.deadlines import wait_until
 from tests.support.refusals import refusal_in, refused
 from tests.support.rows import rows_of
 from tests.support.server_process import ServerProcess
+from tests.support.wire_runs import one_run
 
 NewTable = Callable[..., CalledTable]
 StartServer = Callable[..., ServerProcess]
@@ -156,7 +157,7 @@ def test_later_messages_of_a_stream_leave_out_what_the_first_has_said(table: Cal
     stream.write([1], 1)
     stream.send_message(
         replay_pb2.WriteRequest(
-            insertion=replay_pb2.Insertion(row_count=1, sequence=2, stream=4, episode=5), rows=rows_of(np.array([2]))
+            insertion=replay_pb2.Insertion(row_count=1, sequence=2, runs=one_run(1, 4, 5)), rows=rows_of(np.array([2]))
         )
     )
     assert stream.receive().sequence == 2

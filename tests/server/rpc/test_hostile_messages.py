@@ -36,6 +36,7 @@ from tests.support.wire import (
     tag,
     varint,
 )
+from tests.support.wire_runs import one_run
 
 DIFFERENTLY_READ = ("Insert", "Learn", "Stats")
 """Methods that represent all others: a message with rows, one on a stream, and a plain one."""
@@ -320,7 +321,7 @@ def test_an_insert_of_any_numbers_is_answered_or_refused(
 ) -> None:
     victim = make_victim(hostile_caller)
     insertion = replay_pb2.Insertion(
-        row_count=count, priorities=float64(priorities), sequence=sequence, stream=stream, episode=stream
+        row_count=count, priorities=float64(priorities), sequence=sequence, runs=one_run(count, stream, stream)
     )
     for method, kind in (("Insert", replay_pb2.InsertRequest), ("Write", replay_pb2.WriteRequest)):
         request = kind(table=NAME, writer_id=writer, insertion=insertion, rows=rows)

@@ -155,7 +155,7 @@ def test_rows_that_went_while_it_looked_are_left_out() -> None:
     assert (ranked.looked_at, ranked.priorities.tolist()) == (5, [5.0, 4.0, 3.0, 2.0, 1.0])
     assert ranked.largest.keys.tolist() == [25, 26, 27, 28, 29]
     none = Rows(np.empty(0, np.int64), np.empty(0))
-    assert rank(Seen(LiveRows(0, 0, 5), none, none)).looked_at == 0
+    assert rank(Seen(LiveRows(0, 0, 5), 0, none, none)).looked_at == 0
 
 
 @pytest.mark.timed

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from replay_proto.schema import Column, Schema
 from replay_server.storage.row_store import RowStore
 
+from tests.support.step_oracle import plain_run
+
 SCHEMA = Schema(
     {
         "flag": Column("bool"),
@@ -51,7 +53,7 @@ def test_the_last_rows_of_every_slot_come_back(slots: int, counts: list[int], se
         for number, count in enumerate(min(count, slots) for count in counts):
             columns = random_columns(random, count)
             store.reserve(inserted, count)
-            store.write(inserted, columns, (number, 2**64 - 1 - number))
+            store.write(inserted, columns, plain_run(count, number, 2**64 - 1 - number).links())
             rows |= {inserted + place: (columns, place, (number, 2**64 - 1 - number)) for place in range(count)}
             inserted += count
         for again in (False, True):
@@ -72,7 +74,7 @@ def test_some_columns_can_be_gathered_alone(tmp_path: Path) -> None:
     store = RowStore(tmp_path, SCHEMA, 10, create=True)
     columns = random_columns(np.random.default_rng(0), 10)
     store.reserve(0, 10)
-    store.write(0, columns, (0, 0))
+    store.write(0, columns, plain_run(10).links())
     out = {"wide": np.zeros(3, np.float64)}
     store.gather(np.array([7, 0, 7]), out)
     assert np.array_equal(out["wide"], columns["wide"][[7, 0, 7]])

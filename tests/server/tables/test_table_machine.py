@@ -29,6 +29,7 @@ from tests.support.examples import examples
 from tests.support.frame_stub import TableFiles
 from tests.support.invariants import check_table
 from tests.support.rows import WHOLE, columns_of, rows_of, values_in
+from tests.support.step_oracle import plain_run
 
 PRIORITIES = st.one_of(
     st.sampled_from([0.0, 1.0, 1.0, 2.5, 1e-9, 1e-30]), st.floats(0, 1e6).map(lambda x: x if x > 1e-30 else 0.0)
@@ -212,13 +213,15 @@ class TableMachine(RuleBasedStateMachine):
         self.next_value += count
         assert len(rows_of(values)) == count * WHOLE.row_bytes
         given = None if priorities is None else np.array(priorities)
-        return NewRows(columns_of(values), count, given, *link)
+        return NewRows(columns_of(values), count, given, plain_run(count, *link))
 
     def _model_insert(self, rows: NewRows) -> None:
         default = max((row.priority for row in self.rows.values()), default=0.0) or 1.0
+        assert rows.runs is not None
+        links = rows.runs.links().tolist()
         for index, value in enumerate(rows.columns["value"].tolist()):
             priority = default if rows.priorities is None else float(rows.priorities[index])
-            self.rows[self.inserted] = ModelRow(value, priority, (rows.stream, rows.episode))
+            self.rows[self.inserted] = ModelRow(value, priority, tuple(links[index]))
             self.inserted += 1
         for key in [key for key in self.rows if key < self.inserted - self.config.capacity]:
             del self.rows[key]

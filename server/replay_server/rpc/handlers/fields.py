@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from replay_proto.framing import Array
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
+from replay_server.storage.runs import MAX_STEP, TERMINATED, Runs
 from replay_server.storage.table_directory import UID_BYTES
 from replay_server.storage.writer_records import WRITER_ID_BYTES
 from replay_server.table.draws import Draw, DrawMode, WeightNorm
@@ -73,6 +75,41 @@ def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
         most = f" and at most {limit:g}" if math.isfinite(limit) else ""
         raise FieldError("priorities", f"finite numbers of at least 0{most}", f"{array[place]} at position {place}")
     return array
+
+
+def runs(insertion: replay_pb2.Insertion, row_count: int, *, of_steps: bool) -> Runs | None:
+    """Runs of an insert's rows; None if the caller did not name them."""
+    if not insertion.HasField("runs"):
+        if of_steps:
+            raise FieldError("runs", "the runs of these rows, in a table of steps", "none")
+        return None
+    message = insertion.runs
+    counts = _run_array("row_counts", message.row_counts, "<i8", None)
+    if not len(counts) or counts.min() < 1 or counts.max() > row_count or int(counts.sum()) != row_count:
+        got = f"{len(counts)} numbers, {int(counts.sum())} together" if len(counts) else "none"
+        raise FieldError("runs.row_counts", f"numbers of at least 1 that sum to {row_count}", got)
+    streams = _run_array("streams", message.streams, "<u8", len(counts))
+    episodes = _run_array("episodes", message.episodes, "<u8", len(counts))
+    if not of_steps:
+        _run_array("first_steps", message.first_steps, "<i8", 0)
+        _run_array("ends", message.ends, "u1", 0)
+        return Runs(counts, streams, episodes)
+    first_steps = _run_array("first_steps", message.first_steps, "<i8", len(counts))
+    ends = _run_array("ends", message.ends, "u1", len(counts))
+    if not 0 <= first_steps.min() <= first_steps.max() <= MAX_STEP:
+        raise FieldError("runs.first_steps", f"0 to {MAX_STEP}", f"{first_steps.min()} to {first_steps.max()}")
+    if ends.max() > TERMINATED:
+        raise FieldError("runs.ends", f"0 to {TERMINATED}", str(ends.max()))
+    return Runs(counts, streams, episodes, first_steps, ends)
+
+
+def _run_array(name: str, value: bytes, dtype: str, length: int | None) -> NDArray[Any]:
+    """One value per run; ``length`` None: any number of them."""
+    size = np.dtype(dtype).itemsize
+    if len(value) % size or length not in (None, len(value) // size):
+        expected = f"{np.dtype(dtype).name}[{'m' if length is None else length}]"
+        raise FieldError(f"runs.{name}", expected, f"{len(value)} bytes")
+    return np.frombuffer(value, dtype)
 
 
 def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 from replay_proto.framing import column_views, message_with_rows
+from replay_proto.steps import Sequences
 
 from replay_server import errors
 from replay_server.catalog import Catalog
 from replay_server.flow.bounds import ABOUT_A_BATCH_BYTES, ABOUT_A_ROW_BYTES
 from replay_server.flow.long_calls import LONG_ROWS
 from replay_server.rpc.call import Call
+from replay_server.storage.table_config import TableConfig
+from replay_server.table.items.items import Windows
 from replay_server.table.table import Table
 
 INLINE_BYTES = 1 << 22
@@ -23,8 +27,28 @@ there and back blocks the loop for 0.1 ms."""
 _ATTEMPTS_BESIDE = 3
 """Maximum attempts in a worker thread. If inserts overwrite the rows each time, they are gathered on the event loop."""
 
-Choice = tuple[Message, Sequence[NDArray[np.int64]]]
-"""A reply without its rows, and the keys of its rows, batch by batch."""
+
+class Gathered(NamedTuple):
+    """The rows of a batch."""
+
+    keys: NDArray[np.int64]
+    """int64[n]: rows, or anchors of windows."""
+    windows: Windows | None = None
+    """The windows of a table of steps."""
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """int64[r]: every row to copy."""
+        return self.keys if self.windows is None else self.windows.keys
+
+
+Choice = tuple[Message, Sequence[Gathered]]
+"""A reply without its rows, and what to copy, batch by batch."""
+
+
+def window_rows(table: Table) -> int:
+    """Maximum rows to copy for each drawn one."""
+    return 1 if table.config.steps is None else table.config.steps.window.rows
 
 
 def reply_bytes(rows: int, row_bytes: int, batches: int = 1) -> int:
@@ -86,19 +110,36 @@ async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int)
         for _ in range(_ATTEMPTS_BESIDE):
             head, batches = choose()
             message = await asyncio.to_thread(_gather, table, head, batches)
-            if not any(len(keys) and table.overtaken(keys) for keys in batches):
+            if not any(len(batch.keys) and table.overtaken(batch.rows) for batch in batches):
                 return message
     return _gather(table, *choose())
 
 
-def _gather(table: Table, head: Message, batches: Sequence[NDArray[np.int64]]) -> bytes:
-    schema = table.config.schema
+def _gather(table: Table, head: Message, batches: Sequence[Gathered]) -> bytes:
+    sizes = [_rows_bytes(table.config, batch) for batch in batches]
 
     def write(rows: NDArray[np.uint8]) -> None:
         start = 0
-        for keys in batches:
-            end = start + schema.row_bytes * len(keys)
-            table.directory.rows.gather(keys, column_views(schema, rows[start:end], len(keys)))
-            start = end
+        for batch, size in zip(batches, sizes, strict=True):
+            _gather_batch(table, batch, rows[start : start + size])
+            start += size
 
-    return message_with_rows(head, schema.row_bytes * sum(map(len, batches)), write)
+    return message_with_rows(head, sum(sizes), write)
+
+
+def _rows_bytes(config: TableConfig, batch: Gathered) -> int:
+    if batch.windows is None or config.steps is None:
+        return config.schema.row_bytes * len(batch.keys)
+    return config.steps.window_bytes(len(batch.rows), len(batch.keys))
+
+
+def _gather_batch(table: Table, batch: Gathered, into: NDArray[np.uint8]) -> None:
+    stored, steps = table.directory.rows, table.config.steps
+    if batch.windows is None or steps is None:
+        stored.gather(batch.keys, column_views(table.config.schema, into, len(batch.keys)))
+        return
+    views = column_views(steps.carried, into, len(batch.rows), windows=len(batch.keys))
+    at_start = {name: view for name, view in views.items() if steps.carried[name].at == "start"}
+    stored.gather(batch.rows, {name: view for name, view in views.items() if name not in at_start})
+    if isinstance(steps.item, Sequences):  # a stack may need rows before the sequence
+        stored.gather(batch.rows[batch.windows.firsts(steps.item.burn_in)], at_start)

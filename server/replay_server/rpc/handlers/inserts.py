@@ -62,14 +62,15 @@ class InsertHandlers:
 
 def _new_rows(table: Table, insertion: replay_pb2.Insertion, rows: memoryview) -> NewRows:
     count = fields.at_least("row_count", 1, insertion.row_count)
+    runs = fields.runs(insertion, count, of_steps=table.config.steps is not None)
+    number = table.priorities_of(count, runs)
     return NewRows(
         columns=fields.columns(table.config.schema, rows, count),
         count=count,
         priorities=(
-            fields.priorities(insertion.priorities, count, table.priority_limit) if insertion.priorities else None
+            fields.priorities(insertion.priorities, number, table.priority_limit) if insertion.priorities else None
         ),
-        stream=insertion.stream,
-        episode=insertion.episode,
+        runs=runs,
     )
 
 

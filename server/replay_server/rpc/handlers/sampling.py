@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,18 @@ from replay_server.catalog import Catalog
 from replay_server.flow.long_calls import LONG_ROWS
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
-from replay_server.rpc.handlers.gathering import Choice, check_reply_size, hold_reply, reply_bytes, reply_with_rows
+from replay_server.rpc.handlers.gathering import (
+    Choice,
+    Gathered,
+    check_reply_size,
+    hold_reply,
+    reply_bytes,
+    reply_with_rows,
+    window_rows,
+)
+from replay_server.storage.runs import ends_of, steps_of
 from replay_server.table.draws import Draw, DrawnBatch
+from replay_server.table.items.items import Windows
 from replay_server.table.table import Table
 
 Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
@@ -74,12 +85,15 @@ class SamplingHandlers:
             links = table.directory.rows.links(live)
             head = replay_pb2.ReadResponse(
                 keys=live.tobytes(),
-                priorities=table.priorities(live).tobytes(),
+                priorities=table.priorities(live, of_others=math.nan).tobytes(),
                 streams=links[:, 0].tobytes(),
                 episodes=links[:, 1].tobytes(),
                 table_uid=table.uid,
             )
-            return head, [live]
+            if table.config.steps is not None:
+                head.steps = steps_of(links).tobytes()
+                head.ends = ends_of(links).tobytes()
+            return head, [Gathered(live)]
 
         return await reply_with_rows(table, choose, len(keys))
 
@@ -123,8 +137,9 @@ class SamplingHandlers:
 
     def _check_size(self, wanted: _Wanted) -> None:
         table, bounds = self._catalog.find(wanted.table, wanted.uid), self._catalog.bounds
-        check_reply_size(table, wanted.rows, bounds.max_rows_bytes, wanted.batches)
-        bounds.check_rows(wanted.rows)
+        rows = wanted.rows * window_rows(table)
+        check_reply_size(table, rows, bounds.max_rows_bytes, wanted.batches)
+        bounds.check_rows(rows)
 
     async def _update(self, call: Call, table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
         keys = fields.keys(update.keys)
@@ -142,12 +157,12 @@ class SamplingHandlers:
 
     def _replaces_batch(self, table: Table, same_host: replay_pb2.SameHost) -> bool:
         """Whether a draw replaces an earlier one, already counted, whose rows the caller could not copy in time."""
-        return same_host.overtaken and table.size > 0 and self._may_copy(table, same_host)
+        return same_host.overtaken and table.drawable > 0 and self._may_copy(table, same_host)
 
     async def _admit(self, call: Call, wanted: _Wanted) -> Table:
         """Wait until the draws are allowed, and return the table; does not suspend if they already are."""
         table = self._catalog.find(wanted.table, wanted.uid)
-        if (table.gate is not None or not table.size) and not self._replaces_batch(table, wanted.same_host):
+        if (table.gate is not None or not table.drawable) and not self._replaces_batch(table, wanted.same_host):
             await self._catalog.waiters.draw(call.caller, table, wanted.rows, wanted.wait_s)
             table = self._catalog.find(wanted.table, wanted.uid or table.uid)
         return table
@@ -156,9 +171,10 @@ class SamplingHandlers:
         """Draw admitted batches and build the reply; refuse if the table was dropped or reset meanwhile."""
         resets = table.resets
         copies = self._may_copy(table, wanted.same_host) and not wanted.same_host.overtaken
+        rows = wanted.rows * window_rows(table)
         row_bytes = 0 if copies else table.config.schema.row_bytes
         try:
-            await hold_reply(call, self._catalog, reply_bytes(wanted.rows, row_bytes, wanted.batches), wanted.rows)
+            await hold_reply(call, self._catalog, reply_bytes(rows, row_bytes, wanted.batches), rows)
             async with table.draws.turn:
                 self._check_same(table, resets)
                 return await self._handed_out(table, wanted, reply, copies=copies)
@@ -174,7 +190,7 @@ class SamplingHandlers:
 
         def choose() -> Choice:
             drawn[:] = table.draw_at(wanted.draw, points)
-            return reply(table, drawn), [batch.keys for batch in drawn]
+            return reply(table, drawn), [Gathered(batch.keys, batch.windows) for batch in drawn]
 
         if copies:
             answer = choose()[0].SerializeToString()
@@ -182,7 +198,7 @@ class SamplingHandlers:
         else:
             if self._replaces_batch(table, wanted.same_host):
                 table.figures.counts.overtaken_copies += 1
-            answer = await reply_with_rows(table, choose, len(points))
+            answer = await reply_with_rows(table, choose, len(points) * window_rows(table))
         self._check_same(table, resets)
         table.hand_out(drawn)
         # There may be room now.
@@ -203,7 +219,9 @@ def _wanted(
 
 
 def _fields(batch: DrawnBatch) -> dict[str, Any]:
+    windows = {} if batch.windows is None else _window_fields(batch.windows)
     return {
+        **windows,
         "keys": batch.keys.tobytes(),
         "probabilities": batch.probabilities.tobytes(),
         "weights": batch.weights.tobytes(),
@@ -212,4 +230,14 @@ def _fields(batch: DrawnBatch) -> dict[str, Any]:
         "total_mass": batch.total_mass,
         "smallest_probability": batch.smallest_probability,
         "inserted": batch.inserted,
+        "drawable": batch.drawable,
+    }
+
+
+def _window_fields(windows: Windows) -> dict[str, Any]:
+    return {
+        "window_keys": windows.keys.tobytes(),
+        "before": windows.before.tobytes(),
+        "after": windows.after.tobytes(),
+        "ends": windows.ends.tobytes(),
     }

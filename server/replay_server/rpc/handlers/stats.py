@@ -13,6 +13,7 @@ from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import __version__
+from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call
 from replay_server.rpc.endpoint import AnyEndpoint
@@ -86,6 +87,7 @@ class StatsHandler:
             unsynced=table.directory.unsynced,
             failed_syncs=figures.failed_syncs,
             rate_limiter=_limiter(table),
+            steps=_steps(table),
             sampled_same_host=figures.copied_by_clients,
             overtaken=figures.overtaken_copies,
             batches=figures.batches,
@@ -108,10 +110,18 @@ class StatsHandler:
             keys = np.arange(table.oldest, table.inserted)
         else:
             keys = self._random.integers(table.oldest, table.inserted, _QUANTILE_ROWS)
-        values = np.quantile(table.priorities(keys), _QUANTILES)
+        priorities = table.priorities(keys)
+        drawable = priorities[priorities != DEAD_PRIORITY]
+        if not len(drawable):
+            return []
+        values = np.quantile(drawable, _QUANTILES)
         # Use the exact minimum and maximum.
         values[0], values[-1] = table.smallest_priority, table.largest_priority
         return _quantiles(values)
+
+
+def _steps(table: Table) -> replay_pb2.StepStats | None:
+    return None if table.step_counts is None else replay_pb2.StepStats(**table.step_counts._asdict())
 
 
 def _limiter(table: Table) -> replay_pb2.LimiterStats | None:

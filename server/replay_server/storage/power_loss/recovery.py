@@ -59,7 +59,7 @@ def recover(folder: Path, config: TableConfig) -> None:
         OSError: a file cannot be read or written.
     """
     began = time.monotonic()
-    rows = RowStore(folder, config.schema, config.slots, create=False, checked=True)
+    rows = RowStore(folder, config.schema, config.slots, create=False, link=config.link, checked=True)
     points = SyncPoints(folder, create=False)
     try:
         assert rows.checksums is not None

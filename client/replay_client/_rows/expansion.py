@@ -1,0 +1,136 @@
+"""Builds the columns of a batch from the rows of its windows, for tables of steps.
+
+    expansion = Expansion(steps)
+    expansion.write(windows, carried, columns)      # `columns` are uninitialized arrays, as `steps.sampled` describes
+
+Every value is copied once, from where its row is to its place in the batch, and padded places are cleared afterwards.
+Rows are copied as bytes, because received ones are not aligned. Columns with the same layout share their indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.framing import Array
+from replay_proto.schema import Column
+from replay_proto.steps import Discount, Mask, Return, Sequences, Stack, Steps, Transitions
+
+from replay_client._rows.windows import Indices, Layout, Windows
+
+RowBytes: TypeAlias = NDArray[np.uint8]
+"""uint8[n, row_bytes]: a column of rows, as bytes."""
+Recipe: TypeAlias = Callable[[Windows, Mapping[str, RowBytes], Array], None]
+"""Writes a column of a batch from the stored columns, by name."""
+
+
+class Expansion:
+    """Writes the columns of batches of one table."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._recipes: Final = dict(_recipes(steps))
+
+    def write(self, windows: Windows, carried: Mapping[str, RowBytes], columns: Mapping[str, Array]) -> None:
+        """Write all columns.
+
+        Args:
+            windows: of the batch.
+            carried: stored columns by name, `Steps.carried` at least.
+            columns: output arrays by name, C-contiguous ``dtype[b, *shape]``.
+        """
+        for name, recipe in self._recipes.items():
+            recipe(windows, carried, columns[name])
+
+
+def as_bytes(column: Array) -> RowBytes:
+    """A contiguous column ``dtype[n, *shape]`` as bytes."""
+    return column.reshape(len(column), -1).view(np.uint8)
+
+
+def _recipes(steps: Steps) -> Iterator[tuple[str, Recipe]]:
+    item = steps.item
+    around = Layout(item.burn_in, item.length - 1) if isinstance(item, Sequences) else Layout()
+    for name, column in steps.schema.items():
+        if column.sampled:
+            yield name, _first_row(name, around.before) if column.at == "start" else _taken(name, column, around)
+    for name, derived in steps.derived.items():
+        match derived:
+            case Stack():
+                layout = around._replace(
+                    stacked=derived.count, repeats=derived.padding == "repeat", ahead=derived.ahead
+                )
+                yield name, _taken(derived.of, steps.schema[derived.of], layout)
+            case Return():
+                assert isinstance(item, Transitions)
+                yield name, _n_step_return(derived.of, steps.schema[derived.of], item)
+            case Discount():
+                yield name, _discount(item) if isinstance(item, Transitions) else _discounts(item)
+            case Mask():
+                yield name, lambda windows, _, column: np.copyto(column, _is_step(windows, around))
+
+
+def _taken(source: str, stored: Column, layout: Layout) -> Recipe:
+    row_bytes = stored.row_bytes
+
+    def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
+        places = windows.places(layout)
+        rows = column.reshape(-1).view(np.uint8).reshape(-1, row_bytes)
+        # With any mode but "raise", take() writes directly to its output; all rows are in range.
+        carried[source].take(places.rows, axis=0, out=rows, mode="clip")
+        if places.padded is not None:
+            rows[places.padded] = 0
+
+    return write
+
+
+def _first_row(source: str, before: int) -> Recipe:
+    def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
+        carried[source].take(windows.first_rows(before), axis=0, out=as_bytes(column), mode="clip")
+
+    return write
+
+
+def _n_step_return(source: str, stored: Column, item: Transitions) -> Recipe:
+    places = np.arange(item.n_step)[:, None]
+
+    def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
+        rows = carried[source].take(windows.next_rows(item.n_step), axis=0)
+        rewards = rows.view(stored.dtype).reshape(item.n_step, len(windows), *stored.shape).astype(np.float64)
+        if windows.after.min() < item.n_step:
+            rewards[places >= windows.after] = 0.0  # the last row comes after the last reward
+        total = rewards[-1]
+        for reward in rewards[-2::-1]:
+            total = reward + item.gamma * total
+        np.copyto(column, total, casting="same_kind")
+
+    return write
+
+
+def _discount(item: Transitions) -> Recipe:
+    powers = np.array([item.gamma**steps for steps in range(item.n_step + 1)], np.float32)
+
+    def write(windows: Windows, _: Mapping[str, RowBytes], column: Array) -> None:
+        np.copyto(column, powers[windows.after] * ~windows.is_terminated)
+
+    return write
+
+
+def _discounts(item: Sequences) -> Recipe:
+    around = Layout(item.burn_in, item.length - 1)
+    gamma = np.float32(item.gamma)
+
+    def write(windows: Windows, _: Mapping[str, RowBytes], column: Array) -> None:
+        np.multiply(_is_step(windows, around), gamma, out=column)
+        (terminated,) = windows.is_terminated.nonzero()
+        column[terminated, item.burn_in + windows.after[terminated] - 1] = 0.0
+
+    return write
+
+
+def _is_step(windows: Windows, around: Layout) -> NDArray[np.bool_]:
+    """bool[b, places]: which places of sequences hold a step."""
+    places: Indices = np.arange(-around.before, around.after + 1)
+    last_step = windows.after - windows.is_closed
+    return (places >= -windows.before[:, None]) & (places <= last_step[:, None])

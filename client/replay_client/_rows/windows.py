@@ -1,0 +1,135 @@
+"""Where the rows of drawn windows are, and which of them belong to each place of a column.
+
+    windows = Windows(before, after, ends, rows=np.arange(r))
+    places = windows.places(Layout(count=4))        # the last four rows up to each anchor
+    source.take(places.rows, axis=0, out=column)
+    column[places.padded] = 0
+
+A window has consecutive steps of one episode, oldest first; all windows of a batch follow each other. Places are
+numbered through: all places of the first item, then those of the second.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.v1 import replay_pb2
+
+Indices = NDArray[np.int64]
+
+
+class Layout(NamedTuple):
+    """Which rows a column has, relative to the anchor of each window."""
+
+    before: int = 0
+    """Places before the base. All places of a column are consecutive steps."""
+    after: int = 0
+    """Places after it."""
+    stacked: int = 1
+    """Rows at each place; the others are the steps before."""
+    repeats: bool = False
+    """Whether the first row of the window stands for rows that would be before it."""
+    ahead: bool = False
+    """Whether the base is the last row of the window, and not its anchor."""
+
+
+class Places(NamedTuple):
+    """The rows of a column."""
+
+    rows: Indices
+    """int64[items * places * count]: where each is; anywhere for padded ones."""
+    padded: NDArray[np.bool_] | None
+    """bool, of the same shape: those without a row. None: there are none."""
+
+
+class Windows:
+    """The windows of one batch of b items."""
+
+    def __init__(
+        self,
+        before: NDArray[np.int32],
+        after: NDArray[np.int32],
+        ends: NDArray[np.uint8],
+        rows: Indices,
+        *,
+        starts_apart: bool = False,
+    ) -> None:
+        """Describe the windows.
+
+        Args:
+            before: int32[b], rows before each anchor.
+            after: int32[b], rows after it.
+            ends: uint8[b], whether the last row closes the episode, an `EpisodeEnd` each.
+            rows: int64[r], where each row of the windows is in the columns that it is taken from.
+            starts_apart: whether columns at the start have only their b values, one for each window.
+        """
+        self.after = after.astype(np.int64)
+        """int64[b]: rows after each anchor."""
+        self.before = before.astype(np.int64)
+        """int64[b]: rows before each anchor."""
+        self._ends = ends
+        self._rows = rows
+        self._starts_apart = starts_apart
+        self._lasts = np.cumsum(self.before + self.after + 1) - 1
+        self._anchors = self._lasts - self.after
+        self._firsts = self._anchors - self.before
+        self._places: dict[Layout, Places] = {}
+
+    def __len__(self) -> int:
+        return len(self.after)
+
+    @property
+    def is_closed(self) -> NDArray[np.bool_]:
+        """bool[b]: whether the last row closes the episode."""
+        is_closed: NDArray[np.bool_] = self._ends != replay_pb2.EPISODE_END_UNSPECIFIED
+        return is_closed
+
+    @property
+    def is_terminated(self) -> NDArray[np.bool_]:
+        """bool[b]: whether the last row closes the episode with a terminal state."""
+        is_terminated: NDArray[np.bool_] = self._ends == replay_pb2.EPISODE_END_TERMINATED
+        return is_terminated
+
+    def first_rows(self, before: int) -> Indices:
+        """int64[b]: where columns at the start have the first row, at most ``before`` rows before each anchor."""
+        if self._starts_apart:
+            return np.arange(len(self))
+        return self._rows[self._anchors - np.minimum(self.before, before)]
+
+    def next_rows(self, count: int) -> Indices:
+        """int64[count, b]: where the anchor and the rows after it are; beyond the last row of a window, anywhere."""
+        rows: Indices
+        if count == 1:
+            rows = self._rows.take(self._anchors)[None]
+        else:
+            rows = self._rows.take(np.minimum(self._anchors + np.arange(count)[:, None], self._lasts))
+        return rows
+
+    def places(self, layout: Layout) -> Places:
+        """The rows of all columns with a layout."""
+        found = self._places.get(layout)
+        if found is None:
+            found = self._places[layout] = self._placed(layout)
+        return found
+
+    def _placed(self, layout: Layout) -> Places:
+        base = self._lasts if layout.ahead else self._anchors
+        if layout.stacked == 1 and not layout.before and not layout.after:
+            return Places(self._rows[base], None)
+        if not layout.before and not layout.after:
+            wanted = base[:, None] + np.arange(1 - layout.stacked, 1)
+            rows = np.maximum(wanted, self._firsts[:, None])
+            return self._found(rows, None if layout.repeats else rows != wanted)
+        firsts, lasts = self._firsts[:, None, None], self._lasts[:, None, None]
+        places = (base[:, None] + np.arange(-layout.before, layout.after + 1))[:, :, None]
+        wanted = places + np.arange(1 - layout.stacked, 1)
+        rows = np.minimum(np.maximum(wanted, firsts), lasts)
+        padded = (places < firsts) | (places > lasts)
+        return self._found(rows, padded if layout.repeats else padded | (wanted < firsts))
+
+    def _found(self, rows: Indices, padded: NDArray[np.bool_] | None) -> Places:
+        is_padded = padded is not None and bool(padded.any())
+        flags = np.broadcast_to(padded, rows.shape).ravel() if padded is not None and is_padded else None
+        return Places(self._rows.take(rows.ravel()), flags)

@@ -1,0 +1,1 @@
+"""How rows reach a table: streams of experience, delivery of blocks, single inserts."""

@@ -1,0 +1,285 @@
+"""Delivers blocks of rows exactly once, in the background.
+
+    delivery = Delivery(connection, table, block, ...)
+    with delivery.changed:
+        delivery.check()                        # raises what went wrong
+        block.add(...)
+        delivery.added()                        # sends the block when it is full, or due
+        delivery.send(deadline)                 # sends it now
+        delivery.wait_for_all(deadline)
+
+A background thread processes acknowledgements, reconnects, and sends unacknowledged blocks again; sequence numbers
+prevent duplicates. Errors are kept for the next call.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from replay_proto.framing import Array, column_views, message_with_rows, split_message
+from replay_proto.v1 import replay_pb2
+
+from replay_client._rows.block import RowBlock
+from replay_client._transport.answered_stream import AnsweredStream, Request
+from replay_client._transport.connection import Connection
+from replay_client._transport.insert_ids import WRITER_ID_BYTES
+from replay_client._transport.time_limits import left_s
+from replay_client.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    InternalServerError,
+    ReplayError,
+    SequenceTooOldError,
+    ServerUnavailableError,
+    TableResetError,
+    WriterUnknownError,
+)
+from replay_client.results.description import TableDescription
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Block(Request):
+    """Rows in flight."""
+
+    sequence: int = 0
+    row_count: int = 0
+
+
+class Delivery:
+    """See the module. Methods other than `close` expect that the caller holds `changed`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        table: TableDescription,
+        block: RowBlock,
+        *,
+        max_blocks_in_flight: int,
+        max_delay_s: float,
+        reconnect_timeout_s: float | None,
+    ) -> None:
+        """The first block opens the stream."""
+        self.acknowledged = 0
+        """Acknowledged rows."""
+        self._table = table
+        self._block = block
+        self._block_began_s = 0.0
+        self._max_delay_s = max_delay_s
+        self._max_blocks_in_flight = max_blocks_in_flight
+        self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
+        self._sequence = 0
+        self._error: ReplayError | None = None  # to be raised by the next call
+        self._is_paused = False  # the background thread waits for a call before it retries
+        self._is_closed = False
+        self._stream: AnsweredStream[_Block] = AnsweredStream(
+            connection,
+            "Write",
+            reconnect_timeout_s=reconnect_timeout_s,
+            keep_refused=True,
+            before_waiting=self._send_if_due,
+        )
+        self.changed = self._stream.changed
+        """Guards all state; notified of every change."""
+        self._receiver: threading.Thread | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closed
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that are not acknowledged, including those of the block."""
+        return self._block.count + sum(block.row_count for block in self._stream.pending)
+
+    def added(self, count: int = 1) -> None:
+        """Take note of ``count`` added rows; send the block if as many do not fit again, unless that needs a wait."""
+        if self._block.count == count:
+            self._begin_block()
+        if self._block.room < count:
+            self.send_if_possible()
+
+    def send_if_possible(self) -> None:
+        """Send the block, unless that needs a wait."""
+        if self._block.count and not self._is_full:
+            self._hand_over()
+
+    def send(self, deadline: float) -> None:
+        """Send the block once fewer blocks are in flight; raises like `wait`."""
+        while self._block.count and self._is_full:
+            self._wait(deadline)
+        if self._block.count:
+            self._hand_over()
+
+    def check(self) -> None:
+        """Raise the background thread's error. If it is temporary and was already raised, let the thread retry."""
+        if self._error is None and not self._is_paused and not self._is_closed:
+            return
+        if self._is_closed:
+            raise ClosedError("this writer is closed")
+        error = self._error
+        if error is None:
+            self._is_paused = False
+            self.changed.notify_all()
+            return
+        if _may_pass(error):
+            self._error = None
+        raise error.with_traceback(None)
+
+    def wait_for_all(self, deadline: float) -> None:
+        """Wait until all blocks sent so far are acknowledged.
+
+        Raises:
+            DeadlineExceededError: timed out.
+            ReplayError: rows could not be sent.
+        """
+        last = self._sequence
+        while self._stream.pending and self._stream.pending[0].sequence <= last:
+            self._wait(deadline)
+
+    def _wait(self, deadline: float) -> None:
+        """Wait for a change; raise on errors and at the deadline."""
+        left = left_s(deadline)
+        if left == 0:
+            raise DeadlineExceededError(
+                f"{self.in_flight:,} rows of table {self._table.name!r} were not acknowledged in time; an open "
+                "writer keeps sending them"
+            )
+        self.changed.wait(left)
+        self.check()
+
+    def unacknowledged(self) -> list[dict[str, Array]]:
+        """The rows of each unacknowledged block by column, oldest first."""
+        sent = [
+            (split_message(replay_pb2.WriteRequest, each.data).rows, each.row_count) for each in self._stream.pending
+        ]
+        return [*(column_views(self._table.schema, rows, count) for rows, count in sent), self._block.columns()]
+
+    def close(self) -> None:
+        """Stop; waits for the background thread."""
+        with self.changed:
+            self._is_closed = True
+            self.changed.notify_all()
+        self._stream.close()
+        if self._receiver is not None:
+            self._receiver.join()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._stream.pending) >= self._max_blocks_in_flight
+
+    def _begin_block(self) -> None:
+        self._block_began_s = time.monotonic()
+        if self._receiver is None:
+            self._receiver = threading.Thread(target=self._receive_all, name="replay-writer", daemon=True)
+            self._receiver.start()
+        self.changed.notify_all()  # the background thread must check the block's age
+
+    def _send_if_due(self) -> float | None:
+        """Send the block if it is due; return the seconds until then, or None if it is empty."""
+        if not self._block.count:
+            return None
+        left = left_s(self._block_began_s + self._max_delay_s)
+        if left != 0:
+            return left
+        self.send_if_possible()  # otherwise woken by an acknowledgement
+        return None
+
+    def _hand_over(self) -> None:
+        self._sequence += 1
+        count = self._block.count
+        head = replay_pb2.WriteRequest(
+            table=self._table.name,
+            table_uid=self._table.uid,
+            writer_id=self._writer_id,
+            insertion=replay_pb2.Insertion(sequence=self._sequence),
+        )
+        self._stream.send(_Block(self._block.take(head), sequence=self._sequence, row_count=count))
+
+    def _receive_all(self) -> None:
+        """Process acknowledgements until the writer is closed or fails; runs in a background thread."""
+        while True:
+            try:
+                block, answer = self._stream.receive()
+                self._acknowledge(block, replay_pb2.WriteResponse.FromString(bytes(answer)).sequence)
+            except SequenceTooOldError:
+                self._acknowledge_unanswered()
+            except TableResetError:
+                continue  # The table was reset while the block waited, so it was not inserted: send it again.
+            except WriterUnknownError as error:
+                if not self._begin_anew():
+                    return self._end(error)
+            except ClosedError as error:  # The writer or its client was closed.
+                return self._end(error)
+            except ReplayError as error:
+                if not _may_pass(error):
+                    return self._end(error)
+                self._report(error)
+            except Exception as error:
+                log.exception("a writer of table %r failed", self._table.name)
+                return self._end(InternalServerError(f"cannot parse the reply: {error!r}"))
+
+    def _acknowledge(self, block: _Block, sequence: int) -> None:
+        if sequence != block.sequence:
+            raise InternalServerError(f"expected a reply to block {block.sequence}, got one to block {sequence}")
+        with self.changed:
+            self.acknowledged += block.row_count
+            self.changed.notify_all()
+
+    def _acknowledge_unanswered(self) -> None:
+        """Acknowledge the oldest block: it was applied long ago. Its keys, since forgotten, are not needed."""
+        with self.changed:
+            oldest, *others = self._stream.pending
+            self._stream.replace_pending(others)
+            self._acknowledge(oldest, oldest.sequence)
+
+    def _begin_anew(self) -> bool:
+        """Switch to a new writer id; False if that could insert rows twice.
+
+        The server forgets idle writers. If no pending block was sent on an earlier stream, none was applied.
+        """
+        with self.changed:
+            if any(block.attempts > 1 for block in self._stream.pending):
+                return False
+            self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
+            renumbered = [
+                _renumbered(block, self._writer_id, sequence)
+                for sequence, block in enumerate(self._stream.pending, start=1)
+            ]
+            self._sequence = len(renumbered)
+            self._stream.replace_pending(renumbered)
+            return True
+
+    def _report(self, error: ReplayError) -> None:
+        """Make the next call raise the error, and pause until the call after it."""
+        with self.changed:
+            self._error = error
+            self._is_paused = True
+            self.changed.notify_all()
+            while self._is_paused and not self._is_closed:
+                self.changed.wait()
+
+    def _end(self, error: ReplayError) -> None:
+        with self.changed:
+            self._error = error
+            self.changed.notify_all()
+
+
+def _may_pass(error: ReplayError) -> bool:
+    return isinstance(error, ServerUnavailableError) or error.reason == "NO_SPACE"
+
+
+def _renumbered(block: _Block, writer_id: bytes, sequence: int) -> _Block:
+    framed = split_message(replay_pb2.WriteRequest, block.data)
+    framed.head.writer_id = writer_id
+    framed.head.insertion.sequence = sequence
+    rows = np.frombuffer(framed.rows, np.uint8)
+    message = message_with_rows(framed.head, len(rows), lambda into: np.copyto(into, rows))
+    return _Block(message, sequence=sequence, row_count=block.row_count)

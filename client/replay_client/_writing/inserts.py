@@ -1,0 +1,80 @@
+"""Inserts rows exactly once, in requests of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.framing import Array
+from replay_proto.v1 import replay_pb2
+
+from replay_client._rows.checks import packed_rows
+from replay_client._transport.connection import Connection
+from replay_client._transport.insert_ids import InsertId, InsertIds
+from replay_client.errors import WriterUnknownError
+from replay_client.results.description import TableDescription
+
+
+class Inserts:
+    """Inserts into one table. Thread-safe."""
+
+    def __init__(self, table: TableDescription) -> None:
+        self._table = table
+        self._ids = InsertIds()
+
+    def insert(
+        self,
+        connection: Connection,
+        columns: Mapping[str, Array],
+        priorities: NDArray[np.float64] | None,
+        *,
+        wait_s: float,
+        timeout_s: float,
+        margin_s: float,
+    ) -> list[NDArray[np.int64]]:
+        """Insert rows in one request.
+
+        Args:
+            connection: to the server.
+            columns: from `checked_rows`.
+            priorities: float64[n], or None.
+            wait_s: seconds that the server waits for the rate limiter, or for room in a queue.
+            timeout_s: seconds to wait for the server.
+            margin_s: added, so that the server times out first.
+
+        Returns:
+            The keys of the rows, as ranges.
+        """
+        with self._ids.lend() as insert_id:
+            message = self._message(insert_id, columns, priorities, wait_s)
+            try:
+                answer = connection.call("Insert", message, timeout_s=timeout_s, margin_s=margin_s, repeat=True)
+            except WriterUnknownError as error:
+                if error.attempts > 1:
+                    raise
+                # The server forgets idle writers. A refused first attempt was never applied.
+                insert_id.begin_anew()
+                message = self._message(insert_id, columns, priorities, wait_s)
+                answer = connection.call("Insert", message, timeout_s=timeout_s, margin_s=margin_s, repeat=True)
+        ranges = replay_pb2.InsertResponse.FromString(answer).keys
+        return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
+
+    def _message(
+        self,
+        insert_id: InsertId,
+        columns: Mapping[str, Array],
+        priorities: NDArray[np.float64] | None,
+        wait_s: float,
+    ) -> bytes:
+        row_count = len(next(iter(columns.values())))
+        insertion = replay_pb2.Insertion(
+            row_count=row_count,
+            priorities=b"" if priorities is None else priorities.tobytes(),
+            sequence=insert_id.sequence,
+            wait_s=wait_s,
+        )
+        head = replay_pb2.InsertRequest(
+            table=self._table.name, table_uid=self._table.uid, writer_id=insert_id.writer_id, insertion=insertion
+        )
+        return packed_rows(head, self._table.schema, columns, row_count)

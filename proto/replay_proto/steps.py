@@ -1,0 +1,355 @@
+"""Tables of steps: what they draw, and the columns that clients derive from the stored ones.
+
+    columns = {
+        "frame": Column("uint8", (84, 84), sampled=False),
+        "reward": Column("float32", sampled=False),
+        "obs": Stack("frame", 4),
+        "next_obs": Stack("frame", 4, ahead=True),
+        "n_return": Return("reward"),
+    }
+    steps, schema = Steps.of(columns, Transitions(n_step=3, gamma=0.99))
+
+Writers store each step of an episode once. A drawn item is a window of consecutive steps, which belongs to its anchor:
+one step with what n steps lead to (`Transitions`), or several steps in a row (`Sequences`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+
+from replay_proto.errors import FieldError
+from replay_proto.schema import Column, Schema
+from replay_proto.v1 import replay_pb2
+
+MAX_WINDOW: Final = 4096
+"""Maximum rows of a window."""
+Padding = Literal["zero", "repeat"]
+"""Fills the places of a stack before an episode's first step: zeros, or the first value."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The values of a column at consecutive steps, oldest first: ``dtype[count, *shape]``; ``[*shape]`` for one."""
+
+    of: str
+    """The stored column."""
+    count: int
+    """Number of steps, at least 1."""
+    padding: Padding = "zero"
+    """Fills the places before the episode's first step."""
+    ahead: bool = False
+    """False: ends at the drawn step. True: ends n steps later, or at the episode's end. Only with `Transitions`."""
+
+
+def Next(of: str) -> Stack:  # noqa: N802 - used like the classes beside it
+    """The value of a column n steps later, or at the episode's end. Only with `Transitions`."""
+    return Stack(of, 1, ahead=True)
+
+
+@dataclass(frozen=True)
+class Return:
+    """The n-step return: ``sum of gamma**i * value`` over the steps of the window but its last. With `Transitions`."""
+
+    of: str
+    """The stored column, of a floating-point dtype, which the return has, too."""
+
+
+@dataclass(frozen=True)
+class Discount:
+    """The factor of the value that follows, float32; 0 after a terminal state.
+
+    With `Transitions`, ``gamma**k`` after the k steps of the return; with `Sequences`, ``gamma`` at each step.
+    """
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which places of a sequence hold a step, bool. Only with `Sequences`."""
+
+
+Derived: TypeAlias = Stack | Return | Discount | Mask
+"""A column that batches have, and rows do not."""
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Draws single steps, each with what the next n steps lead to."""
+
+    n_step: int = 1
+    """n, at least 1; at the end of an episode, fewer."""
+    gamma: float = 0.99
+    """Discount factor, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Draws sequences of steps: columns have the shape ``[burn_in + length, *shape]``.
+
+    A sequence belongs to its anchor at place ``burn_in``, the first step to learn from. Steps before an episode's
+    beginning and after its end are zero. ``Sequences(length=L, period=L)`` draws whole episodes of up to L steps with
+    their last observation, and slices of longer ones.
+    """
+
+    length: int
+    """Steps from the anchor on, at least 1."""
+    burn_in: int = 0
+    """Steps before the anchor, at least 0."""
+    period: int = 1
+    """Steps whose number in the episode is a multiple of this are anchors; 1 to the length."""
+    gamma: float = 0.99
+    """Discount factor, 0 to 1."""
+
+
+Item: TypeAlias = Transitions | Sequences
+"""What a table of steps draws."""
+
+
+class WindowShape(NamedTuple):
+    """How far windows reach."""
+
+    forward: int
+    """Rows beyond the anchor, unless the episode ends earlier."""
+    backward: int
+    """Rows before the anchor, unless the episode begins later."""
+    period: int = 1
+    """Anchors are the steps whose number is a multiple of it."""
+
+    @property
+    def rows(self) -> int:
+        """Maximum rows of a window."""
+        return self.backward + 1 + self.forward
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a table of steps draws."""
+
+    item: Item
+    """Transitions or sequences."""
+    derived: Mapping[str, Derived] = field(hash=False)
+    """Columns that are computed from drawn windows, by name."""
+    schema: Schema = field(repr=False)
+    """The stored columns."""
+
+    def __post_init__(self) -> None:
+        """Check that everything fits together.
+
+        Raises:
+            InvalidArgumentError: names the field that does not.
+        """
+        _check_item(self.item)
+        for name, column in self.derived.items():
+            for problem in self._problems(column):
+                raise FieldError(f"columns.{name}{problem[0]}", *problem[1:])
+        for name, stored in self.schema.items():
+            if stored.at == "start" and not (self.is_sequences and stored.sampled):
+                raise FieldError(f"columns.{name}.at", "'step', except in sampled columns of Sequences", "'start'")
+        Schema({**self.schema, **dict.fromkeys(self.derived, Column("bool"))})  # checks the names
+        if not any(column.sampled for column in self.schema.values()) and not self.derived:
+            raise FieldError("columns", "at least one that is sampled or derived", "none")
+        if self.window.rows > MAX_WINDOW:
+            raise FieldError("steps", f"windows of at most {MAX_WINDOW} rows", f"{self.window.rows}")
+
+    @property
+    def is_sequences(self) -> bool:
+        """Whether it draws sequences."""
+        return isinstance(self.item, Sequences)
+
+    @cached_property
+    def window(self) -> WindowShape:
+        """The windows that it draws."""
+        stacked = max((column.count - 1 for column in self.derived.values() if isinstance(column, Stack)), default=0)
+        if isinstance(self.item, Transitions):
+            return WindowShape(self.item.n_step, stacked)
+        return WindowShape(self.item.length - 1, self.item.burn_in + stacked, self.item.period)
+
+    @cached_property
+    def carried(self) -> Mapping[str, Column]:
+        """The stored columns that batches need: those that are sampled, or the source of another."""
+        sources = {column.of for column in self.derived.values() if isinstance(column, Stack | Return)}
+        return {name: column for name, column in self.schema.items() if column.sampled or name in sources}
+
+    @cached_property
+    def sampled(self) -> Mapping[str, Column]:
+        """The columns of a batch: dtype, and the shape of one item's value."""
+        along = () if isinstance(self.item, Transitions) else (self.item.burn_in + self.item.length,)
+        columns = {
+            name: Column(column.dtype, (*(along if column.at == "step" else ()), *column.shape))
+            for name, column in self.schema.items()
+            if column.sampled
+        }
+        return columns | {name: self._value_of(column, along) for name, column in self.derived.items()}
+
+    def window_bytes(self, rows: int, windows: int) -> int:
+        """Bytes of the carried columns of so many windows with so many rows together."""
+        return sum(column.row_bytes * (windows if column.at == "start" else rows) for column in self.carried.values())
+
+    def _value_of(self, column: Derived, along: tuple[int, ...]) -> Column:
+        match column:
+            case Stack():
+                source = self.schema[column.of]
+                stacked = () if column.count == 1 else (column.count,)
+                return Column(source.dtype, (*along, *stacked, *source.shape))
+            case Return():
+                return Column(self.schema[column.of].dtype, self.schema[column.of].shape)
+            case Discount():
+                return Column("float32", along)
+            case Mask():
+                return Column("bool", along)
+
+    def _problems(self, column: Derived) -> Iterator[tuple[str, str, str]]:
+        """Yield field, what was expected and what came, for a derived column."""
+        if isinstance(column, Mask) and not self.is_sequences:
+            yield "", "no Mask with Transitions, whose steps are all real", "Mask"
+        if isinstance(column, Return) and self.is_sequences:
+            yield "", "no Return with Sequences, whose rewards are drawn step by step", "Return"
+        if not isinstance(column, Stack | Return):
+            return
+        source = self.schema.get(column.of)
+        if source is None:
+            yield ".of", f"a stored column ({', '.join(self.schema)})", repr(column.of)
+        elif source.at != "step":
+            yield ".of", "a column with a value of every step", f"{column.of!r}, at {source.at!r}"
+        elif isinstance(column, Return) and source.dtype.kind != "f":
+            yield ".of", "a column of a floating-point dtype", f"{column.of!r}, {source}"
+        if isinstance(column, Stack):
+            if not _is_whole(column.count) or not 1 <= column.count <= MAX_WINDOW:
+                yield ".count", f"a whole number of 1 to {MAX_WINDOW}", repr(column.count)
+            if column.padding not in get_args(Padding):
+                yield ".padding", "'zero' or 'repeat'", repr(column.padding)
+            if column.ahead and self.is_sequences:
+                yield ".ahead", "False with Sequences", "True"
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Column | Derived], item: Item) -> Steps:
+        """Separate stored from derived columns.
+
+        Raises:
+            InvalidArgumentError: names the invalid field.
+        """
+        derived = {name: column for name, column in columns.items() if isinstance(column, get_args(Derived))}
+        stored = {name: column for name, column in columns.items() if name not in derived}
+        return cls(item, derived, Schema(stored))  # type: ignore[arg-type]  # Schema refuses anything else
+
+    def to_proto(self) -> replay_pb2.Steps:
+        """Convert the item to the protobuf message."""
+        if isinstance(self.item, Transitions):
+            return replay_pb2.Steps(gamma=self.item.gamma, transitions=replay_pb2.Transitions(n_step=self.item.n_step))
+        sequences = replay_pb2.Sequences(length=self.item.length, burn_in=self.item.burn_in, period=self.item.period)
+        return replay_pb2.Steps(gamma=self.item.gamma, sequences=sequences)
+
+    def columns_to_proto(self) -> list[replay_pb2.Column]:
+        """Convert all columns to protobuf messages, stored ones first."""
+        derived = [replay_pb2.Column(name=name, derived=_derived_to_proto(c)) for name, c in self.derived.items()]
+        return self.schema.to_proto(of_steps=True) + derived
+
+    @classmethod
+    def from_proto(cls, steps: replay_pb2.Steps, columns: Iterable[replay_pb2.Column]) -> Steps:
+        """Read what a table draws, and its columns.
+
+        Raises:
+            InvalidArgumentError: names the invalid field.
+        """
+        stored, derived = [], {}
+        for column in columns:
+            if column.WhichOneof("source") != "derived":
+                stored.append(column)
+            elif column.name in derived:
+                raise FieldError(f"columns.{column.name}", "a name used once", "it again")
+            else:
+                derived[column.name] = _derived_from_proto(column)
+        return cls(_item_from_proto(steps), derived, Schema.from_proto(stored, of_steps=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a manifest's JSON, without the stored columns."""
+        return {
+            "item": {"kind": type(self.item).__name__, **vars(self.item)},
+            "derived": {name: {"kind": type(c).__name__, **vars(c)} for name, c in self.derived.items()},
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any], schema: Schema) -> Steps:
+        """Read `to_json`.
+
+        Raises:
+            InvalidArgumentError: names the invalid field.
+            KeyError, TypeError: a field is missing or unknown.
+        """
+        derived = {name: _of_kind(column, get_args(Derived)) for name, column in stored["derived"].items()}
+        return cls(_of_kind(stored["item"], get_args(Item)), derived, schema)
+
+
+def _check_item(item: Item) -> None:
+    if not isinstance(item, get_args(Item)):
+        raise FieldError("steps", "Transitions or Sequences", repr(item))
+    if not 0.0 <= item.gamma <= 1.0:
+        raise FieldError("steps.gamma", "0 to 1", repr(item.gamma))
+    least = {"n_step": 1, "length": 1, "burn_in": 0, "period": 1}
+    most = {"period": item.length if isinstance(item, Sequences) else 1}
+    for name in (each.name for each in fields(item) if each.name != "gamma"):
+        value = getattr(item, name)
+        if not _is_whole(value) or not least[name] <= value <= most.get(name, MAX_WINDOW):
+            raise FieldError(
+                f"steps.{name}", f"a whole number of {least[name]} to {most.get(name, MAX_WINDOW)}", repr(value)
+            )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _derived_to_proto(column: Derived) -> replay_pb2.DerivedColumn:
+    match column:
+        case Stack():
+            return replay_pb2.DerivedColumn(
+                stack=replay_pb2.Stack(
+                    of=column.of, count=column.count, repeats=column.padding == "repeat", ahead=column.ahead
+                )
+            )
+        case Return():
+            return replay_pb2.DerivedColumn(n_step_return=replay_pb2.Return(of=column.of))
+        case Discount():
+            return replay_pb2.DerivedColumn(discount=replay_pb2.Discount())
+        case Mask():
+            return replay_pb2.DerivedColumn(mask=replay_pb2.Mask())
+
+
+def _derived_from_proto(column: replay_pb2.Column) -> Derived:
+    match column.derived.WhichOneof("kind"):
+        case "stack":
+            stack = column.derived.stack
+            return Stack(stack.of, stack.count, "repeat" if stack.repeats else "zero", stack.ahead)
+        case "n_step_return":
+            return Return(column.derived.n_step_return.of)
+        case "discount":
+            return Discount()
+        case "mask":
+            return Mask()
+        case _:
+            raise FieldError(
+                f"columns.{column.name}.derived",
+                "stack, n_step_return, discount or mask",
+                "a kind unknown to this version",
+            )
+
+
+def _item_from_proto(steps: replay_pb2.Steps) -> Item:
+    match steps.WhichOneof("item"):
+        case "transitions":
+            return Transitions(steps.transitions.n_step, steps.gamma)
+        case "sequences":
+            item = steps.sequences
+            return Sequences(item.length, item.burn_in, item.period, steps.gamma)
+        case _:
+            raise FieldError("steps.item", "transitions or sequences", "a kind unknown to this version")
+
+
+def _of_kind(stored: Mapping[str, Any], kinds: Iterable[type[Any]]) -> Any:
+    arguments = dict(stored)
+    kind = arguments.pop("kind")
+    return {each.__name__: each for each in kinds}[kind](**arguments)

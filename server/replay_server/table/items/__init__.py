@@ -1,0 +1,1 @@
+"""What a table draws: single rows, or windows of steps."""

@@ -1,0 +1,249 @@
+"""Kernels over the links between steps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_server.kernels.compile import Integers, kernel, part_of_kernel
+
+BYTES_PER_SLOT = 9
+
+FIRST, CLOSING, TERMINATED, ANCHOR, DRAWABLE, BROKEN = 1, 2, 4, 8, 16, 32
+"""Flags of a row. An anchor is drawable while its window is complete, and broken once one of its rows is gone."""
+ANCHORS, DRAWABLES, BROKENS, CLOSINGS = range(4)
+"""Positions in `Links.counts`."""
+
+
+class Links(NamedTuple):
+    """Links of all slots of a ring. Those of slots without a live row are not used, and their flags are 0."""
+
+    back: NDArray[np.int32]
+    """int32[slots]: distance in keys to the previous step; 0: none."""
+    ahead: NDArray[np.int32]
+    """int32[slots]: distance in keys to the next step; 0: none."""
+    flags: NDArray[np.uint8]
+    """uint8[slots]."""
+    counts: Integers
+    """int64[4]: live anchors, and those among them that are drawable or broken; live closing rows."""
+
+
+def empty_links(slots: int) -> Links:
+    """Links of an empty ring."""
+    back, ahead = np.zeros(slots, np.int32), np.zeros(slots, np.int32)
+    return Links(back, ahead, np.zeros(slots, np.uint8), np.zeros(4, np.int64))
+
+
+@kernel
+def link(links: Links, first: int, count: int, step: int, distance: int, closing: int, period: int) -> None:
+    """Link new rows, which are consecutive steps of one episode.
+
+    Args:
+        links: the links.
+        first: key of the first row.
+        count: number of rows.
+        step: number of the first row's step.
+        distance: from the first row back to the previous step; 0: none.
+        closing: flags of the last row if it closes the episode, otherwise 0.
+        period: see `WindowShape`.
+    """
+    slots = len(links.flags)
+    if distance:
+        links.ahead[(first - distance) % slots] = distance
+    for row in range(count):
+        slot = (first + row) % slots
+        links.back[slot] = 1 if row else distance
+        links.ahead[slot] = 1 if row < count - 1 else 0
+        flags = FIRST if step + row == 0 else 0
+        if closing and row == count - 1:
+            flags |= closing
+            links.counts[CLOSINGS] += 1
+        elif (step + row) % period == 0:
+            flags |= ANCHOR
+            links.counts[ANCHORS] += 1
+        links.flags[slot] = flags
+
+
+@kernel
+def complete(
+    links: Links,
+    first: int,
+    count: int,
+    step: int,
+    oldest: int,
+    forward: int,
+    backward: int,
+    period: int,
+    place: int,
+    keys: Integers,
+    places: Integers,
+    found: int,
+) -> int:
+    """Find the anchors whose windows new rows complete, and mark them as drawable or broken.
+
+    Args:
+        links: the links, with the new rows.
+        first: key of the first new row.
+        count: number of new rows.
+        step: number of the first new row's step.
+        oldest: key of the oldest live row.
+        forward: see `WindowShape`.
+        backward: see `WindowShape`.
+        period: see `WindowShape`.
+        place: position of this run's first anchor among the priorities of all runs.
+        keys: int64[n]: output, the drawable anchors in the order of their steps.
+        places: int64[n]: output, the position of each one's priority.
+        found: number of anchors already in the output.
+
+    Returns:
+        Number of anchors in the output.
+    """
+    back, ahead, flags = links.back, links.ahead, links.flags
+    slots = len(flags)
+    first_anchor = (max(0, step - forward) + period - 1) // period
+    # The row `hops` steps before the current one, as far back as `forward` and the links allow.
+    tail, hops = first, 0
+    while hops < forward and back[tail % slots] and tail - back[tail % slots] >= oldest:
+        tail -= back[tail % slots]
+        hops += 1
+    for row in range(count):
+        key = first + row
+        if row:
+            if hops < forward:
+                hops += 1
+            else:
+                tail += ahead[tail % slots]
+        is_closing = flags[key % slots] & CLOSING
+        if hops < forward and not is_closing:
+            continue
+        # A closing row completes all windows that reach it, any other only the one that ends there.
+        anchor, anchor_step = tail, step + row - hops
+        while True:
+            slot = anchor % slots
+            if flags[slot] & (ANCHOR | DRAWABLE | BROKEN) == ANCHOR:
+                if _has_context(anchor, oldest, backward, back, flags):
+                    flags[slot] |= DRAWABLE
+                    links.counts[DRAWABLES] += 1
+                    keys[found] = anchor
+                    places[found] = place + anchor_step // period - first_anchor
+                    found += 1
+                else:
+                    flags[slot] |= BROKEN
+                    links.counts[BROKENS] += 1
+            if not is_closing or anchor == key:
+                break
+            anchor += ahead[slot]
+            anchor_step += 1
+    return found
+
+
+@part_of_kernel
+def _has_context(anchor: int, oldest: int, backward: int, back: NDArray[np.int32], flags: NDArray[np.uint8]) -> bool:
+    """Whether all rows of a window before its anchor are live."""
+    slots = len(flags)
+    key = anchor
+    for _ in range(backward):
+        slot = key % slots
+        if flags[slot] & FIRST:
+            return True
+        if back[slot] == 0 or key - back[slot] < oldest:
+            return False
+        key -= back[slot]
+    return True
+
+
+@kernel
+def evict(links: Links, oldest: int, end: int, backward: int) -> Integers:
+    """Forget the oldest live rows, from ``oldest`` up to ``end``.
+
+    Returns:
+        int64[n]: rows that were drawable, and are now evicted or broken.
+    """
+    ahead, flags, counts = links.ahead, links.flags, links.counts
+    slots = len(flags)
+    gone = np.empty((end - oldest) * (backward + 1), np.int64)
+    found = 0
+    for evicted in range(oldest, end):
+        key = evicted
+        for _ in range(backward + 1):
+            slot = key % slots
+            if flags[slot] & DRAWABLE:
+                flags[slot] = (flags[slot] & ~np.uint8(DRAWABLE)) | np.uint8(BROKEN)
+                counts[DRAWABLES] -= 1
+                counts[BROKENS] += 1
+                gone[found] = key
+                found += 1
+            if ahead[slot] == 0:
+                break
+            key += ahead[slot]
+        slot = evicted % slots
+        counts[ANCHORS] -= (flags[slot] & ANCHOR) != 0
+        counts[BROKENS] -= (flags[slot] & BROKEN) != 0
+        counts[CLOSINGS] -= (flags[slot] & CLOSING) != 0
+        flags[slot] = 0
+    return gone[:found]
+
+
+@kernel
+def find_drawable(links: Links, oldest: int, size: int, forward: int, backward: int) -> NDArray[np.bool_]:
+    """Find and mark the drawable and broken anchors among linked rows; return bool[size], oldest first."""
+    back, ahead, flags = links.back, links.ahead, links.flags
+    slots = len(flags)
+    drawable = np.zeros(size, np.bool_)
+    for row in range(size):
+        slot = (oldest + row) % slots
+        if not flags[slot] & ANCHOR:
+            continue
+        key = oldest + row
+        hops = 0
+        while hops < forward and not flags[key % slots] & CLOSING and ahead[key % slots]:
+            key += ahead[key % slots]
+            hops += 1
+        if hops < forward and not flags[key % slots] & CLOSING:
+            continue
+        if _has_context(oldest + row, oldest, backward, back, flags):
+            flags[slot] |= DRAWABLE
+            links.counts[DRAWABLES] += 1
+            drawable[row] = True
+        else:
+            flags[slot] |= BROKEN
+            links.counts[BROKENS] += 1
+    return drawable
+
+
+@kernel
+def windows_of(
+    links: Links, anchors: Integers, forward: int, backward: int
+) -> tuple[Integers, NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
+    """Return the windows of drawable anchors: keys, rows before and after each anchor, and flags of the last row."""
+    back, ahead, flags = links.back, links.ahead, links.flags
+    slots = len(flags)
+    keys = np.empty(len(anchors) * (backward + 1 + forward), np.int64)
+    before = np.empty(len(anchors), np.int32)
+    after = np.empty(len(anchors), np.int32)
+    last = np.empty(len(anchors), np.uint8)
+    count = 0
+    for window in range(len(anchors)):
+        key = anchors[window]
+        hops = 0
+        while hops < backward and not flags[key % slots] & FIRST:
+            key -= back[key % slots]
+            hops += 1
+        before[window] = hops
+        for _ in range(hops):
+            keys[count] = key
+            count += 1
+            key += ahead[key % slots]
+        keys[count] = key
+        count += 1
+        hops = 0
+        while hops < forward and not flags[key % slots] & CLOSING:
+            key += ahead[key % slots]
+            keys[count] = key
+            count += 1
+            hops += 1
+        after[window] = hops
+        last[window] = flags[key % slots]
+    return keys[:count], before, after, last

@@ -1,0 +1,209 @@
+"""Items of a table of steps: anchors whose windows are complete.
+
+    items = StepWindows(slots, WindowShape(forward=3, backward=3))
+    new = items.arrive(first_key, row_count, runs, oldest=0)    # anchors that can be drawn from now on
+    gone = items.leave(oldest, new_oldest)                      # drawable ones that were evicted, or lost their context
+
+An anchor is the step that a window belongs to. A window reaches ``forward`` rows beyond its anchor, or to the closing
+row of the episode, and ``backward`` rows before it, or to the first step. Later rows are younger, so eviction only
+breaks windows at their beginning.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.errors import FieldError
+from replay_proto.steps import WindowShape
+
+from replay_server.backends.index import LiveRows, live_slots
+from replay_server.storage.runs import GOES_ON, Runs, ends_of, steps_of
+from replay_server.table.items import link_kernels
+from replay_server.table.items.items import Items, NewItems, StepCounts, Windows
+from replay_server.table.items.link_kernels import ANCHOR, CLOSING, DRAWABLE, FIRST
+
+_FARTHEST = np.iinfo(np.int32).max
+_FLAGS_OF_END = np.array([0, link_kernels.CLOSING, link_kernels.CLOSING | link_kernels.TERMINATED], np.uint8)
+"""Flags of a run's last row, by how the episode stands after it."""
+
+
+class _Newest(NamedTuple):
+    """The newest row of a stream."""
+
+    key: int
+    episode: int
+    step: int
+    is_closing: bool
+    is_certain: bool = True
+    """Whether the stream's next row must follow it; False after a restart, because rows may have been lost since."""
+
+
+class StepWindows(Items):
+    """Links between the live rows of a table, and which of them are drawable. Uses 9 bytes per slot."""
+
+    def __init__(self, slots: int, shape: WindowShape) -> None:
+        """Begin without rows."""
+        self._slots = slots
+        self._shape = shape
+        self._links = link_kernels.empty_links(slots)
+        self._newest: dict[int, _Newest] = {}
+
+    @property
+    def counts(self) -> StepCounts:
+        """Live rows by what they are."""
+        anchors, drawable, broken, closing = self._links.counts.tolist()
+        return StepCounts(drawable, anchors - drawable - broken, broken, closing)
+
+    def count(self, live: LiveRows) -> int:
+        """Number of drawable rows."""
+        return int(self._links.counts[link_kernels.DRAWABLES])
+
+    def check(self, runs: Runs | None) -> None:
+        """Check that each run begins where its stream stands."""
+        assert runs is not None
+        newest: dict[int, _Newest] = {}
+        for stream, episode, step, rows, end in _rows_of(runs):
+            last = newest.get(stream) or self._newest.get(stream)
+            if last is not None:
+                _check_follows(last, episode, step)
+            newest[stream] = _Newest(0, episode, step + rows - 1, end != GOES_ON)
+
+    def priorities_of(self, row_count: int, runs: Runs | None) -> int:
+        """One for each window that these rows complete if no earlier row is missing."""
+        assert runs is not None
+        return int(_completed(runs, self._shape).sum())
+
+    def arrive(self, first: int, row_count: int, runs: Runs | None, oldest: int) -> NewItems:
+        """Link rows, which take slots without a live row, and find the windows that they complete."""
+        assert runs is not None
+        numbers = _completed(runs, self._shape)
+        keys, places = np.empty(int(numbers.sum()), np.int64), np.empty(int(numbers.sum()), np.int64)
+        found, place = 0, 0
+        for (stream, episode, step, rows, end), number in zip(_rows_of(runs), numbers.tolist(), strict=True):
+            distance = self._distance(first, stream, episode, step, oldest)
+            closing = int(_FLAGS_OF_END[end])
+            link_kernels.link(self._links, first, rows, step, distance, closing, self._shape.period)
+            found = link_kernels.complete(
+                self._links, first, rows, step, oldest, *self._shape, place, keys, places, found
+            )
+            first, place = first + rows, place + number
+            self._newest[stream] = _Newest(first - 1, episode, step + rows - 1, end != GOES_ON)
+        return NewItems(keys[:found], places[:found])
+
+    def leave(self, first: int, end: int) -> NDArray[np.int64]:
+        """Unlink rows; windows that need them are broken."""
+        gone = link_kernels.evict(self._links, first, end, self._shape.backward)
+        if len(self._newest) > self._slots:  # streams that ended long ago
+            self._newest = {stream: newest for stream, newest in self._newest.items() if newest.key >= end}
+        return gone
+
+    def reset(self) -> None:
+        """Forget where each stream stands."""
+        self._newest.clear()
+
+    def among(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[n]: which of these live rows are drawable. keys: int64[n]."""
+        drawable: NDArray[np.bool_] = np.take(self._links.flags, keys % self._slots) & DRAWABLE != 0
+        return drawable
+
+    def windows(self, anchors: NDArray[np.int64]) -> Windows:
+        """The windows of drawable anchors. anchors: int64[batch]."""
+        keys, before, after, last = link_kernels.windows_of(
+            self._links, anchors, self._shape.forward, self._shape.backward
+        )
+        ends = (last & np.uint8(CLOSING) != 0).astype(np.uint8) + (last & np.uint8(link_kernels.TERMINATED) != 0)
+        return Windows(keys, before, after, ends)
+
+    def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Link the live rows of a stored table."""
+        for array in self._links:
+            array[:] = 0
+        slots = live_slots(live)
+        keys = np.arange(live.oldest, live.oldest + live.size, dtype=np.int64)
+        steps, ends = steps_of(links), ends_of(links)
+        is_anchor = (ends == GOES_ON) & (steps % np.uint64(self._shape.period) == 0)
+        is_first = steps == 0
+        flags = FIRST * is_first.astype(np.uint8) + ANCHOR * is_anchor.astype(np.uint8)
+        self._links.flags[slots] = _FLAGS_OF_END[ends] | flags
+        self._links.counts[link_kernels.ANCHORS] = np.count_nonzero(is_anchor)
+        self._links.counts[link_kernels.CLOSINGS] = np.count_nonzero(ends)
+        order = np.lexsort((keys, links[:, 0]))
+        before, after = order[:-1], order[1:]
+        follows = (
+            (links[before, :2] == links[after, :2]).all(axis=1)
+            & (steps[before] + np.uint64(1) == steps[after])
+            & (ends[before] == GOES_ON)
+            & (keys[after] - keys[before] <= _FARTHEST)
+        )
+        before, after = before[follows], after[follows]
+        distances = (keys[after] - keys[before]).astype(np.int32)
+        self._links.back[slots[after]], self._links.ahead[slots[before]] = distances, distances
+        self._newest = _newest_of(keys, links, steps, ends, order)
+        return link_kernels.find_drawable(
+            self._links, live.oldest, live.size, self._shape.forward, self._shape.backward
+        )
+
+    def _distance(self, first: int, stream: int, episode: int, step: int, oldest: int) -> int:
+        """Distance to the stream's previous step; 0 if it is not live."""
+        last = self._newest.get(stream)
+        if last is None or last.key < oldest or last.is_closing or (last.episode, last.step + 1) != (episode, step):
+            return 0
+        distance = first - last.key
+        return distance if distance <= _FARTHEST else 0
+
+
+def _completed(runs: Runs, shape: WindowShape) -> NDArray[np.int64]:
+    """int64[m]: anchors whose windows the rows of each run complete, if no earlier row is missing."""
+    assert runs.first_steps is not None
+    assert runs.ends is not None
+    stop = runs.first_steps + runs.row_counts
+    first = np.maximum(runs.first_steps - shape.forward, 0)
+    end = np.where(runs.ends == GOES_ON, np.maximum(stop - shape.forward, 0), stop - 1)
+    numbers: NDArray[np.int64] = np.maximum(-(-end // shape.period) - -(-first // shape.period), 0)
+    return numbers
+
+
+def _rows_of(runs: Runs) -> zip[tuple[int, int, int, int, int]]:
+    """Stream, episode, first step, number of rows and end of each run."""
+    assert runs.first_steps is not None
+    assert runs.ends is not None
+    arrays = (runs.streams, runs.episodes, runs.first_steps, runs.row_counts, runs.ends)
+    return zip(*(array.tolist() for array in arrays), strict=True)
+
+
+def _check_follows(last: _Newest, episode: int, step: int) -> None:
+    if episode == last.episode and last.is_closing:
+        raise FieldError("runs.episodes", f"another than {episode}, which has ended", str(episode))
+    if episode == last.episode and (step <= last.step or (last.is_certain and step != last.step + 1)):
+        raise FieldError("runs.first_steps", f"{last.step + 1}, the next step of episode {episode}", str(step))
+    if episode != last.episode and last.is_certain and step != 0:
+        raise FieldError("runs.first_steps", f"0, the first step of episode {episode}", str(step))
+
+
+def _newest_of(
+    keys: NDArray[np.int64],
+    links: NDArray[np.uint64],
+    steps: NDArray[np.uint64],
+    ends: NDArray[np.uint8],
+    order: NDArray[np.intp],
+) -> dict[int, _Newest]:
+    if not len(order):
+        return {}
+    streams = links[order, 0]
+    last = order[np.append(streams[1:] != streams[:-1], True)]
+    return {
+        int(links[row, 0]): _Newest(int(keys[row]), int(links[row, 1]), int(steps[row]), bool(ends[row]), False)
+        for row in last
+    }
+
+
+def warm_up_windows() -> None:
+    """Compile or load every kernel over links."""
+    zero, one = np.zeros(1, np.uint64), np.ones(1, np.uint8)
+    runs = Runs(np.array([4]), zero, zero, np.zeros(1, np.int64), one)
+    items = StepWindows(8, WindowShape(1, 1))
+    items.windows(np.asarray(items.arrive(0, 4, runs, 0).keys))
+    items.leave(0, 1)
+    items.rebuild(LiveRows(1, 3, 8), runs.links()[1:])

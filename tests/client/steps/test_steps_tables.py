@@ -1,0 +1,216 @@
+"""Tables of steps end to end: written by streams, drawn on every path, compared with an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from replay_client import (
+    Batch,
+    Column,
+    Discount,
+    InvalidArgumentError,
+    Mask,
+    Next,
+    ReplayClient,
+    Return,
+    Sequences,
+    Stack,
+    StepStats,
+    Table,
+    Transitions,
+)
+from replay_client.torch import to_torch
+from replay_proto.steps import Derived, Item
+
+from tests.client.steps.oracle import GOES_ON, TERMINATED, TRUNCATED, Episode, anchors, drawn
+
+ALL_DATA_PATHS = True
+
+NewTable = Callable[..., Table]
+Columns = Mapping[str, Column | Derived]
+Place = tuple[int, int, int]
+"""Stream, episode and step."""
+
+TRANSITIONS: Columns = {
+    "frame": Column("uint8", (2, 3), sampled=False),
+    "action": Column("int64"),
+    "reward": Column("float32", sampled=False),
+    "obs": Stack("frame", 4),
+    "next_obs": Stack("frame", 4, "repeat", ahead=True),
+    "next_action": Next("action"),
+    "n_return": Return("reward"),
+    "discount": Discount(),
+}
+SEQUENCES: Columns = {
+    "frame": Column("uint8", (2, 3)),
+    "reward": Column("float32"),
+    "action": Column("int64", sampled=False),
+    "stacked": Stack("frame", 3, "repeat"),
+    "state": Column("float16", 4, at="start"),
+    "discount": Discount(),
+    "mask": Mask(),
+}
+ITEMS = [
+    (TRANSITIONS, Transitions(1)),
+    (TRANSITIONS, Transitions(3, 0.9)),
+    (SEQUENCES, Sequences(4, burn_in=3, period=2, gamma=0.9)),
+    (SEQUENCES, Sequences(5, period=5)),
+]
+STREAMS = 3
+
+
+def stored_columns(columns: Columns) -> dict[str, Column]:
+    return {name: column for name, column in columns.items() if isinstance(column, Column)}
+
+
+def some_rows(columns: Columns, count: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    return {
+        name: (rng.normal(size=(count, *column.shape)) * 20).astype(column.dtype, casting="unsafe")
+        for name, column in stored_columns(columns).items()
+    }
+
+
+def row(episode: Episode, step: int) -> dict[str, Any]:
+    return {name: values[step] for name, values in episode.rows.items()}
+
+
+def written(table: Table, columns: Columns, episodes: int = 6) -> dict[tuple[int, int], Episode]:
+    """Write episodes to a table, from several streams in turn; by number of the stream, and of the episode."""
+    rng = np.random.default_rng(1)
+    made: dict[tuple[int, int], Episode] = {}
+    with table.writer(streams=STREAMS, block_rows=7) as writer:
+        for number in range(episodes):
+            lengths = rng.integers(2, 12, STREAMS)
+            ends = rng.integers(TRUNCATED, TERMINATED + 1, STREAMS)
+            is_last = number == episodes - 1
+            now = [
+                Episode(some_rows(columns, length, rng), GOES_ON if is_last else int(end))
+                for length, end in zip(lengths, ends, strict=True)
+            ]
+            made.update({(writer[stream].number, number): episode for stream, episode in enumerate(now)})
+            for step in range(lengths.max()):
+                for stream, episode in enumerate(now):
+                    if step < episode.steps:
+                        writer[stream].append(row(episode, step))
+                    elif step == episode.steps and episode.end != GOES_ON:
+                        writer[stream].end_episode(row(episode, step), terminated=episode.end == TERMINATED)
+    return made
+
+
+def places(table: Table) -> dict[int, Place]:
+    """Where each row comes from, by key."""
+    rows = table.read(np.arange(table.describe().inserted))
+    assert rows.steps is not None
+    origins = zip(rows.streams.tolist(), rows.episodes.tolist(), rows.steps.tolist(), strict=True)
+    return dict(zip(rows.row_keys.tolist(), origins, strict=True))
+
+
+def assert_drawn(
+    batch: Batch, columns: Columns, item: Item, made: Mapping[tuple[int, int], Episode], at: Mapping[int, Place]
+) -> set[Place]:
+    """Assert that a batch has what the oracle builds; return what was drawn."""
+    found = [at[key] for key in batch.row_keys.tolist()]
+    expected = [drawn(columns, item, made[stream, episode], step) for stream, episode, step in found]
+    assert set(batch) == set(expected[0])
+    for name, values in batch.items():
+        np.testing.assert_array_equal(values, np.stack([each[name] for each in expected]), err_msg=name, strict=True)
+    return set(found)
+
+
+def drawable(item: Item, made: Mapping[tuple[int, int], Episode]) -> set[Place]:
+    return {(*place, step) for place, episode in made.items() for step in anchors(item, episode)}
+
+
+@pytest.fixture(params=ITEMS, ids=lambda config: str(config[1]))
+def config(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, Item]]:
+    """Columns and items."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("backend", ["sum_tree", "rank", "uniform"])
+def test_every_step_with_a_complete_window_is_drawn_as_the_oracle_builds_it(
+    new_table: NewTable, config: tuple[Columns, Item], backend: str
+) -> None:
+    columns, item = config
+    table = new_table(columns=columns, steps=item, backend=backend, capacity=500)
+    made = written(table, columns)
+    at, expected = places(table), drawable(item, made)
+    batch = table.sample(2000, beta=0.4)
+    assert assert_drawn(batch, columns, item, made, at) == expected
+    assert batch.drawable == len(expected)
+    assert batch.size == sum(map(len, made.values())) == len(table)
+    with table.sampler(32, beta=0.4, prefetch=9) as sampler:
+        for _ in range(20):
+            batch = next(sampler)
+            assert assert_drawn(batch, columns, item, made, at) <= expected
+            sampler.update_priorities(batch, np.ones(32))
+
+
+def test_stats_count_rows_by_what_they_are(new_table: NewTable) -> None:
+    item = Transitions(3)
+    table = new_table(columns=TRANSITIONS, steps=item, backend="uniform", capacity=500)
+    made = written(table, TRANSITIONS)
+    closing = sum(episode.end != GOES_ON for episode in made.values())
+    expected = len(drawable(item, made))
+    rest = len(table) - closing - expected
+    assert table.stats().steps == StepStats(drawable=expected, pending=rest, broken=0, closing=closing)
+    assert table.describe().steps == table.steps
+
+
+def test_priorities_of_the_writer_belong_to_the_completed_steps(new_table: NewTable) -> None:
+    columns = {"x": Column("int64")}
+    table = new_table(columns=columns, steps=Transitions(2), capacity=500)
+    with table.writer(streams=2) as writer:
+        for step in range(6):
+            for stream in range(2):
+                priority = 10.0 * (stream + 1) + step - 2 if step >= 2 else None
+                writer[stream].append(x=step, priority=priority)
+        writer[0].end_episode(x=0, priorities=[14.0, 15.0])
+    rows = table.read(np.arange(13))
+    for stream, (first, steps) in enumerate([(10.0, 6), (20.0, 4)]):
+        mine = rows.priorities[rows.streams == writer[stream].number]
+        assert mine[:steps].tolist() == [first + step for step in range(steps)]
+
+
+def test_sequences_are_tensors_on_a_device(new_table: NewTable) -> None:
+    item = Sequences(4, burn_in=3, period=2)
+    table = new_table(columns=SEQUENCES, steps=item, backend="uniform", capacity=500)
+    made = written(table, SEQUENCES)
+    at = places(table)
+    batch = table.sample(16)
+    tensors = to_torch(batch)
+    assert {name: tuple(tensor.shape[1:]) for name, tensor in tensors.items()} == {
+        "frame": (7, 2, 3), "reward": (7,), "stacked": (7, 3, 2, 3), "state": (4,), "discount": (7,), "mask": (7,),
+    }  # fmt: skip
+    assert tensors["mask"].dtype is torch.bool
+    assert tensors.drawable == batch.drawable
+    with table.sampler(16, device="cpu") as sampler:
+        tensors = next(sampler)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        expected = [drawn(SEQUENCES, item, made[at[key][:2]], at[key][2]) for key in tensors.row_keys.tolist()]
+        for name, values in arrays.items():
+            np.testing.assert_array_equal(values, np.stack([each[name] for each in expected]), err_msg=name)
+        sampler.update_priorities(tensors, torch.ones(16))
+
+
+def test_rows_of_steps_are_written_by_writers_only(new_table: NewTable) -> None:
+    table = new_table(columns={"x": Column("int64")}, steps=Transitions(1), backend="uniform")
+    with pytest.raises(InvalidArgumentError, match=r"use `Table\.writer`"):
+        table.insert({"x": [1]})
+
+
+def test_an_opened_table_knows_its_steps(client: ReplayClient, new_table: NewTable) -> None:
+    made = new_table(columns=TRANSITIONS, steps=Transitions(3, 0.9), backend="uniform")
+    opened = client.table(made.name)
+    assert opened.steps is not None
+    assert opened.steps == made.steps
+    assert opened.steps.item == Transitions(3, 0.9)
+    assert dict(opened.steps.derived) == {
+        name: column for name, column in TRANSITIONS.items() if not isinstance(column, Column)
+    }
+    assert dict(opened.schema) == stored_columns(TRANSITIONS)
