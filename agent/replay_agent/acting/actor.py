@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from replay_agent.acting.environments import Environment, describe_environment, make_environment
 from replay_agent.acting.evaluation import greedy_actions
 from replay_agent.acting.seeds import ActorSeeds
-from replay_agent.dqn.n_step import NStep, Transition
 from replay_agent.dqn.networks import QNetwork
 
 
@@ -31,10 +30,35 @@ class FinishedEpisode:
     actor_id: int = 0
 
 
-class ActorStep(NamedTuple):
-    """Transitions completed by a step, oldest first, and the episode that it finished, if any."""
+class Step(NamedTuple):
+    """An environment step.
 
-    transitions: list[Transition]
+    Attributes:
+        obs: observation in which the action was taken.
+        action: the action, numbered from 0.
+        reward: the resulting reward.
+        next_obs: the observation after the step, not after a reset.
+        terminated: the episode reached a terminal state.
+        truncated: the episode was cut off.
+    """
+
+    obs: NDArray[Any]
+    action: int
+    reward: float
+    next_obs: NDArray[Any]
+    terminated: bool
+    truncated: bool
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the episode is over."""
+        return self.terminated or self.truncated
+
+
+class ActorStep(NamedTuple):
+    """An environment step, and the episode that it finished, if any."""
+
+    step: Step
     episode: FinishedEpisode | None
 
 
@@ -64,8 +88,6 @@ class Actor:
         seeds: ActorSeeds,
         network: QNetwork,
         *,
-        n_step: int,
-        gamma: float,
         actor_id: int = 0,
         device: torch.device | None = None,
     ) -> None:
@@ -75,8 +97,6 @@ class Actor:
             env_id: Gymnasium id of the environment.
             seeds: seeds of the environment and of exploration.
             network: computes the action values.
-            n_step: steps per transition.
-            gamma: discount per step.
             actor_id: recorded in finished episodes.
             device: the network's device; None: the CPU.
         """
@@ -84,7 +104,6 @@ class Actor:
         info = describe_environment(self._env, env_id)
         self._policy = EpsilonGreedyPolicy(network, info.actions, seeds.exploration(), device or torch.device("cpu"))
         self._first_action = info.first_action
-        self._accumulator = NStep(n_step, gamma)
         self._actor_id = actor_id
         self._return, self._length = 0.0, 0
         self._obs: NDArray[Any] = _kept(self._env.reset(seed=seeds.environment)[0])
@@ -93,13 +112,11 @@ class Actor:
         """Take one environment step."""
         obs, action = self._obs, self._policy.choose(self._obs, epsilon)
         next_obs, reward, terminated, truncated, _ = self._env.step(self._first_action + action)
-        self._obs = next_obs = _kept(next_obs)
-        self._return += float(reward)
+        self._obs = _kept(next_obs)
+        step = Step(obs, action, float(reward), self._obs, bool(terminated), bool(truncated))
+        self._return += step.reward
         self._length += 1
-        transitions = self._accumulator.push(
-            obs, action, float(reward), next_obs, terminated=terminated, truncated=truncated
-        )
-        return ActorStep(transitions, self._end_episode() if terminated or truncated else None)
+        return ActorStep(step, self._end_episode() if step.is_last else None)
 
     def close(self) -> None:
         """Close the environment."""
@@ -113,5 +130,5 @@ class Actor:
 
 
 def _kept(observation: NDArray[Any]) -> NDArray[Any]:
-    """Copy an observation: some environments reuse its memory, but pending transitions still need it."""
+    """Copy an observation: some environments reuse its memory, but its step may not be recorded yet."""
     return np.array(observation)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import (
+    FrameStackObservation,
+    OrderEnforcing,
+    PassiveEnvChecker,
+    RecordEpisodeStatistics,
+    TimeLimit,
+)
 from numpy.typing import NDArray
+from replay_proto.steps import Padding
 
 from replay_agent.dqn.networks import IMAGE_RANK, Bounds
 
 Environment = gymnasium.Env[Any, Any]
+
+# Names of the wrapper's paddings in a table of steps.
+_PADDINGS: Mapping[str, Padding] = {"reset": "repeat", "zero": "zero"}
+# Wrappers that pass on each observation of the environment inside, and nothing else.
+_TRANSPARENT = (gymnasium.RewardWrapper, OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit)
 
 
 class UnsupportedEnvironmentError(ValueError):
@@ -30,6 +44,8 @@ class EnvironmentInfo:
         bounds: bounds of its elements.
         actions: number of actions, numbered from 0.
         first_action: the number that the environment uses for action 0.
+        stack: frames in an observation, oldest first, if a `FrameStackObservation` stacks them; otherwise 1.
+        padding: fills the stack at the beginning of an episode.
     """
 
     env_id: str
@@ -38,6 +54,13 @@ class EnvironmentInfo:
     bounds: Bounds
     actions: int
     first_action: int
+    stack: int = 1
+    padding: Padding = "zero"
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """Shape of a frame; of a whole observation, if frames are not stacked."""
+        return self.observation_shape if self.stack == 1 else self.observation_shape[1:]
 
 
 def make_environment(env_id: str) -> Environment:
@@ -72,6 +95,7 @@ def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
             f"the agent needs a Box observation space of at most {IMAGE_RANK} axes; {env_id} has {observation_space}. "
             "Wrap the environment (flatten or stack its observations) or choose another --env."
         )
+    stacking = _frame_stack(env)
     return EnvironmentInfo(
         env_id=env_id,
         observation_shape=tuple(observation_space.shape),
@@ -79,7 +103,18 @@ def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
         bounds=Bounds(_flat(observation_space.low), _flat(observation_space.high)),
         actions=int(action_space.n),
         first_action=int(action_space.start),
+        stack=1 if stacking is None else stacking.stack_size,
+        padding="zero" if stacking is None else _PADDINGS[stacking.padding_type],
     )
+
+
+def _frame_stack(env: Environment) -> FrameStackObservation | None:
+    """The wrapper that stacks frames; None if there is none, or if the stacks cannot be restored from their frames."""
+    while isinstance(env, _TRANSPARENT):
+        env = env.env
+    if isinstance(env, FrameStackObservation) and env.stack_size > 1 and env.padding_type in _PADDINGS:
+        return env
+    return None
 
 
 def _flat(bound: NDArray[Any]) -> tuple[float, ...]:

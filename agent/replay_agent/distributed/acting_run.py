@@ -1,4 +1,4 @@
-"""Acts for a learner: plays episodes with its weights, and inserts the transitions into its replay table."""
+"""Acts for a learner: plays episodes with its weights, and records the steps in its replay table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from replay_agent.distributed.learner_client import (
 )
 from replay_agent.dqn.networks import QNetwork, build_network
 from replay_agent.replay.links import CLOSE_TIMEOUT_S, TABLE_LOST
-from replay_agent.replay.rows import append_transition
+from replay_agent.replay.recording import Recorder, make_recorder
 from replay_agent.settings.actor_settings import ActorSettings
 
 log = logging.getLogger("replay_agent.actor")
@@ -51,8 +51,6 @@ class ActingRun:
             assignment.env_id,
             ActorSeeds(assignment.seed),
             self._network,
-            n_step=assignment.n_step,
-            gamma=assignment.gamma,
             actor_id=assignment.actor_id,
         )
         self._episodes: list[FinishedEpisode] = []
@@ -72,7 +70,7 @@ class ActingRun:
                 return
             writer = table.writer(reconnect_timeout_s=reconnect_timeout_s)
             try:
-                finished = self._act(writer, stop)
+                finished = self._act(make_recorder(writer, self._assignment.n_step, self._assignment.gamma), stop)
             except TABLE_LOST as error:
                 log.warning("the table is gone, waiting for a new one: %s", error)
             finally:
@@ -94,7 +92,7 @@ class ActingRun:
                 stop.wait(TABLE_RETRY_S)
         return None
 
-    def _act(self, writer: Writer, stop: threading.Event) -> bool:
+    def _act(self, recorder: Recorder, stop: threading.Event) -> bool:
         """Alternately report and act. Return True when the run is over, False when ``stop`` is set."""
         while not stop.is_set():
             guidance = self._report()
@@ -106,7 +104,7 @@ class ActingRun:
             for _ in range(guidance.granted_steps):
                 if stop.is_set():  # A step may take long.
                     break
-                self._step(writer, guidance.epsilon)
+                self._step(recorder, guidance.epsilon)
         return False
 
     def _report(self) -> ReportResponse:
@@ -122,13 +120,11 @@ class ActingRun:
             self._weights_version, weights = found
             self._network.load_state_dict(weights)
 
-    def _step(self, writer: Writer, epsilon: float) -> None:
-        transitions, episode = self._actor.step(epsilon)
-        for transition in transitions:
-            append_transition(writer, transition)
+    def _step(self, recorder: Recorder, epsilon: float) -> None:
+        step, episode = self._actor.step(epsilon)
+        recorder.record(step)
         if episode is not None:
             self._episodes.append(episode)
-            writer.end_episode()
 
 
 def run_actor(settings: ActorSettings, stop: threading.Event) -> None:

@@ -14,8 +14,8 @@ from replay_client import ReplayError, Table, TableNotFoundError, TableReplacedE
 from replay_client.torch import TensorBatch, TensorSampler, to_torch
 from torch import Tensor
 
-from replay_agent.dqn.n_step import Transition
-from replay_agent.replay.rows import append_transition, stack_transitions
+from replay_agent.acting.actor import Step
+from replay_agent.replay.recording import Recorder, make_recorder
 from replay_agent.settings.train_settings import TrainSettings
 
 TABLE_LOST: Final = (TableNotFoundError, TableReplacedError)
@@ -34,18 +34,26 @@ class ReplayLink:
         self._timeout_s = timeout_s
         self._device = device
         self._writer: Writer | None = None
+        self._recorder: Recorder | None = None
         self._sampler: TensorSampler | None = None
 
-    def append(self, transition: Transition) -> None:
-        """Insert a row in the background."""
-        if self._writer is None:
+    def record(self, step: Step) -> None:
+        """Insert the rows that a step completes, in the background."""
+        if self._recorder is None:
             self._writer = self.table.writer(reconnect_timeout_s=self._timeout_s)
-        append_transition(self._writer, transition)
+            self._recorder = make_recorder(self._writer, self._settings.n_step, self._settings.gamma)
+        self._recorder.record(step)
 
-    def end_episode(self) -> None:
-        """Send buffered rows."""
-        if self._writer is not None:
-            self._writer.end_episode()
+    def can_draw(self) -> bool:
+        """Whether the table has anything to draw, once it has received the recorded steps.
+
+        Steps of a compact table cannot be drawn before the steps that follow them have arrived.
+        """
+        if self.table.steps is None:
+            return True
+        self.flush()
+        steps = self.table.stats().steps
+        return steps is not None and steps.drawable > 0
 
     def next_batch(self, beta: float) -> TensorBatch:
         """Request another batch with this ``beta``, and return the oldest batch in flight."""
@@ -71,7 +79,7 @@ class ReplayLink:
             if stream is not None:
                 with suppress(ReplayError):
                     stream.close(timeout_s=CLOSE_TIMEOUT_S)
-        self._writer = self._sampler = None
+        self._writer = self._recorder = self._sampler = None
 
     def _open_sampler(self, beta: float) -> TensorSampler:
         return self.table.sampler(
@@ -87,11 +95,13 @@ class ReplayLink:
 
 
 class LockstepLink(ReplayLink):
-    """Makes a separate, blocking call for every row, batch and update."""
+    """Waits for every row, batch and update."""
 
-    def append(self, transition: Transition) -> None:
-        """Insert a row."""
-        self.table.insert(stack_transitions([transition]))
+    def record(self, step: Step) -> None:
+        """Insert the rows that a step completes."""
+        super().record(step)
+        if self._writer is not None:
+            self._writer.flush(timeout_s=self._timeout_s)
 
     def next_batch(self, beta: float) -> TensorBatch:
         """Draw a batch."""

@@ -23,6 +23,9 @@ class Pacer:
     flood a slow learner, and a fast learner does not overfit to few rows. Actors never pause while the learner has too
     little credit or too few rows for a gradient step, because it then needs their rows.
 
+    Rows that close an episode are no steps; they are known once the episode is reported. In a compact table, learning
+    also waits until a step can be drawn.
+
     Rows of actors that died before they reported are counted, too. The trainer's own steps are counted immediately,
     because its rows take a while to arrive. Steps granted to actors count as taken until the table is polled again.
     Any thread may call `grant`; only one thread may call everything else.
@@ -43,6 +46,8 @@ class Pacer:
         # Computed from integers, because sums of fractions would drift.
         self._credited_steps = self._updates = 0
         self._credit_before = 0.0
+        self.can_draw = True
+        """Whether the table has anything to draw, once it has enough rows."""
         self._lock = threading.Lock()
         self.attach(inserted=0, size=0)
 
@@ -52,13 +57,18 @@ class Pacer:
         return self._env_steps
 
     @property
-    def may_learn(self) -> bool:
+    def has_rows(self) -> bool:
         """Whether the table has enough rows."""
         return self._size_at_start + self._steps_since_start >= self._learning_starts
 
     @property
+    def may_learn(self) -> bool:
+        """Whether the table has enough rows, and something to draw."""
+        return self.has_rows and self.can_draw
+
+    @property
     def owes_update(self) -> bool:
-        """Whether a gradient step is due and the table has enough rows."""
+        """Whether a gradient step is due and possible."""
         return self.credit >= 1.0 and self.may_learn
 
     @property
@@ -69,8 +79,8 @@ class Pacer:
     @property
     def table_count(self) -> TableCount:
         """The table's row counts, computed from the steps counted so far."""
-        steps = self._steps_since_start
-        return TableCount(self._inserted_at_start + steps, self._size_at_start + steps)
+        rows = self._steps_since_start + self._closing_rows
+        return TableCount(self._inserted_at_start + rows, self._size_at_start + rows)
 
     def restart(self, env_steps: int, credit: float) -> None:
         """Continue with the counts from an earlier start of the run, and with the attached table."""
@@ -78,10 +88,14 @@ class Pacer:
         self._credit_before = credit
         self._credited_steps = self._updates = 0
 
-    def catch_up(self, counted: TableCount, inserted: int, size: int) -> None:
-        """Count rows that the attached table received after ``counted``, the last `table_count` of an earlier start."""
+    def catch_up(self, counted: TableCount, inserted: int, size: int, closing_share: float = 0.0) -> None:
+        """Count rows that the attached table received after ``counted``, the last `table_count` of an earlier start.
+
+        Nobody knows how many of them close an episode; ``closing_share`` is the fraction among the live rows.
+        """
         # `counted` may include steps that never became rows in the table, because they were incomplete or not sent.
         self.attach(min(counted.inserted, inserted), counted.size)
+        self._closing_rows = round((inserted - self._inserted_at_start) * closing_share)
         self.observe_inserted(inserted)
         self.attach(inserted, size)
 
@@ -101,12 +115,17 @@ class Pacer:
         self._steps_before = self._env_steps
         self._own_steps = 0
         self._inserted = 0
+        self._closing_rows = 0
         self._granted = 0
 
     def count_own_step(self) -> None:
         """Count an environment step of the trainer."""
         self._own_steps += 1
         self._advance()
+
+    def count_closing_row(self) -> None:
+        """Count a row of the table that closes an episode."""
+        self._closing_rows += 1
 
     def observe_inserted(self, inserted: int) -> None:
         """Update the number of rows ever inserted into the table."""
@@ -121,11 +140,12 @@ class Pacer:
 
     @property
     def _steps_since_start(self) -> int:
-        return max(self._own_steps, self._inserted)
+        return max(self._own_steps, self._inserted - self._closing_rows)
 
     def _advance(self) -> None:
         now = self._steps_before + self._steps_since_start
         # Steps taken before the table had enough rows add no credit.
         last_without_credit = self._steps_before + self._learning_starts - self._size_at_start - 1
         self._credited_steps += max(0, now - max(self._env_steps, last_without_credit))
-        self._env_steps = now
+        # Rows of other actors may arrive before it is known that some of them close an episode.
+        self._env_steps = max(self._env_steps, now)

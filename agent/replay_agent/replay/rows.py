@@ -1,18 +1,25 @@
-"""Defines the columns of the replay table, and converts transitions and batches."""
+"""Defines the columns of the replay table, and converts transitions and batches.
+
+A compact table is a table of steps: it stores each step once, and each frame of a stacked observation once. Batches
+have the same columns from both kinds of tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-from replay_client import Column, Writer
+from replay_client import Column, Discount, Return, Stack, Writer
 from replay_client.torch import TensorBatch
+from replay_proto.steps import Derived
 
 from replay_agent.acting.environments import EnvironmentInfo
 from replay_agent.dqn.double_dqn import TransitionBatch
 from replay_agent.dqn.n_step import Transition
+
+FRAME: Final = "frame"
+"""Column of a compact table: the newest frame of the observation before the step."""
+STEP_REWARD: Final = "step_reward"
+"""Column of a compact table: the reward after the step."""
 
 
 def transition_columns(env: EnvironmentInfo) -> dict[str, Column]:
@@ -27,6 +34,19 @@ def transition_columns(env: EnvironmentInfo) -> dict[str, Column]:
     }
 
 
+def step_columns(env: EnvironmentInfo) -> dict[str, Column | Derived]:
+    """Return the columns of a compact table, from which `Transitions` are drawn."""
+    return {
+        FRAME: Column(env.observation_dtype, env.frame_shape, sampled=False),
+        "action": Column("int64"),
+        STEP_REWARD: Column("float32", sampled=False),
+        "obs": Stack(FRAME, env.stack, env.padding),
+        "reward": Return(STEP_REWARD),
+        "discount": Discount(),
+        "next_obs": Stack(FRAME, env.stack, env.padding, ahead=True),
+    }
+
+
 def append_transition(writer: Writer, transition: Transition) -> None:
     """Append a transition as a row."""
     writer.append(
@@ -36,17 +56,6 @@ def append_transition(writer: Writer, transition: Transition) -> None:
         discount=transition.discount,
         next_obs=transition.next_obs,
     )
-
-
-def stack_transitions(transitions: Sequence[Transition]) -> dict[str, NDArray[Any]]:
-    """Stack transitions into columns ``[n, *shape]``."""
-    return {
-        "obs": np.stack([row.obs for row in transitions]),
-        "action": np.array([row.action for row in transitions], dtype=np.int64),
-        "reward": np.array([row.reward for row in transitions], dtype=np.float32),
-        "discount": np.array([row.discount for row in transitions], dtype=np.float32),
-        "next_obs": np.stack([row.next_obs for row in transitions]),
-    }
 
 
 def transition_batch(batch: TensorBatch) -> TransitionBatch:

@@ -8,18 +8,49 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from replay_client import ReplayClient, ReplayError, Table, TableExistsError
+from replay_client import ReplayClient, ReplayError, Steps, Table, TableExistsError, Transitions
 
 from replay_agent.acting.environments import EnvironmentInfo
+from replay_agent.dqn.networks import NetworkKind, network_kind
 from replay_agent.replay.links import LockstepLink, ReplayLink
 from replay_agent.replay.pacing import Pacer, TableCount
-from replay_agent.replay.rows import transition_columns
+from replay_agent.replay.rows import step_columns, transition_columns
 from replay_agent.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
 # Pause before a retry if a new table disappears before its first use.
 RETRY_S = 0.2
+
+
+def is_compact(settings: TrainSettings, env: EnvironmentInfo) -> bool:
+    """Whether the run's table is compact: as set, by default for images."""
+    if settings.compact is not None:
+        return settings.compact
+    return network_kind(env.observation_shape, env.observation_dtype) is NetworkKind.CONV
+
+
+def check_table(settings: TrainSettings, env: EnvironmentInfo) -> None:
+    """Check that a compact table would have steps to draw, even if all actors of this machine share it.
+
+    Raises:
+        ValueError: the capacity is too small.
+        InvalidArgumentError: a window would be too long.
+    """
+    if not is_compact(settings, env):
+        return
+    rows = Steps.of(step_columns(env), _transitions(settings)).window.rows
+    actors = max(1, settings.actors + settings.acts)
+    # Each actor's newest rows may be incomplete, its oldest cut off, and one between them closes an episode.
+    if settings.capacity < actors * (rows + 1):
+        raise ValueError(
+            f"expected capacity of at least {actors * (rows + 1)} with compact, n_step {settings.n_step}, stacks of "
+            f"{env.stack} frames and {actors} actors; got capacity {settings.capacity}"
+        )
+
+
+def _transitions(settings: TrainSettings) -> Transitions:
+    return Transitions(n_step=settings.n_step, gamma=settings.gamma)
 
 
 class RunTable:
@@ -50,6 +81,7 @@ class RunTable:
             device: device for the batches.
         """
         self.name = name
+        self.is_compact = is_compact(settings, env)
         self._client = client
         self._env = env
         self._settings = settings
@@ -72,6 +104,7 @@ class RunTable:
             if description.size:
                 log.info("table %s has %d rows already", table.name, description.size)
             self._pacer.attach(description.inserted, description.size)
+            self._pacer.can_draw = not self.is_compact
             kind = LockstepLink if self._settings.lockstep else ReplayLink
             self._link = kind(table, self._settings, self._timeout_s, self._device)
         return self._link
@@ -97,9 +130,10 @@ class RunTable:
         if saved["uid"] != self._uid:
             return False
         if not is_shared:
-            description = link.table.describe()
+            stats = link.table.stats()
             counted = TableCount(saved["inserted"], saved["size"])
-            self._pacer.catch_up(counted, description.inserted, description.size)
+            closing_share = stats.steps.closing / stats.size if stats.steps and stats.size else 0.0
+            self._pacer.catch_up(counted, stats.inserted, stats.size, closing_share)
         return True
 
     def flush(self) -> None:
@@ -150,16 +184,17 @@ class RunTable:
 
     def _create_or_open(self) -> Table:
         settings = self._settings
+        columns = step_columns(self._env) if self.is_compact else transition_columns(self._env)
         parameters = {} if settings.backend == "uniform" else {"alpha": settings.alpha}
         try:
             return self._client.create_table(
                 self.name,
-                columns=transition_columns(self._env),
+                columns=columns,
                 capacity=settings.capacity,
                 backend=settings.backend,
                 seed=self._seed,
                 if_exists="open",
-                steps=None,
+                steps=_transitions(settings) if self.is_compact else None,
                 **parameters,
             )
         except TableExistsError as error:

@@ -14,7 +14,7 @@ PROCESS = group("process")
 
 
 class ActorSettings(Settings):
-    """Act for a learner: insert transitions into its replay table, with weights that it serves.
+    """Act for a learner: record steps in its replay table, with weights that it serves.
 
     The task (environment, table, network, seed) comes from the learner. Every flag can also be given as an
     environment variable (--learner as REPLAY_ACTOR_LEARNER) or in a TOML file. Set REPLAY_TOKEN to the token for

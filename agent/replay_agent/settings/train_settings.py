@@ -72,6 +72,8 @@ class TrainSettings(Settings):
     """keep the table on the server at the end (default: only if named by --table)"""
     capacity: Annotated[int, REPLAY] = Field(100_000, ge=1)
     """maximum rows in the table"""
+    compact: Annotated[bool | None, REPLAY] = None
+    """store each step and frame once, and build observations and returns when drawing (default: only for images)"""
     backend: Annotated[Literal["sum_tree", "rank", "uniform"], REPLAY] = "sum_tree"
     """how priorities determine draws"""
     alpha: Annotated[float, REPLAY] = Field(0.6, ge=0, le=1)

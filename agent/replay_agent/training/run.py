@@ -25,6 +25,7 @@ from replay_agent.processes.embedded_server import EmbeddedServer, EmbeddedServe
 from replay_agent.processes.own_access import OwnAccess, own_access
 from replay_agent.processes.signals import StopRequest
 from replay_agent.replay.links import TABLE_LOST
+from replay_agent.replay.run_table import check_table
 from replay_agent.reporting.curve import draw_curve
 from replay_agent.reporting.progress import ProgressView, make_progress
 from replay_agent.reporting.tensorboard import MetricsLog
@@ -71,6 +72,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         ExposedError: actors on other machines could join without protection.
         UnusableFileError: the learner's tokens or certificates are unusable.
         UnsupportedEnvironmentError: the environment is unsupported.
+        ValueError: the settings do not suit the environment.
         RunDirectoryError: the run directory is unusable.
         EmbeddedServerError: the embedded server did not start, or died.
         CheckpointError: there is no usable checkpoint to resume from.
@@ -85,6 +87,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         flag_prefix="--learner-",
     )
     env = inspect_environment(settings.env)
+    check_table(settings, env)
     kind = network_kind(env.observation_shape, env.observation_dtype)
     device = choose_device(settings.device, kind)
     limit_threads(settings.threads, kind)

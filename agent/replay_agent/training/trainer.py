@@ -259,6 +259,8 @@ class Trainer:
             link = self.table.link()
             if self._actor is not None and not self.pacer.owes_update:
                 self._act(self._actor, link)
+            if self.pacer.has_rows and not self.pacer.can_draw:
+                self.pacer.can_draw = link.can_draw()
             if self.pacer.owes_update:
                 self._learn(link)
             elif self._actor is None:
@@ -273,13 +275,11 @@ class Trainer:
         self._do_what_is_due(progress, pool)
 
     def _act(self, actor: Actor, link: ReplayLink) -> None:
-        """Take one environment step and insert the transitions that it completes."""
-        transitions, episode = actor.step(self._epsilon(self.pacer.env_steps))
+        """Take one environment step and insert the rows that it completes."""
+        step, episode = actor.step(self._epsilon(self.pacer.env_steps))
         self.pacer.count_own_step()
-        for transition in transitions:
-            link.append(transition)
+        link.record(step)
         if episode is not None:
-            link.end_episode()
             self._note_episode(episode)
 
     def _learn(self, link: ReplayLink) -> None:
@@ -324,6 +324,8 @@ class Trainer:
 
     def _note_episode(self, episode: FinishedEpisode) -> None:
         require_return(episode.episode_return, "a training episode")
+        if self.table.is_compact:
+            self.pacer.count_closing_row()
         self.history.add_episode(self.pacer.env_steps, episode.episode_return)
         self._metrics.episode(self.pacer.env_steps, episode)
 
@@ -380,13 +382,10 @@ class Trainer:
         )
 
     def _make_actor(self) -> Actor:
-        settings = self._settings
         return Actor(
             self._env.env_id,
             ActorSeeds(self._seeds.actor(0)),
             self.learner.online,
-            n_step=settings.n_step,
-            gamma=settings.gamma,
             device=self._device,
         )
 

@@ -60,8 +60,9 @@ class JoinResponse(google.protobuf.message.Message):
     env_id: builtins.str
     """The environment's Gymnasium ID."""
     table: builtins.str
-    """Name of the replay table to insert into. Its columns are `obs`, `action`, `reward`, `discount`
-    and `next_obs`.
+    """Name of the replay table to insert into. A table without steps has the columns `obs`, `action`, `reward`, `discount`
+    and `next_obs`, for transitions. A table of steps stores `frame` (the observation, or its newest frame if `obs` is a
+    stack), `action` and `step_reward`, once per step.
     """
     n_step: builtins.int
     """Number of steps per transition, 1 or more; transitions at the end of an episode have fewer."""

@@ -8,9 +8,15 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, TimeLimit
 from replay_agent.acting import actor as acting
 from replay_agent.acting.actor import Actor
-from replay_agent.acting.environments import UnsupportedEnvironmentError, inspect_environment, make_environment
+from replay_agent.acting.environments import (
+    UnsupportedEnvironmentError,
+    describe_environment,
+    inspect_environment,
+    make_environment,
+)
 from replay_agent.acting.evaluation import EvaluationStoppedError, evaluate
 from replay_agent.acting.seeds import ActorSeeds
 from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
@@ -22,8 +28,11 @@ from tests.agent.corridor import (
     CORRIDOR_ID,
     NUMBERED_ID,
     PLACES,
+    STACK,
+    STACKED_ID,
     STEP_REWARD,
     TIME_LIMIT,
+    Corridor,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")
@@ -44,6 +53,27 @@ def test_an_environment_is_described() -> None:
     assert (info.observation_shape, info.observation_dtype, info.actions) == ((4,), "float32", 2)
     assert info.bounds.high == pytest.approx((4.8, math.inf, 0.41887903, math.inf))
     assert info.bounds.low == tuple(-high for high in info.bounds.high)
+
+
+def test_stacked_frames_are_found_below_wrappers_that_leave_observations_alone() -> None:
+    info = inspect_environment(STACKED_ID)
+    assert (info.stack, info.padding, info.frame_shape) == (STACK, "repeat", (PLACES,))
+    info = describe_environment(TimeLimit(FrameStackObservation(Corridor(), 2, padding_type="zero"), 9), "zeros")
+    assert (info.stack, info.padding, info.frame_shape) == (2, "zero", (PLACES,))
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param(Corridor(), id="no stack"),
+        pytest.param(FrameStackObservation(Corridor(), 1), id="stack of one"),
+        pytest.param(FrameStackObservation(Corridor(), 3, padding_type=np.ones(PLACES, np.float32)), id="own padding"),
+        pytest.param(MaxAndSkipObservation(FrameStackObservation(Corridor(), 3)), id="stacks change outside"),
+    ],
+)
+def test_stacks_that_cannot_be_restored_from_their_frames_count_as_one_frame(env: gymnasium.Env[Any, Any]) -> None:
+    info = describe_environment(env, "some")
+    assert (info.stack, info.frame_shape) == (1, env.observation_space.shape)
 
 
 @pytest.mark.parametrize(
@@ -81,31 +111,31 @@ def test_evaluation_breaks_off_when_told() -> None:
 
 
 def test_a_truncated_episode_goes_into_the_table_with_its_true_last_observation() -> None:
-    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(0), n_step=1, gamma=0.9)
+    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(0))
     steps = [actor.step(epsilon=0.0) for _ in range(TIME_LIMIT)]
     last = steps[-1]
     assert last.episode is not None
     assert last.episode.length == TIME_LIMIT
     assert last.episode.episode_return == pytest.approx(TIME_LIMIT * STEP_REWARD)
-    assert last.transitions[0].discount == pytest.approx(0.9)
+    assert (last.step.terminated, last.step.truncated) == (False, True)
     actor.close()
 
 
 def test_a_terminated_episode_ends_without_bootstrap_and_the_next_one_begins_anew() -> None:
-    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(1), n_step=1, gamma=0.9)
+    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(1))
     steps = [actor.step(epsilon=0.0) for _ in range(PLACES)]
-    reached, first_of_next = steps[-2].transitions[0], steps[-1].transitions[0]
-    assert reached.discount == 0.0
+    reached, first_of_next = steps[-2].step, steps[-1].step
+    assert reached.terminated
     assert np.argmax(reached.next_obs) == PLACES - 1
     assert np.argmax(first_of_next.obs) == 0
     actor.close()
 
 
 def test_epsilon_decides_how_often_an_action_is_random() -> None:
-    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(1), n_step=1, gamma=0.9)
-    rows = [row for _ in range(3000) for row in actor.step(epsilon=0.5).transitions]
+    actor = Actor(CORRIDOR_ID, ActorSeeds(0), always(1))
+    actions = [actor.step(epsilon=0.5).step.action for _ in range(3000)]
     # Half of the actions are random, and half of those would have been chosen anyway.
-    assert np.mean([row.action for row in rows]) == pytest.approx(0.75, abs=0.04)
+    assert np.mean(actions) == pytest.approx(0.75, abs=0.04)
     actor.close()
 
 
@@ -113,8 +143,9 @@ def test_an_actor_of_the_same_seed_plays_the_same_episodes() -> None:
     network = build_network(NetworkSpec((4,), "float32", 2, (8,), False))
     played = []
     for seed in (5, 5, 6):
-        actor = Actor("CartPole-v1", ActorSeeds(seed), network, n_step=1, gamma=0.9)
-        played.append([(row.obs.tolist(), row.action) for _ in range(60) for row in actor.step(1.0).transitions])
+        actor = Actor("CartPole-v1", ActorSeeds(seed), network)
+        steps = [actor.step(1.0).step for _ in range(60)]
+        played.append([(step.obs.tolist(), step.action) for step in steps])
         actor.close()
     assert played[0] == played[1]
     assert played[0] != played[2]
@@ -132,8 +163,8 @@ def test_exploration_does_not_know_the_observation_after_reset(monkeypatch: pyte
     monkeypatch.setattr(acting, "EpsilonGreedyPolicy", Spy)
     observations = []
     for seed in range(200):
-        actor = Actor("CartPole-v1", ActorSeeds(seed), network, n_step=1, gamma=0.9)
-        observations.append(actor.step(1.0).transitions[0].obs)
+        actor = Actor("CartPole-v1", ActorSeeds(seed), network)
+        observations.append(actor.step(1.0).step.obs)
         actor.close()
     drawn, seen = np.array(first_uniforms), np.array(observations)
     # CartPole starts at a uniform point of [-0.05, 0.05]^4: with a shared stream these would be equal.

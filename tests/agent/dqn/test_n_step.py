@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from replay_agent.dqn.n_step import NStep, Transition
-from replay_agent.replay.rows import stack_transitions
 
 
 @dataclass(frozen=True)
@@ -87,14 +86,3 @@ def test_termination_stops_bootstrapping_for_every_row_that_reaches_it() -> None
 def test_a_span_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="n_step must be 1 or more, got 0"):
         NStep(0, 0.99)
-
-
-def test_rows_become_columns_of_the_tables_dtypes() -> None:
-    columns = stack_transitions(played(NStep(1, 0.9), 0, Episode([1.0, 2.0], terminated=True)))
-    assert {name: (column.dtype.name, column.shape) for name, column in columns.items()} == {
-        "obs": ("float32", (2, 2)),
-        "action": ("int64", (2,)),
-        "reward": ("float32", (2,)),
-        "discount": ("float32", (2,)),
-        "next_obs": ("float32", (2, 2)),
-    }

@@ -146,3 +146,38 @@ def test_a_resumed_run_goes_on_counting() -> None:
     pacer.count_own_step()
     assert pacer.env_steps == 701
     assert learn_all(pacer) == 3
+
+
+def test_rows_that_close_an_episode_are_no_steps_and_do_not_turn_steps_back() -> None:
+    pacer = Pacer(ratio=1.0, learning_starts=1, lead_steps=10)
+    pacer.observe_inserted(12)
+    for _ in range(3):
+        pacer.count_closing_row()
+    pacer.observe_inserted(13)
+    assert pacer.env_steps == 12  # the last observation showed that 10 of 13 rows are steps
+    pacer.observe_inserted(20)
+    assert (pacer.env_steps, pacer.table_count) == (17, (20, 20))
+    assert learn_all(pacer) == 17
+
+
+def test_rows_that_close_an_episode_are_estimated_among_rows_that_came_after_the_checkpoint() -> None:
+    earlier = Pacer(ratio=1.0, learning_starts=1, lead_steps=10)
+    for _ in range(40):
+        earlier.count_own_step()
+    resumed = Pacer(ratio=1.0, learning_starts=1, lead_steps=10)
+    resumed.attach(inserted=60, size=60)
+    resumed.restart(earlier.env_steps, earlier.credit)
+    resumed.catch_up(earlier.table_count, inserted=60, size=60, closing_share=0.1)
+    assert (resumed.env_steps, resumed.credit) == (58, 58.0)
+    assert resumed.table_count == (60, 60)
+
+
+def test_learning_waits_until_something_can_be_drawn_and_actors_go_on_meanwhile() -> None:
+    pacer = Pacer(ratio=1.0, learning_starts=3, lead_steps=1)
+    pacer.can_draw = False
+    pacer.observe_inserted(20)
+    assert pacer.has_rows
+    assert not pacer.owes_update
+    assert pacer.grant(1) == 1
+    pacer.can_draw = True
+    assert learn_all(pacer) == 18

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from replay_agent.acting.environments import EnvironmentInfo
+from replay_agent.dqn.networks import Bounds
 from replay_agent.replay.pacing import Pacer
+from replay_agent.replay.run_table import check_table
 from replay_agent.settings.train_settings import TrainSettings
 
 MAX_STEPS = 60
 
 
-@dataclass
+@dataclass(eq=False)
 class Steps:
-    """Steps of an environment whose episodes never end, so the last ``n_step - 1`` steps never become rows."""
+    """Steps of an environment whose episodes never end, so the last ``n_step`` steps are never complete."""
 
     n_step: int
     taken: int = 0
     granted: int = 0
 
-    def take(self) -> int:
-        """Take a step, and return the number of rows that it completes."""
-        self.taken += 1
-        return int(self.taken >= self.n_step)
-
 
 @dataclass
 class SimulatedRun:
-    """The loop of `Trainer.train`, with a table that only counts rows."""
+    """The loop of `Trainer.train`, with a table that only knows whose step a row is."""
 
     settings: TrainSettings
-    rows: int = 0
+    inserted: int = 0
     updates: int = 0
     actors: list[Steps] = field(default_factory=list)
 
@@ -43,23 +41,40 @@ class SimulatedRun:
         self.pacer = Pacer(settings.replay_ratio, settings.learning_starts, settings.lead_steps)
         self.own = Steps(settings.n_step) if settings.acts else None
         self.actors = [Steps(settings.n_step) for _ in range(settings.actors)]
+        self.live: deque[tuple[Steps, int]] = deque(maxlen=settings.capacity)
+        self.pacer.can_draw = not settings.compact
+
+    def take(self, actor: Steps) -> None:
+        """Take an environment step. A table that is not compact gets a row once n steps are complete."""
+        actor.taken += 1
+        if self.settings.compact or actor.taken >= actor.n_step:
+            self.inserted += 1
+            self.live.append((actor, actor.taken))
+
+    @property
+    def can_draw(self) -> bool:
+        if not self.settings.compact:
+            return len(self.live) > 0
+        return any(step + actor.n_step <= actor.taken for actor, step in self.live)
 
     def turn(self) -> None:
         for actor in self.actors:
             actor.granted = actor.granted or self.pacer.grant(self.settings.grant_steps)
             if actor.granted:
                 actor.granted -= 1
-                self.rows += actor.take()
+                self.take(actor)
         if self.own is not None and not self.pacer.owes_update:
-            self.rows += self.own.take()
+            self.take(self.own)
             self.pacer.count_own_step()
+        if self.pacer.has_rows and not self.pacer.can_draw:
+            self.pacer.can_draw = self.can_draw
         if self.pacer.owes_update:
-            assert self.rows > 0, "a batch is drawn from an empty table, which waits for rows that nobody brings"
-            self.pacer.observe_inserted(self.rows)
+            assert self.can_draw, "a batch is drawn from an empty table, which waits for rows that nobody brings"
+            self.pacer.observe_inserted(self.inserted)
             self.pacer.count_update()
             self.updates += 1
         elif self.own is None:
-            self.pacer.observe_inserted(self.rows)
+            self.pacer.observe_inserted(self.inserted)
 
     def play(self) -> None:
         """Continue until the run ends.
@@ -89,6 +104,7 @@ SETTINGS = st.fixed_dictionaries(
         "prefetch": st.integers(1, 4),
         "actors": st.integers(0, 2),
         "act": st.booleans(),
+        "compact": st.booleans(),
         "replay_ratio": st.sampled_from([0.01, 0.1, 0.25, 0.3, 0.5, 0.9, 1.0, 2.0, 7.5]),
     }
 ).filter(lambda values: values["actors"] or values["act"])  # otherwise it would wait for actors on other machines
@@ -103,21 +119,25 @@ STUCK_ONCE = {
     "prefetch": 1,
     "actors": 1,
     "act": False,
+    "compact": False,
     "replay_ratio": 0.25,
 }
+ENV = EnvironmentInfo("Endless-v0", (4,), "float32", Bounds((), ()), actions=2, first_action=0)
 
 
-def names_fields(refusal: ValidationError, values: dict[str, Any]) -> None:
+def names_fields(refusal: ValueError, values: dict[str, Any]) -> None:
     assert any(f"{name} {value}" in str(refusal) for name, value in values.items())
 
 
 @given(SETTINGS)
 @example(STUCK_ONCE)
 @example({**STUCK_ONCE, "actors": 0, "act": True, "n_step": 3})
+@example({**STUCK_ONCE, "compact": True})
 def test_settings_are_refused_or_get_a_run_to_its_end(values: dict[str, Any]) -> None:
     try:
         settings = TrainSettings(**values)
-    except ValidationError as refusal:
+        check_table(settings, ENV)
+    except ValueError as refusal:
         event("refused")
         names_fields(refusal, values)
         return

@@ -1,0 +1,64 @@
+"""Records the steps of an actor as rows: n-step transitions, or in a compact table each step once."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+from replay_client import Stack, Steps, Writer
+
+from replay_agent.acting.actor import Step
+from replay_agent.dqn.n_step import NStep
+from replay_agent.replay.rows import FRAME, STEP_REWARD, append_transition
+
+
+class Recorder(Protocol):
+    """Appends rows to a writer."""
+
+    def record(self, step: Step) -> None:
+        """Append the rows that a step completes; send them at the end of an episode.
+
+        Raises:
+            ReplayError: an earlier row could not be sent.
+        """
+
+
+def make_recorder(writer: Writer, n_step: int, gamma: float) -> Recorder:
+    """Create the recorder for the writer's table. ``n_step`` and ``gamma`` are those of the run."""
+    if writer.steps is None:
+        return _TransitionRecorder(writer, n_step, gamma)
+    return _StepRecorder(writer, writer.steps)
+
+
+class _TransitionRecorder:
+    """Appends n-step transitions."""
+
+    def __init__(self, writer: Writer, n_step: int, gamma: float) -> None:
+        self._writer = writer
+        self._n_step = NStep(n_step, gamma)
+
+    def record(self, step: Step) -> None:
+        for transition in self._n_step.push(
+            step.obs, step.action, step.reward, step.next_obs, terminated=step.terminated, truncated=step.truncated
+        ):
+            append_transition(self._writer, transition)
+        if step.is_last:
+            self._writer.end_episode()
+
+
+class _StepRecorder:
+    """Appends each step once, with the newest frame of its observation; the last frame closes an episode."""
+
+    def __init__(self, writer: Writer, steps: Steps) -> None:
+        self._writer = writer
+        obs = steps.derived["obs"]
+        self._is_stacked = isinstance(obs, Stack) and obs.count > 1
+
+    def record(self, step: Step) -> None:
+        self._writer.append({FRAME: self._frame(step.obs), "action": step.action, STEP_REWARD: step.reward})
+        if step.is_last:
+            self._writer.end_episode({FRAME: self._frame(step.next_obs)}, terminated=step.terminated)
+
+    def _frame(self, observation: NDArray[Any]) -> NDArray[Any]:
+        newest: NDArray[Any] = observation[-1] if self._is_stacked else observation
+        return newest
