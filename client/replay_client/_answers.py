@@ -164,10 +164,11 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
 def _windows(message: replay_pb2.Batch, rows: NDArray[np.int64], *, starts_apart: bool = False) -> Windows:
     before, after = np.frombuffer(message.before, "<i4"), np.frombuffer(message.after, "<i4")
     ends = np.frombuffer(message.ends, "u1")
-    windows = len(message.keys) // _KEY_BYTES
-    if not len(before) == len(after) == len(ends) == windows or int(before.sum() + after.sum()) + windows != len(rows):
-        raise InternalServerError(f"the server sent windows that do not match their {len(rows)} rows")
-    return Windows(before, after, ends, rows, starts_apart=starts_apart)
+    if len(before) == len(after) == len(ends) == len(message.keys) // _KEY_BYTES:
+        windows = Windows(before, after, ends, rows, starts_apart=starts_apart)
+        if windows.row_count == len(rows):
+            return windows
+    raise InternalServerError(f"the server sent windows that do not match their {len(rows)} rows")
 
 
 def _check_size(rows: memoryview, row_count: int, due_bytes: int) -> None:

@@ -65,20 +65,25 @@ class Windows:
             rows: int64[r], where each row of the windows is in the columns that it is taken from.
             starts_apart: whether columns at the start have only their b values, one for each window.
         """
-        self.after = after.astype(np.int64)
-        """int64[b]: rows after each anchor."""
-        self.before = before.astype(np.int64)
-        """int64[b]: rows before each anchor."""
+        self.after = after
+        """int32[b]: rows after each anchor."""
+        self.before = before
+        """int32[b]: rows before each anchor."""
         self._ends = ends
         self._rows = rows
         self._starts_apart = starts_apart
-        self._lasts = np.cumsum(self.before + self.after + 1) - 1
-        self._anchors = self._lasts - self.after
-        self._firsts = self._anchors - self.before
+        self._lasts = np.cumsum(before + after, dtype=np.int64) + np.arange(len(after))
+        self._anchors = self._lasts - after
+        self._firsts = self._anchors - before
         self._places: dict[Layout, Places] = {}
 
     def __len__(self) -> int:
         return len(self.after)
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all windows together."""
+        return int(self._lasts[-1]) + 1 if len(self) else 0
 
     @property
     def is_closed(self) -> NDArray[np.bool_]:
@@ -96,7 +101,7 @@ class Windows:
         """int64[b]: where columns at the start have the first row, at most ``before`` rows before each anchor."""
         if self._starts_apart:
             return np.arange(len(self))
-        return self._rows[self._anchors - np.minimum(self.before, before)]
+        return self._rows.take(self._anchors - np.minimum(self.before, before))
 
     def next_rows(self, count: int) -> Indices:
         """int64[count, b]: where the anchor and the rows after it are; beyond the last row of a window, anywhere."""

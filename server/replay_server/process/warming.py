@@ -66,7 +66,7 @@ def _warm_up_the_rest() -> None:
     counts.draw(keys)
     counts.disappear(keys)
     first_unusable(priorities, 1.0)
-    resolve_update(keys, priorities, 0, len(keys))
+    resolve_update(keys, priorities, 0, len(keys), priorities)
     compile_checksums()
     warm_up_windows()
 

@@ -342,16 +342,10 @@ class Table:
         Returns:
             Number of distinct rows updated, and number of stale keys.
         """
-        resolved = resolve_update(keys, priorities, self.oldest, self.inserted)
-        stale = resolved.stale
-        drawable = self._items.among(resolved.keys)
-        if drawable is not None and not drawable.all():
-            dead = resolved.keys[~drawable]
-            stale += int(np.isin(keys, dead).sum())
-            resolved = resolved._replace(keys=resolved.keys[drawable], priorities=resolved.priorities[drawable])
+        resolved = resolve_update(keys, priorities, self.oldest, self.inserted, self.directory.priorities)
         self._index.write(resolved.keys, resolved.priorities)
-        self.figures.updated(len(resolved.keys), stale)
-        return len(resolved.keys), stale
+        self.figures.updated(len(resolved.keys), resolved.stale)
+        return len(resolved.keys), resolved.stale
 
     def live_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the live keys among these, in the same order. keys: int64[n], any numbers."""

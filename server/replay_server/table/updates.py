@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.kernels.compile import Floats, Integers, as_kernel_input, kernel
 
 _EMPTY = -1
@@ -22,21 +23,31 @@ class ResolvedUpdate(NamedTuple):
     """An update, without stale keys and duplicates."""
 
     keys: Integers
-    """int64[n]: distinct live keys."""
+    """int64[n]: distinct keys of live, drawable rows."""
     priorities: Floats
     """float64[n]: the last priority given for each key."""
     stale: int
-    """Number of given keys that are not live, counting duplicates."""
+    """Number of given keys whose rows are not live or not drawable, counting duplicates."""
 
 
 def resolve_update(
-    keys: Integers, priorities: Floats, oldest: int, inserted: int, secret: int = _SECRET
+    keys: Integers, priorities: Floats, oldest: int, inserted: int, stored: Floats, secret: int = _SECRET
 ) -> ResolvedUpdate:
     """Drop stale keys, and keep the last priority of duplicate keys.
 
     Takes linear time even for adversarial keys: their hashes depend on ``secret``, which has 63 bits.
+
+    Args:
+        keys: int64[n], any numbers.
+        priorities: float64[n].
+        oldest: key of the oldest live row.
+        inserted: key after the newest live row.
+        stored: float64[slots], the priorities of the table.
+        secret: of the hashes.
     """
-    return ResolvedUpdate(*_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted, secret))
+    return ResolvedUpdate(
+        *_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted, stored, secret)
+    )
 
 
 @kernel
@@ -55,7 +66,7 @@ def live_only(keys: Integers, oldest: int, inserted: int) -> Integers:
 
 @kernel
 def _resolve(
-    keys: Integers, priorities: Floats, oldest: int, inserted: int, secret: int
+    keys: Integers, priorities: Floats, oldest: int, inserted: int, stored: Floats, secret: int
 ) -> tuple[Integers, Floats, int]:
     places = 16
     shift = 60
@@ -68,7 +79,7 @@ def _resolve(
     count, stale = 0, 0
     for i in range(len(keys)):
         key = keys[i]
-        if key < oldest or key >= inserted:
+        if key < oldest or key >= inserted or stored[key % len(stored)] == DEAD_PRIORITY:
             stale += 1
             continue
         mixed = np.uint64(key ^ secret)

@@ -96,10 +96,6 @@ class Items(ABC):
         """Forget where streams stand, because all rows are gone."""
 
     @abstractmethod
-    def among(self, keys: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """bool[n]: which of these live rows are items; None: all. keys: int64[n]."""
-
-    @abstractmethod
     def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
         """Begin with the live rows of a stored table.
 

@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_server.kernels.compile import Integers, kernel, part_of_kernel
+from replay_server.storage.runs import GOES_ON
+from replay_server.storage.runs import TERMINATED as END_TERMINATED
+from replay_server.storage.runs import TRUNCATED as END_TRUNCATED
 
 BYTES_PER_SLOT = 9
 
@@ -36,8 +39,62 @@ def empty_links(slots: int) -> Links:
     return Links(back, ahead, np.zeros(slots, np.uint8), np.zeros(4, np.int64))
 
 
+class NewRuns(NamedTuple):
+    """Runs of new rows, in the order of their keys."""
+
+    row_counts: Integers
+    """int64[m]: rows of each run."""
+    first_steps: Integers
+    """int64[m]: number of its first step."""
+    distances: Integers
+    """int64[m]: from its first row back to the previous step; 0: none."""
+    closings: NDArray[np.uint8]
+    """uint8[m]: flags of its last row if that closes the episode, otherwise 0."""
+    places: Integers
+    """int64[m]: position of its first anchor among the priorities of all runs."""
+
+
 @kernel
-def link(links: Links, first: int, count: int, step: int, distance: int, closing: int, period: int) -> None:
+def arrive(
+    links: Links,
+    runs: NewRuns,
+    first: int,
+    oldest: int,
+    forward: int,
+    backward: int,
+    period: int,
+    keys: Integers,
+    places: Integers,
+) -> int:
+    """Link the rows of runs, and mark the anchors whose windows they complete.
+
+    Args:
+        links: the links.
+        runs: where the rows come from.
+        first: key of the first row.
+        oldest: key of the oldest live row.
+        forward: see `WindowShape`.
+        backward: see `WindowShape`.
+        period: see `WindowShape`.
+        keys: int64[n]: output, the drawable anchors in the order of their steps, run after run.
+        places: int64[n]: output, the position of each one's priority.
+
+    Returns:
+        Number of anchors in the output.
+    """
+    found = 0
+    for run in range(len(runs.row_counts)):
+        count, step = runs.row_counts[run], runs.first_steps[run]
+        _link(links, first, count, step, runs.distances[run], runs.closings[run], period)
+        found = _complete(
+            links, first, count, step, oldest, forward, backward, period, runs.places[run], keys, places, found
+        )
+        first += count
+    return found
+
+
+@part_of_kernel
+def _link(links: Links, first: int, count: int, step: int, distance: int, closing: int, period: int) -> None:
     """Link new rows, which are consecutive steps of one episode.
 
     Args:
@@ -66,8 +123,8 @@ def link(links: Links, first: int, count: int, step: int, distance: int, closing
         links.flags[slot] = flags
 
 
-@kernel
-def complete(
+@part_of_kernel
+def _complete(
     links: Links,
     first: int,
     count: int,
@@ -88,13 +145,13 @@ def complete(
         first: key of the first new row.
         count: number of new rows.
         step: number of the first new row's step.
-        oldest: key of the oldest live row.
+        oldest: see `arrive`.
         forward: see `WindowShape`.
         backward: see `WindowShape`.
         period: see `WindowShape`.
-        place: position of this run's first anchor among the priorities of all runs.
-        keys: int64[n]: output, the drawable anchors in the order of their steps.
-        places: int64[n]: output, the position of each one's priority.
+        place: see `NewRuns.places`.
+        keys: see `arrive`.
+        places: see `arrive`.
         found: number of anchors already in the output.
 
     Returns:
@@ -217,33 +274,49 @@ def find_drawable(links: Links, oldest: int, size: int, forward: int, backward: 
 def windows_of(
     links: Links, anchors: Integers, forward: int, backward: int
 ) -> tuple[Integers, NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
-    """Return the windows of drawable anchors: keys, rows before and after each anchor, and flags of the last row."""
+    """Return the windows of drawable anchors; see `Windows`."""
     back, ahead, flags = links.back, links.ahead, links.flags
     slots = len(flags)
     keys = np.empty(len(anchors) * (backward + 1 + forward), np.int64)
     before = np.empty(len(anchors), np.int32)
     after = np.empty(len(anchors), np.int32)
-    last = np.empty(len(anchors), np.uint8)
+    ends = np.empty(len(anchors), np.uint8)
     count = 0
     for window in range(len(anchors)):
         key = anchors[window]
+        slot = key % slots
         hops = 0
-        while hops < backward and not flags[key % slots] & FIRST:
-            key -= back[key % slots]
+        while hops < backward and not flags[slot] & FIRST:
+            distance = back[slot]
+            key -= distance
+            slot -= distance  # as key % slots, without a division
+            if slot < 0:
+                slot += slots
             hops += 1
         before[window] = hops
-        for _ in range(hops):
-            keys[count] = key
-            count += 1
-            key += ahead[key % slots]
         keys[count] = key
         count += 1
-        hops = 0
-        while hops < forward and not flags[key % slots] & CLOSING:
-            key += ahead[key % slots]
+        while hops:
+            distance = ahead[slot]
+            key += distance
+            slot += distance
+            if slot >= slots:
+                slot -= slots
+            keys[count] = key
+            count += 1
+            hops -= 1
+        while hops < forward and not flags[slot] & CLOSING:
+            distance = ahead[slot]
+            key += distance
+            slot += distance
+            if slot >= slots:
+                slot -= slots
             keys[count] = key
             count += 1
             hops += 1
         after[window] = hops
-        last[window] = flags[key % slots]
-    return keys[:count], before, after, last
+        if not flags[slot] & CLOSING:
+            ends[window] = GOES_ON
+        else:
+            ends[window] = END_TERMINATED if flags[slot] & TERMINATED else END_TRUNCATED
+    return keys[:count], before, after, ends

@@ -37,9 +37,6 @@ class SingleRows(Items):
     def reset(self) -> None:
         """Do nothing."""
 
-    def among(self, keys: NDArray[np.int64]) -> None:
-        """All."""
-
     def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> None:
         """All."""
 

@@ -19,10 +19,11 @@ from replay_proto.errors import FieldError
 from replay_proto.steps import WindowShape
 
 from replay_server.backends.index import LiveRows, live_slots
+from replay_server.kernels.compile import as_kernel_input
 from replay_server.storage.runs import GOES_ON, Runs, ends_of, steps_of
 from replay_server.table.items import link_kernels
 from replay_server.table.items.items import Items, NewItems, StepCounts, Windows
-from replay_server.table.items.link_kernels import ANCHOR, CLOSING, DRAWABLE, FIRST
+from replay_server.table.items.link_kernels import ANCHOR, FIRST, NewRuns
 
 _FARTHEST = np.iinfo(np.int32).max
 _FLAGS_OF_END = np.array([0, link_kernels.CLOSING, link_kernels.CLOSING | link_kernels.TERMINATED], np.uint8)
@@ -79,17 +80,23 @@ class StepWindows(Items):
         """Link rows, which take slots without a live row, and find the windows that they complete."""
         assert runs is not None
         numbers = _completed(runs, self._shape)
-        keys, places = np.empty(int(numbers.sum()), np.int64), np.empty(int(numbers.sum()), np.int64)
-        found, place = 0, 0
-        for (stream, episode, step, rows, end), number in zip(_rows_of(runs), numbers.tolist(), strict=True):
-            distance = self._distance(first, stream, episode, step, oldest)
-            closing = int(_FLAGS_OF_END[end])
-            link_kernels.link(self._links, first, rows, step, distance, closing, self._shape.period)
-            found = link_kernels.complete(
-                self._links, first, rows, step, oldest, *self._shape, place, keys, places, found
-            )
-            first, place = first + rows, place + number
-            self._newest[stream] = _Newest(first - 1, episode, step + rows - 1, end != GOES_ON)
+        ends_at = np.cumsum(numbers)
+        keys, places = np.empty(int(ends_at[-1]), np.int64), np.empty(int(ends_at[-1]), np.int64)
+        distances, after = [], first
+        for stream, episode, step, rows, end in _rows_of(runs):
+            distances.append(self._distance(after, stream, episode, step, oldest))
+            after += rows
+            self._newest[stream] = _Newest(after - 1, episode, step + rows - 1, end != GOES_ON)
+        assert runs.first_steps is not None
+        assert runs.ends is not None
+        new = NewRuns(
+            as_kernel_input(runs.row_counts),
+            as_kernel_input(runs.first_steps),
+            np.array(distances, np.int64),
+            _FLAGS_OF_END[runs.ends],
+            ends_at - numbers,
+        )
+        found = link_kernels.arrive(self._links, new, first, oldest, *self._shape, keys, places)
         return NewItems(keys[:found], places[:found])
 
     def leave(self, first: int, end: int) -> NDArray[np.int64]:
@@ -103,18 +110,9 @@ class StepWindows(Items):
         """Forget where each stream stands."""
         self._newest.clear()
 
-    def among(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """bool[n]: which of these live rows are drawable. keys: int64[n]."""
-        drawable: NDArray[np.bool_] = np.take(self._links.flags, keys % self._slots) & DRAWABLE != 0
-        return drawable
-
     def windows(self, anchors: NDArray[np.int64]) -> Windows:
         """The windows of drawable anchors. anchors: int64[batch]."""
-        keys, before, after, last = link_kernels.windows_of(
-            self._links, anchors, self._shape.forward, self._shape.backward
-        )
-        ends = (last & np.uint8(CLOSING) != 0).astype(np.uint8) + (last & np.uint8(link_kernels.TERMINATED) != 0)
-        return Windows(keys, before, after, ends)
+        return Windows(*link_kernels.windows_of(self._links, anchors, self._shape.forward, self._shape.backward))
 
     def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Link the live rows of a stored table."""
