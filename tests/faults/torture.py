@@ -262,37 +262,43 @@ class Torture:
         figures.broken_by = sum((worker.broken_by for worker in self._workers), start=Counter[str]())
 
 
-def main(
-    *,
-    kills: PositiveInt = 500,
-    seed: int = 0,
-    steps: bool = False,
-    report: Annotated[Path | None, Parameter(validator=document_with("torture"))] = None,
-) -> None:
-    """Torture a server of its own, and report.
-
-    Args:
-        kills: how often to kill the server.
-        seed: chooses moments and rows.
-        steps: use a table of steps.
-        report: document whose section on torture is written anew.
-    """
+def tortured(kills: int, seed: int, item: Item | None) -> Figures:
+    """Kill a server this often, with a table of rows, or of steps if there is an ``item``."""
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
         folder = Path(name)
         checkpoints = folder / "checkpoints"
         server = ServerProcess(folder / "log", "--data-dir", str(folder / "data"), "--checkpoint-dir", str(checkpoints))
-        torture = Torture(server, checkpoints, seed, ITEM if steps else None)
+        torture = Torture(server, checkpoints, seed, item)
         try:
             for _ in track(range(kills), description="killing"):
                 torture.round()
         finally:
             server.kill()
-    figures = torture.figures
-    for what, figure in figures.lines():
-        print(f"{figure:>12}  {what}")
-    print(f"workers noticed by {dict(figures.broken_by)}")
+    return torture.figures
+
+
+def main(
+    *,
+    kills: PositiveInt = 500,
+    seed: int = 0,
+    report: Annotated[Path | None, Parameter(validator=document_with("torture"))] = None,
+) -> None:
+    """Torture servers, and report: one with a table of rows, then one with a table of steps.
+
+    Args:
+        kills: how often to kill each server.
+        seed: chooses moments and rows.
+        report: document whose section on torture is written anew.
+    """
+    rows, steps = (tortured(kills, seed, item) for item in (None, ITEM))
+    lines = [
+        (what, of_rows, of_steps) for (what, of_rows), (_, of_steps) in zip(rows.lines(), steps.lines(), strict=True)
+    ]
+    for what, *figures in lines:
+        print(*(f"{figure:>12}" for figure in figures), f"  {what}")
+    print(f"workers noticed by {dict(rows.broken_by)} and {dict(steps.broken_by)}")
     if report is not None:
-        write_section(report, "torture-steps" if steps else "torture", ("", "figure"), figures.lines())
+        write_section(report, "torture", ("", "table of rows", "table of steps"), lines)
 
 
 if __name__ == "__main__":
