@@ -82,7 +82,7 @@ bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --upgrade pip
-	$(BIN)/pip install --quiet --no-compile $(PINNED) --editable '.[server,cli,agent]' --group dev --group integrations
+	$(BIN)/pip install --quiet --no-compile $(PINNED) --editable '.[server,cli,agent,atari]' --group dev --group integrations
 	touch $@
 
 # Imports all test modules once, so that Python does not compile them in every worker at the same time. The test run

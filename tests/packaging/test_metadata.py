@@ -12,14 +12,15 @@ from packaging.version import Version
 from tests.packaging.project import metadata, pinned, required_by
 
 PROJECT = metadata()["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 REQUIRED = [
     *PROJECT["dependencies"],
-    *(line for extra in PROJECT["optional-dependencies"].values() for line in extra),
+    *(line for extra in EXTRAS for line in EXTRAS[extra] if extra != "atari"),
     *metadata()["dependency-groups"]["dev"],
     *metadata()["build-system"]["requires"],
     "pip",
 ]
-INTEGRATIONS = metadata()["dependency-groups"]["integrations"]
+INTEGRATIONS = [*metadata()["dependency-groups"]["integrations"], *EXTRAS["atari"]]
 """Optional in development environments: tests of missing libraries are skipped."""
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import (
+    AtariPreprocessing,
     FrameStackObservation,
     OrderEnforcing,
     PassiveEnvChecker,
@@ -22,6 +24,9 @@ from replay_proto.steps import Padding
 from replay_agent.dqn.networks import IMAGE_RANK, Bounds
 
 Environment = gymnasium.Env[Any, Any]
+
+ATARI_PREFIX = "ALE/"
+ATARI_STACK = 4
 
 # Names of the wrapper's paddings in a table of steps.
 _PADDINGS: Mapping[str, Padding] = {"reset": "repeat", "zero": "zero"}
@@ -64,18 +69,24 @@ class EnvironmentInfo:
 
 
 def make_environment(env_id: str) -> Environment:
-    """Create an environment.
+    """Create an environment; one whose id begins with ``ALE/``, with the usual preprocessing of Atari games.
 
     Raises:
         UnsupportedEnvironmentError: Gymnasium does not know it, or a dependency is missing.
     """
     try:
-        return gymnasium.make(env_id)
+        return _make_atari(env_id) if env_id.startswith(ATARI_PREFIX) else gymnasium.make(env_id)
     except (gymnasium.error.Error, ImportError) as error:
         raise UnsupportedEnvironmentError(
-            f"Gymnasium could not make the environment {env_id!r}: {error}. "
-            "Check --env, and install the package that registers it (as module:EnvId, if it must be imported first)."
+            f"Gymnasium could not make the environment {env_id!r}: {error}. Check --env, and install the package that "
+            "registers it (as module:EnvId, if it must be imported first), for Atari games 'replay-service[atari]'."
         ) from error
+
+
+def _make_atari(env_id: str) -> Environment:
+    """Make a game as in Mnih et al. (2015): gray 84x84 frames, four emulator steps per action, stacks of four."""
+    gymnasium.register_envs(import_module("ale_py"))
+    return FrameStackObservation(AtariPreprocessing(gymnasium.make(env_id, frameskip=1)), ATARI_STACK)
 
 
 def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:

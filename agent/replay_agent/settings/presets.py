@@ -1,4 +1,4 @@
-"""Tuned settings for known environments; the user's settings override them."""
+"""Settings for known environments; the user's settings override them."""
 
 from __future__ import annotations
 
@@ -61,6 +61,33 @@ _MOUNTAIN_CAR: Mapping[str, Any] = MappingProxyType(
     }
 )
 
+# Common in the literature for DQN with n-step returns on Atari; not tuned.
+_PONG: Mapping[str, Any] = MappingProxyType(
+    {
+        "steps": 2_000_000,
+        "capacity": 200_000,
+        "learning_rate": 1e-4,
+        "adam_epsilon": 1.5e-4,
+        "batch_size": 32,
+        "n_step": 3,
+        "gamma": 0.99,
+        "target_interval": 2_000,
+        "target_tau": 1.0,
+        "replay_ratio": 0.25,
+        "learning_starts": 20_000,
+        "dueling": True,
+        "epsilon_steps": 250_000,
+        "epsilon_end": 0.01,
+        # An episode takes 1,000 to 5,000 steps.
+        "validate_interval": 50_000,
+        "validation_episodes": 5,
+        "confirm_episodes": 20,
+        "evaluation_episodes": 20,
+        # Of 21 points in a perfect game.
+        "solved_return": 18.0,
+    }
+)
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"CartPole-v1": _CARTPOLE, "Acrobot-v1": _ACROBOT, "MountainCar-v0": _MOUNTAIN_CAR}
+    {"CartPole-v1": _CARTPOLE, "Acrobot-v1": _ACROBOT, "MountainCar-v0": _MOUNTAIN_CAR, "ALE/Pong-v5": _PONG}
 )

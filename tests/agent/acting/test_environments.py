@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from copy import deepcopy
 from typing import Any
 
@@ -88,6 +89,12 @@ def test_stacks_that_cannot_be_restored_from_their_frames_count_as_one_frame(env
 def test_an_environment_that_does_not_suit_is_refused_with_a_reason(env_id: str, complaint: str) -> None:
     with pytest.raises(UnsupportedEnvironmentError, match=complaint):
         inspect_environment(env_id)
+
+
+def test_atari_games_without_their_package_are_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(UnsupportedEnvironmentError, match=r"replay-service\[atari\]"):
+        make_environment("ALE/Pong-v5")
 
 
 def test_evaluation_plays_one_greedy_episode_per_seed() -> None:
