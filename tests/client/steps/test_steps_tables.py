@@ -10,7 +10,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from replay_client import (
-    Batch,
     Column,
     Discount,
     InvalidArgumentError,
@@ -25,16 +24,14 @@ from replay_client import (
     Transitions,
 )
 from replay_client.torch import to_torch
-from replay_proto.steps import Derived, Item
+from replay_proto.steps import Item
 
+from tests.client.steps.comparing import Columns, Place, assert_drawn, places, row, stored_columns
 from tests.client.steps.oracle import GOES_ON, TERMINATED, TRUNCATED, Episode, anchors, drawn
 
 ALL_DATA_PATHS = True
 
 NewTable = Callable[..., Table]
-Columns = Mapping[str, Column | Derived]
-Place = tuple[int, int, int]
-"""Stream, episode and step."""
 
 TRANSITIONS: Columns = {
     "frame": Column("uint8", (2, 3), sampled=False),
@@ -64,19 +61,11 @@ ITEMS = [
 STREAMS = 3
 
 
-def stored_columns(columns: Columns) -> dict[str, Column]:
-    return {name: column for name, column in columns.items() if isinstance(column, Column)}
-
-
 def some_rows(columns: Columns, count: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
     return {
         name: (rng.normal(size=(count, *column.shape)) * 20).astype(column.dtype, casting="unsafe")
         for name, column in stored_columns(columns).items()
     }
-
-
-def row(episode: Episode, step: int) -> dict[str, Any]:
-    return {name: values[step] for name, values in episode.rows.items()}
 
 
 def written(table: Table, columns: Columns, episodes: int = 6) -> dict[tuple[int, int], Episode]:
@@ -100,26 +89,6 @@ def written(table: Table, columns: Columns, episodes: int = 6) -> dict[tuple[int
                     elif step == episode.steps and episode.end != GOES_ON:
                         writer[stream].end_episode(row(episode, step), terminated=episode.end == TERMINATED)
     return made
-
-
-def places(table: Table) -> dict[int, Place]:
-    """Where each row comes from, by key."""
-    rows = table.read(np.arange(table.describe().inserted))
-    assert rows.steps is not None
-    origins = zip(rows.streams.tolist(), rows.episodes.tolist(), rows.steps.tolist(), strict=True)
-    return dict(zip(rows.row_keys.tolist(), origins, strict=True))
-
-
-def assert_drawn(
-    batch: Batch, columns: Columns, item: Item, made: Mapping[tuple[int, int], Episode], at: Mapping[int, Place]
-) -> set[Place]:
-    """Assert that a batch has what the oracle builds; return what was drawn."""
-    found = [at[key] for key in batch.row_keys.tolist()]
-    expected = [drawn(columns, item, made[stream, episode], step) for stream, episode, step in found]
-    assert set(batch) == set(expected[0])
-    for name, values in batch.items():
-        np.testing.assert_array_equal(values, np.stack([each[name] for each in expected]), err_msg=name, strict=True)
-    return set(found)
 
 
 def drawable(item: Item, made: Mapping[tuple[int, int], Episode]) -> set[Place]:

@@ -1,0 +1,93 @@
+"""The examples run at a small size, and do what their comments say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from replay_client import ReplayClient
+
+from examples import atari_dqn, r2d2
+from tests.support.server_process import ServerProcess
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[ReplayClient]:
+    """A client of the shared server; torch is left as it was, because an example seeds it and sets its threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine, threads would wait for each other
+    with torch.random.fork_rng(), ReplayClient(server.address) as made:
+        yield made
+        for table in made:
+            made.drop_table(table)
+    torch.set_num_threads(threads)
+
+
+def test_dqn_runs_and_draws_the_stacks_that_its_agent_sees(client: ReplayClient) -> None:
+    assert -1.0 <= atari_dqn.main(client.address, steps=atari_dqn.LEARNING_STARTS + 3 * atari_dqn.ENVS) <= 1.0
+    table = client["atari-dqn"]
+    assert table.stats().updated > 0
+    table.reset()
+    with table.writer() as writer:
+        env = atari_dqn.make_env(None, writer[0])
+        seen = [env.reset(seed=1)[0]]
+        for _ in range(atari_dqn.CELLS - 1):
+            seen.append(env.step(2)[0])
+    batch = table.sample(100, beta=0.4)
+    steps = table.read(batch).steps
+    assert steps is not None
+    np.testing.assert_array_equal(batch["obs"], np.array(seen)[steps])
+    np.testing.assert_array_equal(batch["next_obs"], np.array(seen)[np.minimum(steps + 3, len(seen) - 1)])
+
+
+def test_r2d2_runs(client: ReplayClient) -> None:
+    assert r2d2.main(client.address, steps=1_100) >= 1.0
+    stats = client["r2d2"].stats()
+    assert stats.updated > 0
+    batch = client["r2d2"].sample(32, beta=0.6)
+    network = r2d2.RecurrentQ()
+    assert r2d2.td_errors(
+        network, network, {name: torch.as_tensor(column) for name, column in batch.items()}
+    ).shape == (
+        32,
+        r2d2.PERIOD,
+    )
+
+
+def test_masked_steps_leave_the_state_of_the_lstm_alone() -> None:
+    network = r2d2.RecurrentQ()
+    obs, state, mask = torch.randn(3, 7, 2), torch.randn(3, 2, r2d2.HIDDEN), torch.ones(3, 7, dtype=torch.bool)
+    values, after = network(obs, state, mask)
+    padded = torch.cat([torch.randn(3, 4, 2), obs, torch.randn(3, 2, 2)], 1)
+    padded_mask = torch.cat([torch.zeros(3, 4, dtype=torch.bool), mask, torch.zeros(3, 2, dtype=torch.bool)], 1)
+    padded_values, padded_after = network(padded, state, padded_mask)
+    torch.testing.assert_close(padded_values[:, 4:-2], values)
+    torch.testing.assert_close(padded_after, after)
+
+
+def test_the_inverse_of_the_rescaling_is_one() -> None:
+    x = torch.linspace(-1000.0, 1000.0, 101, dtype=torch.float64)
+    torch.testing.assert_close(r2d2.unscaled(r2d2.rescaled(x)), x)
+    assert r2d2.rescaled(torch.tensor(3.0)).item() == pytest.approx(1.003)  # sqrt(4) - 1 + 0.001 * 3
+
+
+@pytest.mark.parametrize("is_terminated", [False, True])
+@pytest.mark.parametrize("steps", [1, 4, 5, 9, 20])
+def test_n_step_targets_end_with_the_episode(steps: int, *, is_terminated: bool) -> None:
+    places, n, gamma = 20, r2d2.N_STEP, 0.9
+    rng = np.random.default_rng(steps)
+    values, rewards = rng.normal(size=(2, places))
+    rewards[steps:] = 0.0
+    mask = np.arange(places) < steps
+    discount = np.where(mask, gamma, 0.0)
+    if is_terminated and steps < places:
+        discount[steps - 1] = 0.0
+    targets = r2d2.n_step_targets(*(torch.as_tensor(each)[None] for each in (values, rewards, discount, mask)))
+    assert targets.shape == (1, places - n)
+    for step in range(min(steps, places - n)):
+        k = min(n, steps - step)
+        bootstrap = 0.0 if is_terminated and step + k == steps < places else values[step + k]
+        expected = sum(gamma**i * rewards[step + i] for i in range(k)) + gamma**k * bootstrap
+        assert targets[0, step].item() == pytest.approx(expected)
