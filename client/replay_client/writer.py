@@ -167,6 +167,11 @@ class Writer:
         stream = self._only or self._refuse()
         stream.end_episode(values, terminated=terminated, priorities=priorities)
 
+    def abandon_episode(self) -> None:
+        """Leave the current episode of the only stream without an end; see `WriterStream.abandon_episode`."""
+        stream = self._only or self._refuse()
+        stream.abandon_episode()
+
     def append_all(
         self,
         rows: Mapping[str, Any] | None = None,
