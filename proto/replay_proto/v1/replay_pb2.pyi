@@ -8,19 +8,19 @@ assigned in order of insertion and never reused in a table, and a priority, by w
 
 Arrays are sent as `bytes`: little-endian, C order, without padding. "int64[n]" in a comment means 8 * n bytes. Rows
 are sent in a field called `rows`: one column after another, in the order of the table's schema, each with the values
-of all rows. A column of dtype float32 and shape (4,) takes 16 * n bytes. Booleans are one byte, 0 or 1. The field
-`rows` has the number 15 in every message, so that both ends can build and read it in place.
+of all rows. In n rows, a column of dtype float32 and shape (4,) takes 16 * n bytes. Booleans are one byte, 0 or 1.
+The field `rows` has the number 15 in every message, so that both ends can build and read it in place.
 
 If the server requires tokens, each call sends one as metadata: "authorization: Bearer TOKEN". Each RPC below states
 the right that it requires on the table named in a message.
 
-Without `rows` and arrays of keys and priorities, a request may have at most 1 MiB, and at most 32 fields if it has
-rows. Larger ones fail with RESOURCE_EXHAUSTED / TOO_LARGE or INVALID_ARGUMENT. Messages with rows must not contain
-groups.
+A request may have at most 1 MiB besides `rows` and arrays of keys and priorities; a longer one fails with
+RESOURCE_EXHAUSTED / TOO_LARGE. A request with rows may have at most 32 fields and no groups; otherwise, it fails
+with INVALID_ARGUMENT.
 
 Every operation on a table is atomic. A request is validated completely before anything changes, and a refused
-request changes nothing. Errors carry a google.rpc.ErrorInfo in the domain "replay.v1" whose `reason` is a name of
-ErrorReason without its prefix.
+request changes nothing. Errors carry a google.rpc.ErrorInfo with the domain "replay.v1"; its `reason` is a name from
+ErrorReason, without the prefix.
 """
 
 import builtins
@@ -54,21 +54,20 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_TABLE_EXISTS: _ErrorReason.ValueType  # 3
     """ALREADY_EXISTS: a table with this name has another config. Metadata: `table`, `field`, `expected`, `got`."""
     ERROR_REASON_TABLE_REPLACED: _ErrorReason.ValueType  # 4
-    """FAILED_PRECONDITION: the table's uid is not the one that the caller knows. Metadata: `table`."""
+    """FAILED_PRECONDITION: the table's uid differs from the request's. Metadata: `table`."""
     ERROR_REASON_TABLE_EMPTY: _ErrorReason.ValueType  # 5
     """FAILED_PRECONDITION: there are no rows to draw, and the request does not wait. Metadata: `table`, `have` (0) and
     `needed`, in rows.
     """
     ERROR_REASON_WAITED_TOO_LONG: _ErrorReason.ValueType  # 6
     """DEADLINE_EXCEEDED: the call waited for `wait_s` seconds, or the server's max_wait_s. It had no effect, except for
-    the update of a LearnRequest. Metadata: `table`; `waited_for`: "rows" (to draw), "samples" or "inserts" (allowed
-    by the rate limiter) or "room" (in a queue); `have` and `needed`: the state when the call gave up, as decimal
-    integers:
-      "rows": drawable rows, and min_size; for a queue, rows reserved for this draw, and rows requested.
-      "samples": samples granted to this draw by the rate limiter, and samples requested.
-      "inserts": samples drawn since the last reset, and samples required before the insert is allowed.
-      "room": rows that still fit into the queue, and rows to insert.
-    Inserts that wait in line ahead of this one are included in `needed`.
+    the update of a LearnRequest. Metadata: `table`, `waited_for`, `have` and `needed`. The last two are integers as
+    of the end of the wait; for each value of `waited_for`, they are:
+      "rows" (to draw): drawable rows, and min_size. In a queue: rows reserved for this draw, and rows requested.
+      "samples" (a draw allowed by the rate limiter): samples granted to this draw, and samples requested.
+      "inserts" (an insert allowed by the rate limiter): samples drawn since the last reset, and samples required.
+      "room" (in a queue): rows that still fit, and rows to insert.
+    For an insert, `needed` includes the inserts that wait ahead of it.
     """
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 7
     """RESOURCE_EXHAUSTED: a limit was exceeded. Metadata: `bound`, `limit`, `got`, `setting`."""
@@ -123,21 +122,20 @@ ERROR_REASON_TABLE_NOT_FOUND: ErrorReason.ValueType  # 2
 ERROR_REASON_TABLE_EXISTS: ErrorReason.ValueType  # 3
 """ALREADY_EXISTS: a table with this name has another config. Metadata: `table`, `field`, `expected`, `got`."""
 ERROR_REASON_TABLE_REPLACED: ErrorReason.ValueType  # 4
-"""FAILED_PRECONDITION: the table's uid is not the one that the caller knows. Metadata: `table`."""
+"""FAILED_PRECONDITION: the table's uid differs from the request's. Metadata: `table`."""
 ERROR_REASON_TABLE_EMPTY: ErrorReason.ValueType  # 5
 """FAILED_PRECONDITION: there are no rows to draw, and the request does not wait. Metadata: `table`, `have` (0) and
 `needed`, in rows.
 """
 ERROR_REASON_WAITED_TOO_LONG: ErrorReason.ValueType  # 6
 """DEADLINE_EXCEEDED: the call waited for `wait_s` seconds, or the server's max_wait_s. It had no effect, except for
-the update of a LearnRequest. Metadata: `table`; `waited_for`: "rows" (to draw), "samples" or "inserts" (allowed
-by the rate limiter) or "room" (in a queue); `have` and `needed`: the state when the call gave up, as decimal
-integers:
-  "rows": drawable rows, and min_size; for a queue, rows reserved for this draw, and rows requested.
-  "samples": samples granted to this draw by the rate limiter, and samples requested.
-  "inserts": samples drawn since the last reset, and samples required before the insert is allowed.
-  "room": rows that still fit into the queue, and rows to insert.
-Inserts that wait in line ahead of this one are included in `needed`.
+the update of a LearnRequest. Metadata: `table`, `waited_for`, `have` and `needed`. The last two are integers as
+of the end of the wait; for each value of `waited_for`, they are:
+  "rows" (to draw): drawable rows, and min_size. In a queue: rows reserved for this draw, and rows requested.
+  "samples" (a draw allowed by the rate limiter): samples granted to this draw, and samples requested.
+  "inserts" (an insert allowed by the rate limiter): samples drawn since the last reset, and samples required.
+  "room" (in a queue): rows that still fit, and rows to insert.
+For an insert, `needed` includes the inserts that wait ahead of it.
 """
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 7
 """RESOURCE_EXHAUSTED: a limit was exceeded. Metadata: `bound`, `limit`, `got`, `setting`."""
@@ -278,23 +276,25 @@ class _DrawModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DRAW_MODE_UNSPECIFIED: _DrawMode.ValueType  # 0
     """Means stratified."""
     DRAW_MODE_STRATIFIED: _DrawMode.ValueType  # 1
-    """The total mass is divided into `batch_size` equal segments, one point is chosen in each, and the batch is shuffled
-    (Schaul et al. 2016, section 3.3).
+    """The line is divided into `batch_size` equal parts, one point is chosen in each, and the batch is shuffled (Schaul
+    et al. 2016, section 3.3).
     """
     DRAW_MODE_INDEPENDENT: _DrawMode.ValueType  # 2
-    """Each point is chosen independently over the whole mass."""
+    """Each point is chosen independently on the whole line."""
 
 class DrawMode(_DrawMode, metaclass=_DrawModeEnumTypeWrapper):
-    """How a draw chooses its points of the mass."""
+    """How a draw chooses rows. Imagine the masses of all live rows side by side, as segments of one line: a draw chooses
+    points on the line, and each point draws the row whose segment it hits.
+    """
 
 DRAW_MODE_UNSPECIFIED: DrawMode.ValueType  # 0
 """Means stratified."""
 DRAW_MODE_STRATIFIED: DrawMode.ValueType  # 1
-"""The total mass is divided into `batch_size` equal segments, one point is chosen in each, and the batch is shuffled
-(Schaul et al. 2016, section 3.3).
+"""The line is divided into `batch_size` equal parts, one point is chosen in each, and the batch is shuffled (Schaul
+et al. 2016, section 3.3).
 """
 DRAW_MODE_INDEPENDENT: DrawMode.ValueType  # 2
-"""Each point is chosen independently over the whole mass."""
+"""Each point is chosen independently on the whole line."""
 global___DrawMode = DrawMode
 
 class _WeightNorm:
@@ -645,8 +645,8 @@ class Backend(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """"sum_tree" (proportional), "rank", "uniform", or "fifo": a queue. A queue delivers rows oldest first, without
-    replacement, each at most `max_times_sampled` times; clients on the server's host cannot copy them from files.
+    """"sum_tree" (proportional), "rank", "uniform", or "fifo" (a queue). A queue delivers rows oldest first, each up to
+    `max_times_sampled` times, and then removes them; clients on the server's host cannot copy them from files.
     Probabilities and weights are 1; priorities are stored but ignored. A draw waits for all of its rows, an insert
     waits for room, and no row is overwritten. A row counts as drawn before it is sent, so it is never delivered too
     often, but it is lost if the reply is lost.
@@ -678,9 +678,10 @@ class RateLimiter(google.protobuf.message.Message):
     more. Rows may be inserted if the insert leaves the table with at most `min_size` rows, or the difference at
     `max_diff` or less. Other calls wait.
 
-    An insert waits until all of its rows are allowed. The exception is an insert that crosses min_size and fits into the
-    span from min_diff to max_diff, because no draw could make room for it. A batch of B rows is B samples, which are
-    granted one by one as rows arrive, and drawn together. Waiting calls are served in order of arrival.
+    An insert waits until all of its rows are allowed. There is one exception: an insert that crosses min_size does not
+    wait if it fits into the span from min_diff to max_diff, because no draw could make room for it. A batch of B rows is
+    B samples, which are granted one by one as rows arrive, and drawn together. Waiting calls are served in order of
+    arrival.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -731,7 +732,7 @@ class TableConfig(google.protobuf.message.Message):
     capacity: builtins.int
     """Maximum number of rows: 1 to 2^40, or to 2,000,000,000 with the backend "rank"."""
     seed: builtins.int
-    """Makes draws reproducible for the same operations in the same order since the table was created."""
+    """If set, two tables with the same seed draw the same rows after the same operations in the same order."""
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Column]:
         """At least one; their order is the order of the columns in `rows`."""
@@ -782,7 +783,7 @@ class TableDescription(google.protobuf.message.Message):
     DIRECTORY_FIELD_NUMBER: builtins.int
     SOCKET_FIELD_NUMBER: builtins.int
     uid: builtins.bytes
-    """16 random bytes that distinguish this table from earlier ones with its name."""
+    """16 random bytes that distinguish this table from earlier tables with the same name."""
     size: builtins.int
     """Live rows."""
     inserted: builtins.int
@@ -839,8 +840,8 @@ class SameHost(google.protobuf.message.Message):
     nonce: builtins.bytes
     """Content of the file `nonce`; empty: send the rows."""
     overtaken: builtins.bool
-    """True if this request replaces one whose rows were overwritten before they were copied. With the correct nonce, the
-    rate limiter does not count it again; without it, this has no effect.
+    """True if this request replaces one whose rows were overwritten before they were copied: the rate limiter does not
+    count the draw again. Without the correct nonce, this field has no effect.
     """
     def __init__(
         self,
@@ -862,8 +863,8 @@ class FrameHello(google.protobuf.message.Message):
     which the server answers with an empty message. After that, the server answers each request with one frame, in order.
 
     The server closes the connection after refusing a hello, a message of a Learn stream, or a frame longer than the
-    limit for requests without rows. It also closes connections that send no hello within 2 seconds, or earlier if there
-    are very many. If its hello is refused, a client uses gRPC. When a client closes its sending side, its pending
+    limit for requests without rows. It also closes connections that send no hello within 2 seconds, or earlier if very
+    many are open. A client whose hello is refused uses gRPC. When a client closes its sending side, its pending
     requests are dropped. A server that shuts down answers the requests it has received, sends a SHUTTING_DOWN refusal
     even if no request is pending, and closes the connection.
     """
@@ -980,10 +981,10 @@ class Insertion(google.protobuf.message.Message):
     window's length separates from a step of the run and, if the run closes its episode, all later ones.
     """
     sequence: builtins.int
-    """Sequence number of this insert among those of its writer, from 1. 0 if and only if there is no writer."""
+    """Sequence number of this insert: the writer's first insert has 1. 0 if and only if there is no writer."""
     wait_s: builtins.float
     """How long to wait, in seconds, if the table's rate limiter or a full queue does not allow the insert. 0: do not
-    wait. Absent or infinity: wait as long as the call or stream lasts. On a stream, later messages wait behind it.
+    wait. Absent or infinity: wait as long as the call or stream lasts. On a stream, later inserts wait for this one.
     """
     @property
     def runs(self) -> global___Runs:
@@ -1053,9 +1054,7 @@ class InsertResponse(google.protobuf.message.Message):
     """The table's uid."""
     @property
     def keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KeyRange]:
-        """Keys of the rows, in order. There is one range, except for a retry of an insert that was split when an earlier
-        server died.
-        """
+        """Keys of the rows, in order. This version of the server always returns one range."""
 
     def __init__(
         self,
@@ -1152,7 +1151,7 @@ class Draw(google.protobuf.message.Message):
     weight_norm: global___WeightNorm.ValueType
     """The divisor of the weights."""
     draw_mode: global___DrawMode.ValueType
-    """How points of the mass are chosen."""
+    """How the rows are chosen."""
     wait_s: builtins.float
     """How long to wait, in seconds, if the table has no rows, or its rate limiter or queue does not allow the draw. 0: do
     not wait. Infinity: wait as long as the call or stream lasts.
@@ -1192,7 +1191,7 @@ class Batch(google.protobuf.message.Message):
     keys: builtins.bytes
     """int64[batch_size]."""
     probabilities: builtins.bytes
-    """float64[batch_size]: mass over total mass. A row is expected to occur batch_size * probability times."""
+    """float64[batch_size]: mass / total mass. A row is expected to occur batch_size * probability times in the batch."""
     weights: builtins.bytes
     """float32[batch_size]: (size * probability) ** -beta, divided by the requested norm (Schaul et al. 2016, section
     3.4).
@@ -1319,7 +1318,7 @@ class ReadRequest(google.protobuf.message.Message):
     table_uid: builtins.bytes
     """The table's uid; empty: any table with this name."""
     keys: builtins.bytes
-    """int64[n]."""
+    """int64[n]: the keys."""
     def __init__(
         self,
         *,
@@ -1348,7 +1347,7 @@ class ReadResponse(google.protobuf.message.Message):
     keys: builtins.bytes
     """int64[m], m <= n: the requested keys that are live, in the order of the request."""
     priorities: builtins.bytes
-    """float64[m]: their priorities."""
+    """float64[m]: their priorities; NaN for rows that cannot be drawn, in a table of steps."""
     streams: builtins.bytes
     """uint64[m]: stream of each row."""
     episodes: builtins.bytes
@@ -1963,7 +1962,7 @@ class TableStats(google.protobuf.message.Message):
 
     @property
     def times_sampled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimesSampled]:
-        """How often live rows have been drawn, since they were inserted or the server started."""
+        """How often live rows have been drawn since they were inserted or the server started, whichever was later."""
 
     @property
     def rate_limiter(self) -> global___LimiterStats:
@@ -2152,10 +2151,10 @@ class CheckpointRequest(google.protobuf.message.Message):
     SERIES_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
     series: builtins.str
-    """Series of the checkpoint, which is named after its series with a number. The rules for table names apply. Empty:
+    """Series of the checkpoint. The checkpoint's name is the series and a number. The rules for table names apply. Empty:
     "checkpoint", or the first of `tables` if the token is restricted to some tables. Such a token may write to a
-    series only if it grants admin on the table with the series' name and on all tables in the series' checkpoints.
-    "periodic" is reserved for the server.
+    series only if it grants admin on a table with the series' name and on all tables in the series. "periodic" is
+    reserved for the server.
     """
     keep: builtins.int
     """Number of checkpoints of the series to keep, including this one; older ones are removed. 0: the server's
@@ -2375,8 +2374,7 @@ class InspectResponse(google.protobuf.message.Message):
     TIMES_SAMPLED_FIELD_NUMBER: builtins.int
     looked_at: builtins.int
     """Number of rows that `by_rank` is based on. If the table has at most 2^20 rows, these are all rows, and `by_rank` is
-    exact. In a larger table, this many rows are sampled evenly over all ages, and ranks beyond those in `largest` are
-    estimates.
+    exact. In a larger table, they are a sample spread evenly over all ages, and only the ranks in `largest` are exact.
     """
     total_mass: builtins.float
     """Mass of all live rows."""
@@ -2466,7 +2464,7 @@ class LargestRows(google.protobuf.message.Message):
     ages_s: builtins.bytes
     """float64[k]: ages in seconds, as in InspectResponse."""
     times_sampled: builtins.bytes
-    """int64[k]: how often each row was drawn since it was inserted or the server started."""
+    """int64[k]: how often each row was drawn since it was inserted or the server started, whichever was later."""
     def __init__(
         self,
         *,
