@@ -4,8 +4,8 @@
     python examples/atari_dqn.py        # Catch, a small game in this file
     python examples/atari_dqn.py --game ALE/Pong-v5 --steps 10_000_000 --capacity 1_000_000
 
-Atari games need ``pip install ale-py opencv-python``. The target is that of Double DQN (van Hasselt et al. 2016) over
-n steps. This process acts and learns; actors in others would open ``client["atari-dqn"]`` and write to it likewise.
+Atari games need the extra ``atari``. The target is that of Double DQN (van Hasselt et al. 2016) over n steps. This
+process acts and learns; actors in other processes would open ``client["atari-dqn"]`` and write to it likewise.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from a Gymnasium space), `replay_client.torch` (batches as tensors) and `replay_
 """
 
 from replay_proto.schema import Column, Schema
-from replay_proto.steps import Discount, Mask, Next, Return, Sequences, Stack, Steps, Transitions
+from replay_proto.steps import Derived, Discount, Mask, Next, Return, Sequences, Stack, Steps, Transitions
 
 from replay_client._writing.writer_stream import WriterStream
 from replay_client.batch import Batch, Rows, UpdateResult
@@ -72,6 +72,7 @@ __all__ = [
     "ClosedError",
     "Column",
     "DeadlineExceededError",
+    "Derived",
     "Discount",
     "DrawMode",
     "ForkedError",

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import gymnasium
 import numpy as np
@@ -160,14 +160,32 @@ class RecordedVectorEnv(VectorWrapper):
             self._writer[stream].end_episode(final, terminated=bool(terminated[stream]))
 
 
-def RecordSteps(  # noqa: N802 - used like Gymnasium's wrappers
-    envs: Any,
+@overload
+def RecordSteps(
+    envs: VectorEnv[Any, Any, Any],
+    writer: Writer,
+    *,
+    obs: str = "obs",
+    action: str | None = "action",
+    reward: str | None = "reward",
+) -> RecordedVectorEnv: ...
+@overload
+def RecordSteps(
+    envs: gymnasium.Env[Any, Any],
     writer: Writer | WriterStream,
     *,
     obs: str = "obs",
     action: str | None = "action",
     reward: str | None = "reward",
-) -> Any:
+) -> RecordedEnv: ...
+def RecordSteps(  # noqa: N802 - used like Gymnasium's wrappers
+    envs: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any],
+    writer: Writer | WriterStream,
+    *,
+    obs: str = "obs",
+    action: str | None = "action",
+    reward: str | None = "reward",
+) -> RecordedEnv | RecordedVectorEnv:
     """Wrap environments, so that a writer gets each of their steps once.
 
     Args:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import numpy as np
-from replay_client import Column, Discount, ReplayClient, Return, Stack, WriterStream
-from replay_proto.steps import Derived
+from replay_client import Column, Derived, Discount, ReplayClient, Return, Stack, WriterStream
 
 from tests.client.steps.comparing import row
 from tests.client.steps.oracle import TERMINATED, TRUNCATED, Episode
