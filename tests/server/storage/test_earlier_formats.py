@@ -1,4 +1,4 @@
-"""Tables that earlier versions stored: `formats/format-N.tar.gz` is a data directory written by version 0.2.0.
+"""Tables that earlier versions stored: `formats/format-N.zip` is a data directory written by version 0.2.0.
 
 Each has a table of capacity 20 for every backend, with the rows 0 to 29 (a queue: 0 to 14) of stream 4 and episode 5,
 priorities of 1 + value, two of which were updated, a row 77 of a writer, and one draw of four rows.
@@ -7,7 +7,7 @@ priorities of 1 + value, two of which were updated, a row 77 of a writer, and on
 from __future__ import annotations
 
 import json
-import tarfile
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,8 +27,7 @@ def stored(
     request: pytest.FixtureRequest, start_server: Callable[..., ServerProcess], tmp_path: Path
 ) -> tuple[int, ServerProcess]:
     """A format, and a server of such tables."""
-    with tarfile.open(FORMATS / f"format-{request.param}.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(FORMATS / f"format-{request.param}.zip", tmp_path)
     (tmp_path / "data").chmod(0o700)
     return request.param, start_server("--data-dir", str(tmp_path / "data"))
 

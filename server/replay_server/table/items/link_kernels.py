@@ -8,14 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_server.kernels.compile import Integers, kernel, part_of_kernel
-from replay_server.storage.runs import GOES_ON
-from replay_server.storage.runs import TERMINATED as END_TERMINATED
-from replay_server.storage.runs import TRUNCATED as END_TRUNCATED
 
 BYTES_PER_SLOT = 9
 
-FIRST, CLOSING, TERMINATED, ANCHOR, DRAWABLE, BROKEN = 1, 2, 4, 8, 16, 32
-"""Flags of a row. An anchor is drawable while its window is complete, and broken once one of its rows is gone."""
+CLOSING, FIRST, ANCHOR, DRAWABLE, BROKEN = 3, 4, 8, 16, 32
+"""Flags of a row. The bits of `CLOSING` are how the row closes its episode, as in `Runs.ends`. An anchor is drawable
+while its window is complete, and broken once one of its rows is gone."""
 ANCHORS, DRAWABLES, BROKENS, CLOSINGS = range(4)
 """Positions in `Links.counts`."""
 
@@ -49,7 +47,7 @@ class NewRuns(NamedTuple):
     distances: Integers
     """int64[m]: from its first row back to the previous step; 0: none."""
     closings: NDArray[np.uint8]
-    """uint8[m]: flags of its last row if that closes the episode, otherwise 0."""
+    """uint8[m]: how its last row closes the episode, as in `Runs.ends`."""
     places: Integers
     """int64[m]: position of its first anchor among the priorities of all runs."""
 
@@ -103,7 +101,7 @@ def _link(links: Links, first: int, count: int, step: int, distance: int, closin
         count: number of rows.
         step: number of the first row's step.
         distance: from the first row back to the previous step; 0: none.
-        closing: flags of the last row if it closes the episode, otherwise 0.
+        closing: how the last row closes the episode, as in `Runs.ends`.
         period: see `WindowShape`.
     """
     slots = len(links.flags)
@@ -315,8 +313,5 @@ def windows_of(
             count += 1
             hops += 1
         after[window] = hops
-        if not flags[slot] & CLOSING:
-            ends[window] = GOES_ON
-        else:
-            ends[window] = END_TERMINATED if flags[slot] & TERMINATED else END_TRUNCATED
+        ends[window] = flags[slot] & CLOSING
     return keys[:count], before, after, ends

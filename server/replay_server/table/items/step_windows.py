@@ -26,8 +26,6 @@ from replay_server.table.items.items import Items, NewItems, StepCounts, Windows
 from replay_server.table.items.link_kernels import ANCHOR, FIRST, NewRuns
 
 _FARTHEST = np.iinfo(np.int32).max
-_FLAGS_OF_END = np.array([0, link_kernels.CLOSING, link_kernels.CLOSING | link_kernels.TERMINATED], np.uint8)
-"""Flags of a run's last row, by how the episode stands after it."""
 
 
 class _Newest(NamedTuple):
@@ -93,7 +91,7 @@ class StepWindows(Items):
             as_kernel_input(runs.row_counts),
             as_kernel_input(runs.first_steps),
             np.array(distances, np.int64),
-            _FLAGS_OF_END[runs.ends],
+            as_kernel_input(runs.ends),
             ends_at - numbers,
         )
         found = link_kernels.arrive(self._links, new, first, oldest, *self._shape, keys, places)
@@ -124,7 +122,7 @@ class StepWindows(Items):
         is_anchor = (ends == GOES_ON) & (steps % np.uint64(self._shape.period) == 0)
         is_first = steps == 0
         flags = FIRST * is_first.astype(np.uint8) + ANCHOR * is_anchor.astype(np.uint8)
-        self._links.flags[slots] = _FLAGS_OF_END[ends] | flags
+        self._links.flags[slots] = ends | flags
         self._links.counts[link_kernels.ANCHORS] = np.count_nonzero(is_anchor)
         self._links.counts[link_kernels.CLOSINGS] = np.count_nonzero(ends)
         order = np.lexsort((keys, links[:, 0]))
