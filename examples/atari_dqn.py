@@ -142,7 +142,7 @@ def main(
             if step % 2_000 == 0:
                 target.load_state_dict(network.state_dict())
                 print(f"{step} steps, mean return {np.mean(returns or [0]):.2f}")
-    return float(np.mean(returns))
+    return float(np.mean(returns or [0]))
 
 
 if __name__ == "__main__":

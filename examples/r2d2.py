@@ -142,7 +142,7 @@ def main(address: str = "localhost:50051", *, steps: int = 60_000, seed: int = 0
             if step % 2_000 == 0:
                 target.load_state_dict(network.state_dict())
                 print(f"{step} steps, mean return {np.mean(envs.return_queue or [0]):.1f}")
-    return float(np.mean(envs.return_queue))
+    return float(np.mean(envs.return_queue or [0]))
 
 
 if __name__ == "__main__":
