@@ -31,6 +31,8 @@ class AnswerReader:
         self._schema = schema
         self._buffers = ColumnBuffers(schema)
         self._windows = None if steps is None else _WindowReader(steps, mapped)
+        self._may_copy = mapped is not None and (schema.row_bytes if steps is None else steps.window_bytes(1, 1)) > 0
+        """Whether a reply without rows omits them."""
 
     def sampled(self, answer: bytes) -> Batch | None:
         """Decode the batch in a reply to Sample; return None if inserts overwrote its rows during the copy."""
@@ -42,7 +44,7 @@ class AnswerReader:
         head, rows = split_message(replay_pb2.LearnResponse, answer)
         batches, start = [], 0
         for message in head.batches:
-            end = start + self._row_bytes(message)
+            end = start + (self._row_bytes(message) if rows else 0)
             batches.append(self._batch(message, rows[start:end]))
             start = end
         return head.update, batches
@@ -62,18 +64,18 @@ class AnswerReader:
         )
 
     def _row_bytes(self, message: replay_pb2.Batch) -> int:
-        """Bytes of a batch's rows, if the reply has them."""
+        """Bytes of a batch's rows in a reply that has them."""
         if self._windows is not None:
             return self._windows.row_bytes(message)
         return len(message.keys) // _KEY_BYTES * self._schema.row_bytes
 
     def _batch(self, message: replay_pb2.Batch, rows: memoryview) -> Batch | None:
         keys = _own(message.keys, "<i8")
-        is_received = bool(rows) or self.mapped is None or not self._row_bytes(message)
+        is_copied = self._may_copy and not rows
         if self._windows is not None:
-            columns = self._windows.received(message, rows) if is_received else self._windows.copied(message)
+            columns = self._windows.copied(message) if is_copied else self._windows.received(message, rows)
         else:
-            columns = self._received(rows, len(keys)) if is_received else self._copied(keys)
+            columns = self._copied(keys) if is_copied else self._received(rows, len(keys))
         if columns is None:
             return None
         return Batch(
@@ -117,7 +119,7 @@ class _WindowReader:
         self._expansion = Expansion(steps)
 
     def row_bytes(self, message: replay_pb2.Batch) -> int:
-        """Bytes of a batch's rows, if the reply has them."""
+        """Bytes of a batch's rows in a reply that has them."""
         rows, windows = len(message.window_keys) // _KEY_BYTES, len(message.keys) // _KEY_BYTES
         return self._steps.window_bytes(rows, windows)
 

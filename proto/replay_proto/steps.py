@@ -187,7 +187,14 @@ class Steps:
 
     def window_bytes(self, rows: int, windows: int) -> int:
         """Bytes of the carried columns of so many windows with so many rows together."""
-        return sum(column.row_bytes * (windows if column.at == "start" else rows) for column in self.carried.values())
+        of_rows, at_start = self._carried_bytes
+        return of_rows * rows + at_start * windows
+
+    @cached_property
+    def _carried_bytes(self) -> tuple[int, int]:
+        """Bytes of the carried columns for each row, and for each window."""
+        at_start = sum(column.row_bytes for column in self.carried.values() if column.at == "start")
+        return sum(column.row_bytes for column in self.carried.values()) - at_start, at_start
 
     def _value_of(self, column: Derived, along: tuple[int, ...]) -> Column:
         match column:

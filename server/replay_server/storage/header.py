@@ -30,8 +30,8 @@ class Header:
     Storing ``inserted`` commits an insert.
     """
 
-    def __init__(self, folder: Path, *, times: int, create: bool) -> None:
-        """Map the header of the table in ``folder``; ``times`` is `TableConfig.times`.
+    def __init__(self, folder: Path, *, most_live: int, times: int, create: bool) -> None:
+        """Map the header of the table in ``folder``; see `TableConfig` for ``most_live`` and ``times``.
 
         Raises:
             ValueError: an existing header is inconsistent.
@@ -39,14 +39,14 @@ class Header:
         self.file = MappedFile(folder / HEADER_FILE, HEADER_WORDS * 8, create=create)
         self.file.reserve(self.file.size)
         self._words = self.file.view(np.dtype("<i8"), (HEADER_WORDS,))
-        # Keep a copy: loading from the mapping is slow in Python, and only this process stores to it.
-        self._state = state_in(self._words)
+        self._most_live, self._times = most_live, times
+        state = state_in(self._words)
         try:
-            self._state.check(times)
+            state.check(times)
         except ValueError as error:
             self.close()
             raise ValueError(f"{folder / HEADER_FILE}: {error}; the file is corrupt") from error
-        self.restore(self._state)
+        self.restore(state)
 
     @property
     def state(self) -> TableState:
@@ -58,10 +58,15 @@ class Header:
         """Number of rows ever inserted and committed; also the next row's key."""
         return self._state.inserted
 
+    @property
+    def oldest(self) -> int:
+        """Key of the oldest live row; ``inserted`` if there is none."""
+        return self._oldest
+
     def store(self, field: StateField, value: int) -> None:
         """Change one field of the state with a single store."""
         self._words[_WORD_OF[field]] = value
-        self._state = self._state._replace(**{field: value})
+        self._keep(self._state._replace(**{field: value}))
 
     def restore(self, state: TableState) -> None:
         """Replace the state of a table whose rows are already stored; no other writes may run."""
@@ -79,7 +84,12 @@ class Header:
     def _store_all(self, state: TableState) -> None:
         for field, value in zip(STATE_FIELDS, state, strict=True):
             self._words[_WORD_OF[field]] = value
+        self._keep(state)
+
+    def _keep(self, state: TableState) -> None:
+        """Remember what was stored: loading from the mapping is slow in Python, and only this process stores to it."""
         self._state = state
+        self._oldest = state.oldest(self._most_live, self._times)
 
     @property
     def write_horizon(self) -> int:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from replay_proto.errors import FieldError
@@ -133,7 +134,7 @@ class TableConfig:
         """Maximum rows per insert; they become live together."""
         return min(self.slack, MOST_ROWS_AT_ONCE)
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Length of the ring: row k is in slot ``k % slots``."""
         return self.capacity + self.slack

@@ -76,7 +76,7 @@ class TableDirectory:
         self.folder = folder
         self.config = config
         self.uid = uid
-        self.header = Header(folder, times=config.times, create=create)
+        self.header = Header(folder, most_live=config.most_live, times=config.times, create=create)
         self.rows = RowStore(folder, config.schema, config.slots, create=create, link=config.link, checked=checked)
         self._priorities_file = MappedFile(folder / PRIORITIES_FILE, config.slots * PRIORITY_BYTES, create=create)
         # The index may write to any slot at any time, so reserve all space now.
@@ -319,7 +319,7 @@ class TableDirectory:
 
     @property
     def _live(self) -> range:
-        return self.header.state.live(self.config.most_live, self.config.times)
+        return range(self.header.oldest, self.header.inserted)
 
     def _seal_live(self) -> None:
         """Store checksums for rows without any. They need no origin, because their inserts can no longer be retried."""

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from replay_proto.rate_limit import RateLimit
 
 from replay_server import errors
-from replay_server.backends.index import LiveRows
 from replay_server.errors import Lack
 from replay_server.storage.header import Header
 from replay_server.storage.table_config import TableConfig
@@ -81,16 +80,14 @@ class LimiterGate(Gate):
         super().__init__(header)
         self.limit = limit
         self._capacity = config.capacity
-        self._slots = config.slots
         self._items = items
 
     @property
     def counters(self) -> Counters:
         """Current counters; granted samples count as drawn."""
         state = self._header.state
-        oldest = state.oldest(self._capacity, times=0)
         return Counters(
-            size=self._items.count(LiveRows(oldest, state.inserted - oldest, self._slots)),
+            size=self._items.count(state.inserted - self._header.oldest),
             inserted=state.inserted - state.counted_from,
             sampled=state.sampled + self._granted,
         )

@@ -86,7 +86,6 @@ class Table:
         self._checksums = directory.rows.checksums
         self.turns = Turns()
         """Runs inserts one at a time."""
-        self._kept, self._times, self._slots = self.config.most_live, self.config.times, self.config.slots
         self._index = make_index(self.config.index_backend, self.config.index_parameters, directory.priorities)
         steps = self.config.steps
         self._items: Items = SingleRows() if steps is None else StepWindows(self.config.slots, steps.window)
@@ -124,17 +123,17 @@ class Table:
     @property
     def oldest(self) -> int:
         """Key of the oldest live row."""
-        return self._header.state.oldest(self._kept, self._times)
+        return self._header.oldest
 
     @property
     def size(self) -> int:
         """Number of live rows."""
-        return self.inserted - self.oldest
+        return self._header.inserted - self._header.oldest
 
     @property
     def drawable(self) -> int:
         """Rows that can be drawn: in a table of steps those with a complete window, otherwise all live rows."""
-        return self._items.count(self.live)
+        return self._items.count(self.size)
 
     @property
     def step_counts(self) -> StepCounts | None:
@@ -144,8 +143,7 @@ class Table:
     @property
     def live(self) -> LiveRows:
         """The live rows."""
-        oldest = self.oldest
-        return LiveRows(oldest, self.inserted - oldest, self._slots)
+        return LiveRows(self._header.oldest, self.size, self.config.slots)
 
     @property
     def total_mass(self) -> float:
@@ -299,7 +297,7 @@ class Table:
             RequestError: TABLE_EMPTY.
         """
         live = self.live
-        drawable = self._items.count(live)
+        drawable = self._items.count(live.size)
         if drawable == 0:
             raise errors.table_empty(self.name)
         drawn = self.draws.draw(points, live)

@@ -11,6 +11,8 @@ from replay_server.files.mapped_file import RESERVE_STEP_BYTES, MappedFile, NoSp
 from replay_server.storage.header import FIRST_STATE_WORD, Header
 from replay_server.storage.table_state import RESETTING, STATE_FIELDS, STATE_WORDS, TableState
 
+CAPACITY = 100
+
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     file = MappedFile(tmp_path / "file", 1000, create=True)
@@ -91,12 +93,12 @@ def test_a_view_outlives_the_closing_of_its_file(tmp_path: Path) -> None:
 
 
 def test_a_header_comes_back(tmp_path: Path) -> None:
-    header = Header(tmp_path, times=0, create=True)
+    header = Header(tmp_path, most_live=CAPACITY, times=0, create=True)
     assert (header.state, header.write_horizon) == (TableState(), 0)
     state = TableState(inserted=2**47 + 5, floor=2**47, counted_from=2**46, sampled=2**47 + 7)
     header.restore(state)
     header.close()
-    again = Header(tmp_path, times=0, create=False)
+    again = Header(tmp_path, most_live=CAPACITY, times=0, create=False)
     assert (again.state, again.write_horizon) == (state, 2**47 + 5)
     again.close()
 
@@ -106,7 +108,7 @@ def test_a_reset_that_a_kill_cut_short_is_finished(tmp_path: Path, stored: int) 
     """Otherwise, a limiter would owe samples of removed rows, or count rows without their draws."""
     before = TableState(inserted=500, floor=20, counted_from=10, sampled=3920)
     after = TableState(inserted=500, floor=500, counted_from=500)
-    header = Header(tmp_path, times=0, create=True)
+    header = Header(tmp_path, most_live=CAPACITY, times=0, create=True)
     header.restore(before)
     header.close()
     words = np.memmap(tmp_path / "header.bin", "<i8", "r+")
@@ -114,7 +116,7 @@ def test_a_reset_that_a_kill_cut_short_is_finished(tmp_path: Path, stored: int) 
     state[STATE_FIELDS.index("sampled")] = RESETTING
     state[:stored] = after[:stored]
     words.flush()
-    again = Header(tmp_path, times=0, create=False)
+    again = Header(tmp_path, most_live=CAPACITY, times=0, create=False)
     assert again.state == after
     again.close()
     assert state.tolist() == list(after)
@@ -122,11 +124,11 @@ def test_a_reset_that_a_kill_cut_short_is_finished(tmp_path: Path, stored: int) 
 
 def test_a_horizon_ahead_of_the_commit_point_is_taken_back(tmp_path: Path) -> None:
     """The server died during an insert, so no write is in progress any more."""
-    header = Header(tmp_path, times=0, create=True)
+    header = Header(tmp_path, most_live=CAPACITY, times=0, create=True)
     header.store("inserted", 10)
     header.write_horizon = 17
     header.close()
-    again = Header(tmp_path, times=0, create=False)
+    again = Header(tmp_path, most_live=CAPACITY, times=0, create=False)
     assert (again.inserted, again.write_horizon) == (10, 10)
     again.close()
     words = np.fromfile(tmp_path / "header.bin", "<i8")

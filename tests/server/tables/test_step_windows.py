@@ -110,7 +110,7 @@ class Steps(RuleBasedStateMachine):
         assert self.drawable == expected
         keys = range(self.live.oldest, self.live.oldest + self.live.size)
         counts = self.items.counts
-        assert counts.drawable == self.items.count(self.live) == len(expected)
+        assert counts.drawable == self.items.count(self.live.size) == len(expected)
         assert counts.closing == sum(oracle.rows[key].end != GOES_ON for key in keys)
         assert counts.drawable + counts.pending + counts.broken == sum(oracle.is_anchor(key) for key in keys)
 

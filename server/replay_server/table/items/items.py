@@ -57,8 +57,8 @@ class Items(ABC):
     """Items of a table, each named by the key of a row. Only these rows have priorities, and can be drawn."""
 
     @abstractmethod
-    def count(self, live: LiveRows) -> int:
-        """Number of items."""
+    def count(self, live_rows: int) -> int:
+        """Number of items among the live rows, of which there are ``live_rows``."""
 
     @abstractmethod
     def check(self, runs: Runs | None) -> None:

@@ -55,7 +55,7 @@ class StepWindows(Items):
         anchors, drawable, broken, closing = self._links.counts.tolist()
         return StepCounts(drawable, anchors - drawable - broken, broken, closing)
 
-    def count(self, live: LiveRows) -> int:
+    def count(self, live_rows: int) -> int:
         """Number of drawable rows."""
         return int(self._links.counts[link_kernels.DRAWABLES])
 
