@@ -27,6 +27,8 @@ from replay_client.errors import (
     InternalServerError,
     InvalidArgumentError,
     LimitedError,
+    LocalServerError,
+    MissingExtraError,
     PermissionDeniedError,
     ReplayError,
     ResourceExhaustedError,
@@ -43,6 +45,7 @@ from replay_client.errors import (
     WriterSupersededError,
     WriterUnknownError,
 )
+from replay_client.local_server import LocalServer
 from replay_client.results.checkpoints import Checkpoint, CheckpointTable
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection, LargestRows
@@ -82,8 +85,11 @@ __all__ = [
     "LargestRows",
     "LimitedError",
     "LimiterStats",
+    "LocalServer",
+    "LocalServerError",
     "Mask",
     "MethodStats",
+    "MissingExtraError",
     "Next",
     "PermissionDeniedError",
     "Rates",

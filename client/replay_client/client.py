@@ -268,6 +268,10 @@ class ReplayClient:
         )
         return Checkpoint.from_proto(response.checkpoint)
 
+    def keep_alive(self, needed: object) -> None:
+        """Hold a reference to an object for as long as this client or a table, writer or sampler of it exists."""
+        self._link.connection.kept_alive = needed
+
     def close(self) -> None:
         """Close all connections. Close writers and samplers first."""
         self._link.close()

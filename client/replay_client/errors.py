@@ -143,6 +143,18 @@ class ForkedError(ReplayError):
     default_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class LocalServerError(ReplayError):
+    """A `LocalServer` did not start, or died. The message ends with the last lines of its log."""
+
+    default_code = grpc.StatusCode.UNAVAILABLE
+
+
+class MissingExtraError(ReplayError, ImportError):
+    """Libraries of an optional part are not installed; the message says how to install them."""
+
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
 BY_REASON: Final[Mapping[str, type[ReplayError]]] = {
     "INVALID_FIELD": InvalidArgumentError,
     "TABLE_NOT_FOUND": TableNotFoundError,

@@ -32,7 +32,7 @@ def cliffwalk(settings: CliffwalkSettings, stop: StopRequest, console: Console) 
 
     Raises:
         ResultsError: the directory has results of another experiment.
-        EmbeddedServerError: the embedded server could not be started.
+        LocalServerError: the embedded server could not be started.
         ReplayError: the server refuses or is unreachable.
     """
     settings.out.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from replay_agent.acting.environments import UnsupportedEnvironmentError
-from replay_agent.processes.embedded_server import EmbeddedServerError
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.logs import set_up_logging
 from replay_client import ReplayError
@@ -33,7 +32,6 @@ class RunFailedError(RuntimeError):
 
 FAILURES = (
     BrokenProcessPool,
-    EmbeddedServerError,
     OSError,
     ReplayError,
     ResultsError,

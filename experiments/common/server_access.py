@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from replay_agent.processes.embedded_server import EmbeddedServer
 from replay_agent.processes.own_access import OwnAccess, own_access
-from replay_client import ReplayClient, Tls
+from replay_client import LocalServer, ReplayClient, Tls
 from replay_client.security import token_from_environment
 
 
@@ -45,15 +44,14 @@ def replay_server(address: str | None, folder: Path) -> Iterator[ServerAccess]:
         folder: directory for the log and token of a started server.
 
     Raises:
-        EmbeddedServerError: the server could not be started.
+        LocalServerError: the server could not be started.
         OSError: the token cannot be stored in the folder.
     """
     if address is not None:
         yield ServerAccess(address, None)
         return
-    with own_access(folder / "access") as own:
-        server = EmbeddedServer(folder / "server.log", own)
-        try:
-            yield ServerAccess(server.address, own)
-        finally:
-            server.close()
+    with (
+        own_access(folder / "access") as own,
+        LocalServer(token=own.token, log_path=folder / "server.log") as server,
+    ):
+        yield ServerAccess(server.address, own)

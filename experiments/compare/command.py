@@ -46,7 +46,7 @@ def compare(settings: CompareSettings, stop: StopRequest, console: Console) -> N
     Raises:
         ResultsError: the directory has results of another experiment.
         UnsupportedEnvironmentError: the environment is unsupported.
-        EmbeddedServerError: the embedded server could not be started.
+        LocalServerError: the embedded server could not be started.
         TrainingFailedError: a run failed.
         ReplayError: the server refuses or is unreachable.
     """

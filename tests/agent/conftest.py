@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,60 +12,23 @@ import pytest
 import torch
 from replay_agent.acting.environments import inspect_environment
 from replay_agent.commands import replay_train
-from replay_agent.processes import actor_pool, embedded_server
-from replay_agent.processes.child_process import start_module
+from replay_agent.processes import actor_pool
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training.run_directory import open_run_directory
 from replay_agent.training.trainer import Trainer
-from replay_client import ReplayClient
+from replay_client import ReplayClient, local_server
 
 from tests.agent.short_runs import RECONNECT_TIMEOUT_S, SHORT_RUN, Trained, flags_of
+from tests.support.forked_modules import fork_module
 from tests.support.server_process import ServerProcess
-from tests.support.warm_program import ACTOR, AGENT, SERVER, TRAIN, ForkedProcess, warm_program
-
-FORKED = {
-    "replay_server": (SERVER,),
-    "replay_agent.commands.replay_train": (AGENT, TRAIN),
-    "replay_agent.commands.replay_actor": (AGENT, ACTOR),
-}
-"""Modules that tests start, and the programs that they fork instead, with the first arguments of these."""
-
-
-def fork_module(
-    module: str,
-    arguments: Sequence[str],
-    log_path: Path,
-    *,
-    pipe_output: bool,
-    environment: Mapping[str, str] | None = None,
-    keep_open: Sequence[int] = (),
-) -> subprocess.Popen[str] | ForkedProcess:
-    """Like `start_module`, but fork the program if that is equivalent."""
-    variables = os.environ if environment is None else environment
-    program, *first = FORKED[module]
-    warm = warm_program(program)
-    if not warm.can_fork(variables):
-        return start_module(
-            module, arguments, log_path, pipe_output=pipe_output, environment=environment, keep_open=keep_open
-        )
-    with log_path.open("a") as log:
-        return warm.start(
-            [*first, *arguments],
-            variables,
-            subprocess.PIPE,
-            log.fileno(),
-            subprocess.PIPE if pipe_output else log.fileno(),
-            new_session=True,
-            keep_open=keep_open,
-        )
 
 
 @pytest.fixture(autouse=True)
 def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the servers and actors of trainers in this process from processes that have loaded them."""
-    for starting in (actor_pool, embedded_server):
+    for starting in (actor_pool, local_server):
         monkeypatch.setattr(starting, "start_module", fork_module)
 
 

@@ -16,6 +16,7 @@ PACKAGES = {
     "replay_proto": ROOT / "proto" / "replay_proto",
     "replay_server": ROOT / "server" / "replay_server",
     "replay_client": ROOT / "client" / "replay_client",
+    "replay_pytest": ROOT / "client" / "replay_pytest",
     "replay_agent": ROOT / "agent" / "replay_agent",
 }
 CONSTRAINTS = ROOT / "constraints.txt"

@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "replay_proto": {"replay_proto"},
     "replay_server": {"replay_server", "replay_proto"},
     "replay_client": {"replay_client", "replay_proto"},
+    "replay_pytest": {"replay_pytest", "replay_client"},
     "replay_agent": {"replay_agent", "replay_client", "replay_proto"},
 }
 ONLY_IN = {

@@ -35,6 +35,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"gymnasium", "torch"},
         {"table"},
         {"client"},
+        {"local_server"},
         {"__init__"},
         {"cli"},
     ],

@@ -19,11 +19,13 @@ SERVER, REPLAY, AGENT = "replay-server", "replay", "agent"
 TRAIN, ACTOR = "replay-train", "replay-actor"
 LONGEST_REQUEST = 1 << 17
 """Bytes of a request to the program that forks."""
-_READ_LATE = ("REPLAY_", "COLUMNS", "TERM", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "PYTHONPATH", "DISK_")
-"""Variables that a program reads only after the fork, if at all. Others may have been read before.
-
-A library that a test imports sets one of them. Tests of failing disks set the last two; see `forking`.
-"""
+_READ_LATE = (
+    *("REPLAY_", "COLUMNS", "TERM", "PYTEST_CURRENT_TEST"),
+    "TORCHINDUCTOR_",  # a library that a test imports sets it
+    *("PYTHONPATH", "DISK_"),  # tests of failing disks set them; see `forking`
+    "PYTHONSAFEPATH",  # `LocalServer` sets it; it concerns imports, and a forked program has imported everything
+)
+"""Prefixes of variables that a program reads only after the fork, if at all. Others may have been read before."""
 _SET_BY_PROGRAMS = ("GRPC_VERBOSITY", "NONE")
 """Programs set this variable themselves, and so does this process when a test runs a command in it."""
 _PATIENCE_S = 60

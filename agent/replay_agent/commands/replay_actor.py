@@ -10,10 +10,10 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from replay_proto.child_process import when_parent_dies
 from replay_proto.extras import needs_extras
 
 with needs_extras("replay-actor", "agent"):
-    from replay_agent.processes.child_process import when_parent_dies
     from replay_agent.settings.actor_settings import load_actor_settings
 
 log = logging.getLogger("replay_agent.actor")

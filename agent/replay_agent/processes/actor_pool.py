@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from replay_agent.processes.child_process import log_tail, start_module, stop
+from replay_proto.child_process import log_tail, start_module, stop
 
 log = logging.getLogger(__name__)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import secrets
 import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from replay_client.security import TOKEN_VARIABLE
+from replay_proto.access.own_token import new_token, token_entry
 
-TOKEN_BYTES: Final = 32
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 
 
@@ -50,12 +47,10 @@ def own_access(folder: Path) -> Iterator[OwnAccess]:
         OSError: the files cannot be written.
     """
     _make_private(folder)
-    access = OwnAccess(secrets.token_hex(TOKEN_BYTES), folder / "token", folder / "tokens.toml")
-    digest = hashlib.sha256(access.token.encode()).hexdigest()
-    entry = f'[[tokens]]\nname = "this run"\ntoken_sha256 = "{digest}"\nrights = ["read", "write", "admin"]\n'
+    access = OwnAccess(new_token(), folder / "token", folder / "tokens.toml")
     try:
         _write_private(access.token_file, f"{access.token}\n")
-        _write_private(access.tokens_file, entry)
+        _write_private(access.tokens_file, token_entry(access.token))
         yield access
     finally:
         for path in (access.token_file, access.tokens_file):

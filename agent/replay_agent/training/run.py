@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from replay_client import ReplayClient, ReplayError, Tls
+from replay_client import LocalServer, LocalServerError, ReplayClient, ReplayError, Tls
 from replay_client.security import token_from_environment
 from replay_proto.access.exposure import ExposedError, check_exposure
 from replay_proto.access.watched import UnusableFileError
@@ -21,7 +21,6 @@ from replay_agent.distributed.learner_server import LearnerServer
 from replay_agent.dqn.divergence import DivergedError
 from replay_agent.dqn.networks import network_kind
 from replay_agent.processes.actor_pool import ActorPool, ActorsFailError
-from replay_agent.processes.embedded_server import EmbeddedServer, EmbeddedServerError
 from replay_agent.processes.own_access import OwnAccess, own_access
 from replay_agent.processes.signals import StopRequest
 from replay_agent.replay.links import TABLE_LOST
@@ -53,7 +52,6 @@ FAILURES = (
     ActorsFailError,
     CheckpointError,
     DivergedError,
-    EmbeddedServerError,
     ExposedError,
     OSError,
     ReplayError,
@@ -74,7 +72,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         UnsupportedEnvironmentError: the environment is unsupported.
         ValueError: the settings do not suit the environment.
         RunDirectoryError: the run directory is unusable.
-        EmbeddedServerError: the embedded server did not start, or died.
+        LocalServerError: the embedded server did not start, or died.
         CheckpointError: there is no usable checkpoint to resume from.
         DivergedError: training diverged; earlier checkpoints are kept.
         ActorsFailError: actors repeatedly fail, or cannot connect to the learner.
@@ -100,7 +98,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         if own and not settings.server:
             log.info("starting a replay server")
             # The server stores its tables in the run's directory, so that the run can be resumed.
-            embedded = EmbeddedServer(run.logs / "server.log", own, data_dir=run.replay, keep_open=[lock])
+            embedded = LocalServer(run.replay, token=own.token, log_path=run.logs / "server.log", keep_open=[lock])
             stack.callback(embedded.close)
         address = settings.server or (embedded.address if embedded else "")
         client = stack.enter_context(
@@ -223,11 +221,11 @@ def _evaluation(settings: TrainSettings, trainer: Trainer) -> EvaluationSummary 
 
 
 @contextmanager
-def _explained_by(embedded: EmbeddedServer | None) -> Iterator[None]:
+def _explained_by(embedded: LocalServer | None) -> Iterator[None]:
     """If calls fail because the embedded server died, report how it died."""
     try:
         yield
     except ReplayError as error:
         if embedded is None or embedded.is_running:
             raise
-        raise EmbeddedServerError(embedded.describe_end()) from error
+        raise LocalServerError(embedded.describe_end()) from error

@@ -167,6 +167,8 @@ class Connection:
     def __init__(self, options: LinkOptions, token: str | None = None) -> None:
         self.address = options.address
         self.timeout_s = options.timeout_s
+        self.kept_alive: object = None
+        """An object that must live as long as this connection."""
         self._options = options
         self._process = os.getpid()
         self._closed = False

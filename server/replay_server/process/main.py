@@ -19,6 +19,7 @@ from typing import TypeVar
 import uvloop
 from replay_proto.access.certificates import RENEWAL_S, ServerCertificates
 from replay_proto.access.watched import UnusableFileError
+from replay_proto.child_process import when_parent_dies
 from replay_proto.errors import FieldError
 
 from replay_server import __version__
@@ -192,18 +193,14 @@ async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:
 
 
 def _stop_with_parent(stop: asyncio.Event) -> None:
-    """Set ``stop`` when standard input ends: then the parent process has exited or died."""
+    """Set ``stop`` when the parent process dies, or closes standard input."""
     loop = asyncio.get_running_loop()
 
-    def watch() -> None:
-        # Not sys.stdin: this thread may never end and would hold its lock, which would break interpreter shutdown.
-        while os.read(sys.stdin.fileno(), 1):
-            pass
+    def end() -> None:
         with suppress(RuntimeError):  # the server has already ended for another reason
             loop.call_soon_threadsafe(stop.set)
 
-    # A daemon thread does not delay the exit if the server stops for another reason.
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+    when_parent_dies(end)
 
 
 def _allow_many_files() -> None:

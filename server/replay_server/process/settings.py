@@ -206,7 +206,7 @@ class ServerSettings(Settings):
     restore: Annotated[Path | None, CHECKPOINTS] = None
     """checkpoint to restore at startup"""
     exit_with_parent: Annotated[bool, PROCESS] = False
-    """stop when standard input closes, as it does when the parent process dies"""
+    """stop when the parent process dies, or closes standard input"""
     tables: Annotated[tuple[TableSettings, ...], Parameter(show=False)] = ()
     """tables to create at startup; from the TOML file"""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import stat
@@ -11,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,10 +20,7 @@ from replay_agent.distributed.learner_client import LearnerClient, LearnerRefuse
 from replay_agent.distributed.learner_server import LearnerServer
 from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
 from replay_agent.dqn.networks import NetworkSpec, build_network
-from replay_agent.processes import embedded_server
 from replay_agent.processes.actor_pool import ActorsFailError
-from replay_agent.processes.child_process import start_module
-from replay_agent.processes.embedded_server import EmbeddedServer
 from replay_agent.processes.own_access import OwnAccess, own_access
 from replay_agent.settings.train_settings import TrainSettings
 from replay_agent.training import own_actors
@@ -85,28 +80,6 @@ def test_an_experiments_own_server_serves_nobody_else(tmp_path: Path) -> None:
         for token in (None, STRANGE):
             with ReplayClient(server.address, token=token) as stranger, pytest.raises(UnauthenticatedError):
                 stranger.tables()
-
-
-def test_how_far_the_first_start_of_a_server_is_stands_in_the_log(
-    own: OwnAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def start(_: str, arguments: list[str], *rest: Any, **options: Any) -> subprocess.Popen[str]:
-        return start_module("tests.agent.processes.compiling_server", arguments, *rest, **options)
-
-    monkeypatch.setattr(embedded_server, "start_module", start)
-    path = tmp_path / "server.log"
-    path.write_text("compiling kernels: 1 of 2 in an earlier start\n")
-    with caplog.at_level(logging.INFO, logger="replay_agent"):
-        EmbeddedServer(path, own).close()
-    said = [record.getMessage() for record in caplog.records]
-    patterns = (
-        r"compiling \d+ kernels \(.*",
-        r"compiling kernels: \d+ of \d+ after \d+ s",
-        r"kernels compiled in \d+ s",
-    )
-    assert len(said) == len(patterns)
-    for pattern, line in zip(patterns, said, strict=True):
-        assert re.fullmatch(f"replay server: {pattern}", line)
 
 
 def processes_of(pid: int) -> list[psutil.Process]:

@@ -25,8 +25,6 @@ from replay_agent.distributed.acting_run import run_actor
 from replay_agent.distributed.learner_client import LearnerUnavailableError
 from replay_agent.distributed.learner_server import LearnerServer
 from replay_agent.processes.actor_pool import ActorPool, ActorsFailError
-from replay_agent.processes.embedded_server import EmbeddedServer, EmbeddedServerError
-from replay_agent.processes.own_access import own_access
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.reporting.tensorboard import MetricsLog
@@ -35,11 +33,11 @@ from replay_agent.training import run_directory
 from replay_agent.training.checkpoint import checkpoints
 from replay_agent.training.run_directory import RunDirectory, RunDirectoryError
 from replay_agent.training.trainer import Ending, Trainer
-from replay_client import ReplayClient
+from replay_client import LocalServer
 
-from tests.agent.conftest import fork_module
 from tests.agent.short_runs import PATIENCE_S, RECONNECT_TIMEOUT_S, SHORT_RUN, Watcher, flags_of
 from tests.support.deadlines import wait_until
+from tests.support.forked_modules import fork_module
 from tests.support.server_process import ServerProcess
 from tests.support.warm_program import ForkedProcess
 
@@ -61,32 +59,12 @@ def pool_of(
         learner.close()
 
 
-def test_the_embedded_server_serves_and_stops_cleanly(tmp_path: Path) -> None:
-    with own_access(tmp_path / "access") as own:
-        server = EmbeddedServer(tmp_path / "server.log", own)
-        with ReplayClient(server.address, token=own.token) as client:
-            assert client.tables() == []
-        process = psutil.Process(server.pid)
-        server.close()
-    assert not process.is_running()
-
-
-def test_a_server_that_does_not_start_is_reported_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REPLAY_SERVER_DRAIN_S", "nonsense")
-    with (
-        own_access(tmp_path / "access") as own,
-        pytest.raises(EmbeddedServerError, match=r"(?s)expected 'replay-server listening on '.*drain"),
-    ):
-        EmbeddedServer(tmp_path / "server.log", own)
-
-
 def test_the_embedded_server_and_actors_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from replay_agent.processes.actor_pool import ActorPool\n"
-        "from replay_agent.processes.embedded_server import EmbeddedServer\n"
-        "from replay_agent.processes.own_access import own_access\n"
-        f"folder = Path({str(tmp_path)!r}); own = own_access(folder / 'access')\n"
-        "server = EmbeddedServer(folder / 'log', own.__enter__())\n"
+        "from replay_client import LocalServer\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "server = LocalServer()\n"
         "pool = ActorPool(1, server.address, '127.0.0.1:1', folder, 60.0)\n"
         "print(server.pid, *pool.pids, flush=True)\n"
         "sys.stdin.read()"
@@ -250,11 +228,8 @@ def test_a_run_that_is_stopped_or_killed_and_moved_keeps_buffer_and_replay_ratio
     assert steps >= saved + 1_000
     assert result["updates"] == (steps - SHORT_RUN["learning_starts"] + 1) // 4
     assert result["evaluation"]["episodes"] == SHORT_RUN["evaluation_episodes"]
-    with own_access(tmp_path / "access") as own:
-        server = EmbeddedServer(tmp_path / "server.log", own, data_dir=moved / "replay")
-        with ReplayClient(server.address, token=own.token) as client:
-            rows = client.table("run").describe().inserted
-        server.close()
+    with LocalServer(moved / "replay") as server, server.client() as client:
+        rows = client.table("run").describe().inserted
     # The last steps of each start are missing, because their n-step rows were incomplete.
     assert steps - 2 * 3 < rows <= steps
 

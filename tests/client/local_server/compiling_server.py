@@ -1,13 +1,13 @@
 """Simulates a server whose first start compiles kernels: logs the same lines, and then reports that it is ready.
 
-`test_own_access` runs it instead of `python -m replay_server`.
+`test_local_server` runs it instead of `python -m replay_server`.
 """
 
 from __future__ import annotations
 
 import logging
 
-from replay_agent.processes.embedded_server import READY_PREFIX
+from replay_client.local_server import READY_PREFIX
 from replay_server.process.warming import _Progress
 
 if __name__ == "__main__":

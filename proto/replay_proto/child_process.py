@@ -1,15 +1,18 @@
-"""Child processes of the trainer: they never outlive it, and Ctrl-C in the terminal reaches only the trainer."""
+"""Child processes that never outlive their parent, and that Ctrl-C in the parent's terminal does not reach."""
 
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
-LOG_TAIL_LINES = 15
+LOG_TAIL_LINES: Final = 15
+_PARENT_LOOK_S: Final = 0.5
 
 
 def start_module(
@@ -64,12 +67,19 @@ def log_tail(log_path: Path) -> str:
 
 
 def when_parent_dies(stop: Callable[[], object]) -> None:
-    """Call ``stop`` from another thread when standard input closes, which means that the parent died."""
+    """Call ``stop`` from another thread when the parent process dies, or closes this process's standard input.
+
+    The thread also watches the id of the parent, because the pipe stays open while any process that the parent has
+    forked still has the other end.
+    """
+    parent, stdin = os.getppid(), sys.stdin.fileno()
 
     def watch() -> None:
-        # Unlike sys.stdin.read(), this does not keep a lock that the interpreter needs at shutdown.
-        while os.read(sys.stdin.fileno(), 1):
-            pass
+        while os.getppid() == parent:
+            # Unlike sys.stdin.read(), os.read() does not keep a lock that the interpreter needs at shutdown.
+            if select.select([stdin], [], [], _PARENT_LOOK_S)[0] and not os.read(stdin, 1):
+                break
         stop()
 
+    # A daemon thread does not delay the exit if the process ends for another reason.
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

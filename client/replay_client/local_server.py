@@ -1,0 +1,210 @@
+"""A replay server that this program starts for itself, in a process of its own.
+
+    with LocalServer() as server:
+        client = server.client()
+
+    client = LocalServer().client()         # in a notebook: the server runs as long as the client is in use
+
+The server ends with `close`, when neither it nor a client of it is in use, and with this process, even if that is
+killed. It listens on a free port of the loopback interface. Other users of the machine can reach the port, so the
+server requires a random token, which its clients have.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import select
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, Final
+
+from replay_proto.access.own_token import new_token, token_entry
+from replay_proto.child_process import log_tail, start_module, stop
+
+from replay_client.client import ReplayClient
+from replay_client.errors import LocalServerError, MissingExtraError
+
+log = logging.getLogger(__name__)
+
+NEEDED: Final = ("cyclopts", "grpc_health", "grpc_reflection", "numba", "psutil", "pydantic", "uvloop")
+"""Modules of the extra ``server``."""
+READY_PREFIX: Final = "replay-server listening on "
+START_TIMEOUT_S: Final = 300.0
+"""The first start compiles the server's kernels; later ones load them from a cache."""
+STOP_TIMEOUT_S: Final = 15.0
+_LOOK_S: Final = 0.5
+"""Interval between checks of the server's log for startup progress."""
+_PROGRESS: Final = re.compile(r"(?:compiling|kernels compiled).*")
+_VARIABLES: Final = "REPLAY_SERVER_"
+
+
+class LocalServer:
+    """See the module."""
+
+    def __init__(
+        self,
+        data_dir: str | Path | None = None,
+        *,
+        token: str | None = None,
+        log_path: str | Path | None = None,
+        keep_open: Sequence[int] = (),
+        **settings: object,
+    ) -> None:
+        """Start a server and wait until it is ready: about a second, or 20 seconds at the first start of a version.
+
+        Args:
+            data_dir: directory that keeps the tables; None: a temporary one in memory, removed when the server ends.
+            token: the token that clients need; None: a random one.
+            log_path: file that the server's log is appended to; None: only errors of the start show its last lines.
+            keep_open: file descriptors that the server inherits.
+            **settings: further settings of `replay-server`, such as ``max_tables=10``; see docs/server.md. Variables
+                ``REPLAY_SERVER_*`` do not apply.
+
+        Raises:
+            MissingExtraError: the extra ``server`` is not installed.
+            LocalServerError: the server did not become ready; the message ends with the last lines of its log.
+            OSError: the log cannot be written.
+        """
+        _check_extra()
+        self.token: Final = token or new_token()
+        """The token that clients need."""
+        self._unnamed: list[IO[str]] = []
+        tokens_path = self._unnamed_file(token_entry(self.token))
+        self._log_path = self._unnamed_file() if log_path is None else Path(log_path)
+        already_logged = self._log_path.stat().st_size if self._log_path.exists() else 0
+        self._process = start_module(
+            "replay_server",
+            [
+                *("--host", "127.0.0.1", "--port", "0", "--tokens", str(tokens_path), "--exit-with-parent"),
+                *([] if data_dir is None else [f"--data-dir={data_dir}"]),
+                *_flags(settings),
+            ],
+            self._log_path,
+            pipe_output=True,
+            environment=_environment(),
+            keep_open=keep_open,
+        )
+        self._end = weakref.finalize(self, _end, self._process, os.getpid())
+        try:
+            self.address: Final = self._wait_for_address(already_logged)
+            """The server's address."""
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server is running."""
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
+
+    def client(self, **options: Any) -> ReplayClient:
+        """Create a client of the server, with options of `ReplayClient` such as ``timeout_s``.
+
+        The server runs at least as long as the client or one of its tables, writers or samplers is in use.
+
+        Raises:
+            InvalidArgumentError: for an invalid option.
+        """
+        client = ReplayClient(self.address, token=self.token, **options)
+        client.keep_alive(self)
+        return client
+
+    def describe_end(self) -> str:
+        """Describe how the server died."""
+        return (
+            f"the replay server of this program ended with status {self._process.poll()}; "
+            f"the end of its log:\n{log_tail(self._log_path)}"
+        )
+
+    def close(self) -> None:
+        """Stop the server. Idempotent; does nothing in a forked child."""
+        self._end()
+
+    def __enter__(self) -> LocalServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LocalServer at {self.address}, process {self.pid}>"
+
+    def _unnamed_file(self, content: str = "") -> Path:
+        """Create a file that has no name and vanishes with this process, however it ends.
+
+        Returns:
+            A path by which processes of the same user can open the file.
+        """
+        file = tempfile.TemporaryFile("w")  # noqa: SIM115 - open as long as this object
+        file.write(content)
+        file.flush()
+        self._unnamed.append(file)
+        return Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+
+    def _wait_for_address(self, already_logged: int) -> str:
+        output = self._process.stdout
+        assert output is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with self._log_path.open(errors="replace") as server_log:
+            server_log.seek(already_logged)
+            is_ready = False
+            while not is_ready:
+                if time.monotonic() > deadline:
+                    raise LocalServerError(
+                        f"the replay server was not ready after {START_TIMEOUT_S:.0f} s; "
+                        f"the end of its log:\n{log_tail(self._log_path)}"
+                    )
+                is_ready = bool(select.select([output], [], [], _LOOK_S)[0])
+                _relay_progress(server_log.readlines())
+        line = output.readline().strip()
+        if not line.startswith(READY_PREFIX):
+            self.close()
+            raise LocalServerError(
+                f"expected {READY_PREFIX!r} of the replay server, got {line!r}; {self.describe_end()}"
+            )
+        return line.removeprefix(READY_PREFIX)
+
+
+def _check_extra() -> None:
+    missing = [module for module in NEEDED if find_spec(module) is None]
+    if missing:
+        raise MissingExtraError(f"{', '.join(missing)} not installed; in a clone, run: pip install '.[server]'")
+
+
+def _flags(settings: Mapping[str, object]) -> Iterator[str]:
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        else:
+            yield f"--{flag}={value}"
+
+
+def _environment() -> dict[str, str]:
+    """This process's variables without settings of other servers. Python imports nothing from the current directory."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)}
+    return {**kept, "PYTHONSAFEPATH": "1"}
+
+
+def _end(process: subprocess.Popen[str], owner: int) -> None:
+    if os.getpid() == owner:
+        stop(process, STOP_TIMEOUT_S)
+
+
+def _relay_progress(lines: Sequence[str]) -> None:
+    """Show that the first start compiles kernels; a warning is shown even if logging is not configured."""
+    for line in lines:
+        if found := _PROGRESS.search(line):
+            log.warning("replay server: %s", found[0])

@@ -1,0 +1,26 @@
+"""A pytest plugin with a replay server for tests.
+
+    def test_my_agent(replay_server):
+        client = replay_server.client()
+
+pytest loads the plugin wherever the client is installed, so it imports the client only when a test uses the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from replay_client import LocalServer
+
+
+@pytest.fixture(scope="session")
+def replay_server() -> Iterator[LocalServer]:
+    """A `LocalServer` that all tests of a session share; with pytest-xdist, those of a worker."""
+    from replay_client import LocalServer
+
+    with LocalServer() as server:
+        yield server
