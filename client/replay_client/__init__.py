@@ -59,6 +59,7 @@ from replay_client.results.stats import (
     TableStats,
     TimesSampled,
 )
+from replay_client.row_reader import RowReader
 from replay_client.sampler import Sampler
 from replay_client.security import Tls
 from replay_client.sequences import sequence_priorities
@@ -97,6 +98,7 @@ __all__ = [
     "ReplayError",
     "ResourceExhaustedError",
     "Return",
+    "RowReader",
     "Rows",
     "Sampler",
     "Schema",

@@ -147,6 +147,19 @@ class _WindowReader:
         return columns if self._mapped.are_whole(keys) else None
 
 
+def selected_rows(rows: Rows, places: NDArray[np.intp]) -> Rows:
+    """Copy some rows; places: int64[n]."""
+    return Rows(
+        row_keys=rows.row_keys[places],
+        columns={name: column[places] for name, column in rows.columns.items()},
+        priorities=rows.priorities[places],
+        streams=rows.streams[places],
+        episodes=rows.episodes[places],
+        steps=None if rows.steps is None else rows.steps[places],
+        ends=None if rows.ends is None else rows.ends[places],
+    )
+
+
 def joined_rows(parts: Sequence[Rows]) -> Rows:
     """Concatenate the rows of one or more replies to Read."""
     if len(parts) == 1:

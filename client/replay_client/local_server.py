@@ -21,15 +21,15 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Final
 
 from replay_proto.access.own_token import new_token, token_entry
 from replay_proto.child_process import log_tail, start_module, stop
 
+from replay_client._extras import check_extra
 from replay_client.client import ReplayClient
-from replay_client.errors import LocalServerError, MissingExtraError
+from replay_client.errors import LocalServerError
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class LocalServer:
             LocalServerError: the server did not become ready; the message ends with the last lines of its log.
             OSError: the log cannot be written.
         """
-        _check_extra()
+        check_extra("server", *NEEDED)
         self.token: Final = token or new_token()
         """The token that clients need."""
         self._unnamed: list[IO[str]] = []
@@ -175,12 +175,6 @@ class LocalServer:
                 f"expected {READY_PREFIX!r} of the replay server, got {line!r}; {self.describe_end()}"
             )
         return line.removeprefix(READY_PREFIX)
-
-
-def _check_extra() -> None:
-    missing = [module for module in NEEDED if find_spec(module) is None]
-    if missing:
-        raise MissingExtraError(f"{', '.join(missing)} not installed; in a clone, run: pip install '.[server]'")
 
 
 def _flags(settings: Mapping[str, object]) -> Iterator[str]:

@@ -35,6 +35,7 @@ from replay_client.errors import InvalidArgumentError, ReplayError, TableReplace
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import Stats, TableStats
+from replay_client.row_reader import RowOrder, RowReader
 from replay_client.sampler import Sampler
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
 
@@ -92,14 +93,7 @@ class Table:
             TableNotFoundError: the table was dropped.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        description = self.describe()
-        if description.uid != self.uid:
-            raise TableReplacedError(
-                f"table {self.name!r} was dropped, and another table now has its name",
-                reason="TABLE_REPLACED",
-                metadata={"table": self.name},
-            )
-        return description.size
+        return self._described().size
 
     def __len__(self) -> int:
         """Number of live rows, like `size`."""
@@ -246,6 +240,27 @@ class Table:
         keys = checked_keys(batch_or_keys)
         most = max(1, min(READ_BYTES // self.schema.row_bytes, MOST_KEYS_AT_ONCE))
         return joined_rows([self._read_part(keys[part]) for part in _parts(len(keys), most)])
+
+    def rows(self, *, chunk: int = 10_000, order: RowOrder = "key", progress: bool = False) -> RowReader:
+        """Read all rows that are live now, in chunks: ``for rows in table.rows(): ...``.
+
+        Rows inserted after this call are not read. Rows that are evicted or removed before they are read are counted in
+        `RowReader.overtaken`, and a warning is logged at the end. Priorities are those of the moment of reading.
+
+        Args:
+            chunk: maximum rows per `Rows`.
+            order: ``"key"``: in order of insertion. ``"episode"``, for tables of steps: all rows of an episode together
+                and in step order; episodes that end earlier tend to come first, and an episode may continue in the next
+                chunk. Rows of episodes that overlap in time are held in memory.
+            progress: show a bar on standard error (needs the extra ``cli``).
+
+        Raises:
+            InvalidArgumentError: for a number out of range, an unknown order, or a table without steps.
+            MissingExtraError: the extra ``cli`` is not installed.
+            TableNotFoundError: the table was dropped.
+            TableReplacedError: the table was dropped, and another one has its name.
+        """
+        return RowReader(self.read, self._described(), chunk=chunk, order=order, progress=progress)
 
     def writer(
         self,
@@ -411,6 +426,17 @@ class Table:
             TableReplacedError: the table was dropped, and another one has its name.
         """
         drop_table(self._connection, self.name, self.uid)
+
+    def _described(self) -> TableDescription:
+        """Fetch the current description; see `size` for errors."""
+        description = self.describe()
+        if description.uid != self.uid:
+            raise TableReplacedError(
+                f"table {self.name!r} was dropped, and another table now has its name",
+                reason="TABLE_REPLACED",
+                metadata={"table": self.name},
+            )
+        return description
 
     @property
     def _connection(self) -> Connection:

@@ -32,7 +32,7 @@ ONLY_IN = {
     ("replay_client", "numba"): set[str](),
     ("replay_client", "matplotlib"): {"cli"},
     ("replay_client", "plotext"): {"cli"},
-    ("replay_client", "rich"): {"cli"},
+    ("replay_client", "rich"): {"cli", "row_reader.py"},
     ("replay_client", "cyclopts"): {"cli"},
 }
 """Modules or direct subfolders that may import a library, by package and library."""

@@ -27,11 +27,11 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "replay_client": [
         {"errors"},
-        {"draws", "results", "security", "sequences"},
+        {"_extras", "draws", "results", "security", "sequences"},
         {"_rows"},
         {"_transport", "batch", "spaces"},
         {"_answers", "_writing", "jax"},
-        {"sampler", "writer"},
+        {"row_reader", "sampler", "writer"},
         {"gymnasium", "torch"},
         {"table"},
         {"client"},

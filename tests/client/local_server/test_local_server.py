@@ -26,6 +26,7 @@ from replay_client import (
     ReplayClient,
     ReplayError,
     UnauthenticatedError,
+    _extras,
     local_server,
 )
 from replay_proto.child_process import start_module
@@ -164,7 +165,7 @@ def test_one_that_does_not_start_is_reported_with_its_log(monkeypatch: pytest.Mo
 
 
 def test_a_missing_extra_is_said_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_server, "find_spec", lambda name: None if name == "numba" else util.find_spec(name))
+    monkeypatch.setattr(_extras, "find_spec", lambda name: None if name == "numba" else util.find_spec(name))
     with pytest.raises(MissingExtraError, match=r"^numba not installed; .*pip install '\.\[server\]'$") as error:
         LocalServer()
     assert isinstance(error.value, ImportError)

@@ -1,0 +1,18 @@
+"""Checks that libraries of optional parts are installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from replay_client.errors import MissingExtraError
+
+
+def check_extra(extra: str, *modules: str) -> None:
+    """Check that the modules of an extra are installed, without loading them.
+
+    Raises:
+        MissingExtraError: modules are missing; the message says how to install them.
+    """
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise MissingExtraError(f"{', '.join(missing)} not installed; in a clone, run: pip install '.[{extra}]'")
