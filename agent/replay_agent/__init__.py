@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from replay_agent.acting.actor import EpsilonGreedyPolicy
     from replay_agent.acting.environments import describe_environment, make_environment
     from replay_agent.acting.evaluation import EvaluationResult, evaluate
-    from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig, TransitionBatch, UpdateResult
+    from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
+    from replay_agent.dqn.learner import DoubleDQNConfig, UpdateResult
     from replay_agent.dqn.n_step import NStep, Transition
     from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
     from replay_agent.dqn.schedules import LinearSchedule
@@ -23,7 +24,8 @@ _MODULES = {
     "acting.actor": ["EpsilonGreedyPolicy"],
     "acting.environments": ["describe_environment", "make_environment"],
     "acting.evaluation": ["EvaluationResult", "evaluate"],
-    "dqn.double_dqn": ["DoubleDQN", "DoubleDQNConfig", "TransitionBatch", "UpdateResult"],
+    "dqn.double_dqn": ["DoubleDQN", "TransitionBatch"],
+    "dqn.learner": ["DoubleDQNConfig", "UpdateResult"],
     "dqn.n_step": ["NStep", "Transition"],
     "dqn.networks": ["NetworkSpec", "QNetwork", "build_network"],
     "dqn.schedules": ["LinearSchedule"],

@@ -40,8 +40,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"cli"},
     ],
     "replay_agent": [
-        {"dqn", "processes", "settings"},
-        {"acting"},
+        {"dqn", "memory_tasks", "processes", "settings"},
+        {"acting", "r2d2"},
         {"replay", "reporting"},
         {"distributed"},
         {"training"},

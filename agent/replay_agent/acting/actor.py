@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from replay_agent.acting.environments import Environment, describe_environment, make_environment
-from replay_agent.acting.evaluation import greedy_actions
+from replay_agent.acting.evaluation import greedy_actions, initial_states
 from replay_agent.acting.seeds import ActorSeeds
-from replay_agent.dqn.networks import QNetwork
+from replay_agent.dqn.networks import ActingNetwork
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Step(NamedTuple):
         next_obs: the observation after the step, not after a reset.
         terminated: the episode reached a terminal state.
         truncated: the episode was cut off.
+        state: float32[*state_shape], of the network before the step; see `ActingNetwork`.
     """
 
     obs: NDArray[Any]
@@ -48,6 +49,7 @@ class Step(NamedTuple):
     next_obs: NDArray[Any]
     terminated: bool
     truncated: bool
+    state: NDArray[np.float32]
 
     @property
     def is_last(self) -> bool:
@@ -65,18 +67,30 @@ class ActorStep(NamedTuple):
 class EpsilonGreedyPolicy:
     """Acts at random with probability epsilon, otherwise greedily."""
 
-    def __init__(self, network: QNetwork, actions: int, rng: np.random.Generator, device: torch.device) -> None:
+    def __init__(self, network: ActingNetwork, actions: int, rng: np.random.Generator, device: torch.device) -> None:
         """Use the action values of ``network``. Its weights may change over time."""
         self._network = network
         self._actions = actions
         self._rng = rng
         self._device = device
+        self.begin_episode()
+
+    def begin_episode(self) -> None:
+        """Forget the episode so far, if the network is recurrent."""
+        self._states = initial_states(self._network, episodes=1)
+
+    @property
+    def state(self) -> NDArray[np.float32]:
+        """The network's state before the next step, float32[*state_shape]."""
+        state: NDArray[np.float32] = self._states[0]
+        return state
 
     def choose(self, obs: NDArray[Any], epsilon: float) -> int:
         """Choose an action for one observation [*observation_shape]."""
-        if self._rng.random() < epsilon:
-            return int(self._rng.integers(self._actions))
-        return int(greedy_actions(self._network, obs[np.newaxis], self._device)[0])
+        explores = self._rng.random() < epsilon
+        if not explores or self._states.size:  # A recurrent network must see every observation.
+            (best,), self._states = greedy_actions(self._network, obs[np.newaxis], self._states, self._device)
+        return int(self._rng.integers(self._actions)) if explores else int(best)
 
 
 class Actor:
@@ -86,7 +100,7 @@ class Actor:
         self,
         env_id: str,
         seeds: ActorSeeds,
-        network: QNetwork,
+        network: ActingNetwork,
         *,
         actor_id: int = 0,
         device: torch.device | None = None,
@@ -110,10 +124,10 @@ class Actor:
 
     def step(self, epsilon: float) -> ActorStep:
         """Take one environment step."""
-        obs, action = self._obs, self._policy.choose(self._obs, epsilon)
+        obs, state, action = self._obs, self._policy.state, self._policy.choose(self._obs, epsilon)
         next_obs, reward, terminated, truncated, _ = self._env.step(self._first_action + action)
         self._obs = _kept(next_obs)
-        step = Step(obs, action, float(reward), self._obs, bool(terminated), bool(truncated))
+        step = Step(obs, action, float(reward), self._obs, bool(terminated), bool(truncated), state)
         self._return += step.reward
         self._length += 1
         return ActorStep(step, self._end_episode() if step.is_last else None)
@@ -126,6 +140,7 @@ class Actor:
         episode = FinishedEpisode(self._return, self._length, self._actor_id)
         self._return, self._length = 0.0, 0
         self._obs = _kept(self._env.reset()[0])
+        self._policy.begin_episode()
         return episode
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from replay_agent.acting.environments import Environment
-from replay_agent.dqn.networks import QNetwork
+from replay_agent.dqn.networks import ActingNetwork
 
 MAX_PARALLEL_EPISODES = 20
 
@@ -39,7 +39,7 @@ class EvaluationResult:
 
 
 def evaluate(
-    network: QNetwork,
+    network: ActingNetwork,
     make_env: Callable[[], Environment],
     seeds: Sequence[int],
     *,
@@ -92,7 +92,7 @@ class _Episode:
 
 
 def _play(
-    network: QNetwork,
+    network: ActingNetwork,
     episodes: Sequence[_Episode],
     first_action: int,
     device: torch.device | None,
@@ -100,18 +100,37 @@ def _play(
 ) -> None:
     """Play all episodes until they end."""
     running = list(episodes)
+    states = initial_states(network, len(running))
     while running:
         if should_stop():
             raise EvaluationStoppedError
-        actions = greedy_actions(network, np.stack([episode.obs for episode in running]), device)
+        observations = np.stack([episode.obs for episode in running])
+        actions, states = greedy_actions(network, observations, states, device)
         for episode, action in zip(running, actions, strict=True):
             episode.step(first_action + int(action))
+        states = states[[not episode.done for episode in running]]
         running = [episode for episode in running if not episode.done]
 
 
+def initial_states(network: ActingNetwork, episodes: int) -> NDArray[np.float32]:
+    """Return the states of a network at the beginning of episodes, float32[episodes, *state_shape]."""
+    return np.zeros((episodes, *network.state_shape), np.float32)
+
+
 @torch.inference_mode()
-def greedy_actions(network: QNetwork, observations: NDArray[Any], device: torch.device | None) -> NDArray[np.int64]:
-    """Return the greedy actions, int64[batch], for observations [batch, *observation_shape]."""
-    values = network(torch.as_tensor(observations, device=device))
-    actions: NDArray[np.int64] = values.argmax(dim=1).cpu().numpy()
-    return actions
+def greedy_actions(
+    network: ActingNetwork, observations: NDArray[Any], states: NDArray[np.float32], device: torch.device | None
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Choose the greedy actions of one step in each of several episodes.
+
+    Args:
+        network: computes the action values.
+        observations: any[episodes, *observation_shape].
+        states: float32[episodes, *state_shape], of the network before the step.
+        device: the network's device; None: the CPU.
+
+    Returns:
+        The actions, int64[episodes], and the states after the step.
+    """
+    values, after = network.act(torch.as_tensor(observations, device=device), torch.as_tensor(states, device=device))
+    return values.argmax(dim=1).cpu().numpy(), after.cpu().numpy()

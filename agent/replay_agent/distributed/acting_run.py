@@ -24,7 +24,8 @@ from replay_agent.distributed.learner_client import (
     RunChangedError,
     ToldToStopError,
 )
-from replay_agent.dqn.networks import QNetwork, build_network
+from replay_agent.dqn.networks import ActingNetwork, build_network
+from replay_agent.r2d2.networks import build_recurrent_network
 from replay_agent.replay.links import CLOSE_TIMEOUT_S, TABLE_LOST
 from replay_agent.replay.recording import Recorder, make_recorder
 from replay_agent.settings.actor_settings import ActorSettings
@@ -45,7 +46,8 @@ class ActingRun:
         self._assignment = assignment
         self._learner = learner
         self._client = client
-        self._network: QNetwork = build_network(network_of(assignment))
+        spec = network_of(assignment)
+        self._network: ActingNetwork = build_recurrent_network(spec) if spec.lstm_units else build_network(spec)
         self._weights_version = 0
         self._actor = Actor(
             assignment.env_id,

@@ -24,4 +24,5 @@ def network_of(task: JoinResponse) -> NetworkSpec:
         hidden_sizes=tuple(spec.hidden_sizes),
         dueling=spec.dueling,
         bounds=Bounds(tuple(spec.bounds.low), tuple(spec.bounds.high)) if spec.HasField("bounds") else None,
+        lstm_units=spec.lstm_units,
     )

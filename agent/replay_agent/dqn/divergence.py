@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from replay_agent.dqn.double_dqn import DoubleDQN
 from replay_agent.dqn.figures import Figures
+from replay_agent.dqn.learner import Learner
 
 MAX_RETURN: Final = 1e30
 """Largest magnitude of a return. TensorBoard stores float32, in which a sum of 10^8 such returns is still finite."""
@@ -20,7 +20,7 @@ class DivergedError(RuntimeError):
     """Training diverged; the message names the non-finite quantities and the gradient step that first had them."""
 
 
-def require_finite(learner: DoubleDQN) -> None:
+def require_finite(learner: Learner[Any, Any]) -> None:
     """Check everything that a checkpoint contains, and the action values of the last batch; wait for the device.
 
     Finite parameters may be so large that action values overflow.
@@ -41,7 +41,7 @@ def require_finite(learner: DoubleDQN) -> None:
         raise _error(wrong, _first_wrong_step(learner, learner.figures.fetch()))
 
 
-def require_finite_figures(learner: DoubleDQN, figures: Figures | None) -> None:
+def require_finite_figures(learner: Learner[Any, Any], figures: Figures | None) -> None:
     """Check that the figures of all gradient steps were finite.
 
     Raises:
@@ -70,7 +70,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return not found or bool(torch.stack([finite.to(found[0].device) for finite in found]).all())
 
 
-def _first_wrong_step(learner: DoubleDQN, figures: Figures | None) -> int:
+def _first_wrong_step(learner: Learner[Any, Any], figures: Figures | None) -> int:
     """Return the number of the first gradient step with non-finite figures; if all are finite, of the latest step."""
     if figures is None or figures.finite_steps == figures.steps:
         return learner.updates

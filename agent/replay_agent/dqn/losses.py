@@ -8,8 +8,8 @@ from torch.nn import functional
 
 
 def values_of(q_values: Tensor, actions: Tensor) -> Tensor:
-    """Return the values float32[batch] of ``actions`` int64[batch], given ``q_values`` float32[batch, actions]."""
-    return q_values.gather(1, actions.unsqueeze(1)).squeeze(1)
+    """Return the values float32[...] of ``actions`` int64[...], given ``q_values`` float32[..., actions]."""
+    return q_values.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 def bootstrap_values(next_q_target: Tensor, next_q_online: Tensor | None) -> Tensor:
@@ -20,14 +20,14 @@ def bootstrap_values(next_q_target: Tensor, next_q_online: Tensor | None) -> Ten
     network (Mnih et al., 2015).
 
     Args:
-        next_q_target: float32[batch, actions], values from the target network.
-        next_q_online: float32[batch, actions], values from the online network; None: plain DQN.
+        next_q_target: float32[..., actions], values from the target network.
+        next_q_online: float32[..., actions], values from the online network; None: plain DQN.
 
     Returns:
-        float32[batch].
+        float32[...].
     """
     chooser = next_q_target if next_q_online is None else next_q_online
-    return values_of(next_q_target, chooser.argmax(dim=1))
+    return values_of(next_q_target, chooser.argmax(dim=-1))
 
 
 def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tensor:
@@ -51,8 +51,8 @@ def weighted_huber_loss(td_errors: Tensor, weights: Tensor, delta: float) -> Ten
     arXiv:1511.05952, algorithm 1, line 13), but must not affect which rows count as outliers.
 
     Args:
-        td_errors: float32[batch], target minus value.
-        weights: float32[batch].
+        td_errors: float32[...], target minus value.
+        weights: float32[...].
         delta: TD error above which the loss is linear, in units of return.
 
     Returns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,6 +54,7 @@ class NetworkSpec:
         hidden_sizes: units of each dense hidden layer.
         dueling: whether the head has separate value and advantage streams.
         bounds: bounds used to scale vectors to [-1, 1]; None: no scaling.
+        lstm_units: units of the LSTM of a recurrent network; 0: the network is not recurrent.
     """
 
     observation_shape: tuple[int, ...]
@@ -61,6 +63,7 @@ class NetworkSpec:
     hidden_sizes: tuple[int, ...]
     dueling: bool
     bounds: Bounds | None = None
+    lstm_units: int = 0
 
     @property
     def kind(self) -> NetworkKind:
@@ -179,7 +182,29 @@ def combine_dueling(value: Tensor, advantages: Tensor) -> Tensor:
     return value + advantages - advantages.mean(dim=-1, keepdim=True)
 
 
-class QNetwork(nn.Module):
+class ActingNetwork(nn.Module, ABC):
+    """A network that values the actions of each step of an episode.
+
+    A recurrent network carries a state from step to step; an episode begins with zeros.
+    """
+
+    state_shape: tuple[int, ...] = (0,)
+    """Shape of the state; without elements if the network is not recurrent."""
+
+    @abstractmethod
+    def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one step in each of several episodes.
+
+        Args:
+            observations: any[episodes, *observation_shape].
+            states: float32[episodes, *state_shape], before the step.
+
+        Returns:
+            Action values, float32[episodes, actions], and the states after the step.
+        """
+
+
+class QNetwork(ActingNetwork):
     """A network that computes action values for a batch of observations."""
 
     def __init__(self, inputs: nn.Module, torso: nn.Module, head: nn.Module) -> None:
@@ -193,6 +218,18 @@ class QNetwork(nn.Module):
         values: Tensor = self.head(self.torso(self.inputs(observations)))
         return values
 
+    def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ActingNetwork.act`."""
+        return self(observations), states
+
+
+class Encoder(NamedTuple):
+    """The layers before the head; `torso` returns float32[batch, features]."""
+
+    inputs: nn.Module
+    torso: nn.Module
+    features: int
+
 
 def build_network(spec: NetworkSpec) -> QNetwork:
     """Build a network with weights from torch's global generator.
@@ -200,23 +237,32 @@ def build_network(spec: NetworkSpec) -> QNetwork:
     Raises:
         ValueError: the spec has no hidden layer, or its image is too small.
     """
+    # With dueling, each stream of the head has its own last hidden layer.
+    encoder = build_encoder(spec, spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes)
+    return QNetwork(encoder.inputs, encoder.torso, build_head(encoder.features, spec))
+
+
+def build_encoder(spec: NetworkSpec, hidden_sizes: Sequence[int]) -> Encoder:
+    """Build the layers before the head, with dense layers of these sizes; raises like `build_network`."""
     if not spec.hidden_sizes:
         raise ValueError("hidden_sizes needs at least one layer, for instance 128,128")
-    if spec.kind is NetworkKind.CONV:
-        return _build_conv(spec)
-    features = int(np.prod(spec.observation_shape))
-    torso, head = _dense_torso_and_head(features, spec)
-    inputs = BoundedInput(spec.bounds) if spec.bounds else VectorInput(spec.observation_dtype)
-    return QNetwork(inputs, torso, head)
-
-
-def _build_conv(spec: NetworkSpec) -> QNetwork:
+    if spec.kind is NetworkKind.MLP:
+        dense, features = _dense(int(np.prod(spec.observation_shape)), hidden_sizes)
+        inputs = BoundedInput(spec.bounds) if spec.bounds else VectorInput(spec.observation_dtype)
+        return Encoder(inputs, dense, features)
     layout = image_layout(spec.observation_shape)
     convolutions = _convolutions(layout)
     with torch.no_grad():
         features = convolutions(torch.zeros(1, layout.channels, layout.height, layout.width)).shape[1]
-    torso, head = _dense_torso_and_head(features, spec)
-    return QNetwork(ImageInput(layout, spec.observation_dtype), nn.Sequential(convolutions, torso), head)
+    dense, features = _dense(features, hidden_sizes)
+    return Encoder(ImageInput(layout, spec.observation_dtype), nn.Sequential(convolutions, dense), features)
+
+
+def build_head(features: int, spec: NetworkSpec) -> nn.Module:
+    """Build the head, which computes action values from float32[batch, features]."""
+    if spec.dueling:
+        return DuelingHead(features, spec.hidden_sizes[-1], spec.actions)
+    return nn.Linear(features, spec.actions)
 
 
 def _convolutions(layout: ImageLayout) -> nn.Sequential:
@@ -236,17 +282,13 @@ def _convolutions(layout: ImageLayout) -> nn.Sequential:
     )  # fmt: skip
 
 
-def _dense_torso_and_head(features: int, spec: NetworkSpec) -> tuple[nn.Sequential, nn.Module]:
-    """Build the dense layers and the head. With dueling, each stream of the head has its own last hidden layer."""
-    shared = spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes
+def _dense(features: int, hidden_sizes: Sequence[int]) -> tuple[nn.Sequential, int]:
+    """Build dense layers, and return their number of outputs, too."""
     layers: list[nn.Module] = []
-    for units in shared:
+    for units in hidden_sizes:
         layers += [nn.Linear(features, units), nn.ReLU()]
         features = units
-    torso = nn.Sequential(*layers)
-    if spec.dueling:
-        return torso, DuelingHead(features, spec.hidden_sizes[-1], spec.actions)
-    return torso, nn.Linear(features, spec.actions)
+    return nn.Sequential(*layers), features
 
 
 def _input_scale(dtype: str) -> float | None:

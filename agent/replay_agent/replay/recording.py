@@ -9,7 +9,7 @@ from replay_client import Stack, Steps, Writer
 
 from replay_agent.acting.actor import Step
 from replay_agent.dqn.n_step import NStep
-from replay_agent.replay.rows import FRAME, STEP_REWARD, append_transition
+from replay_agent.replay.rows import FRAME, STATE, STEP_REWARD, append_transition
 
 
 class Recorder(Protocol):
@@ -47,15 +47,22 @@ class _TransitionRecorder:
 
 
 class _StepRecorder:
-    """Appends each step once, with the newest frame of its observation; the last frame closes an episode."""
+    """Appends each step once, with the newest frame of its observation; the last frame closes an episode.
+
+    A table of sequences also has the state of the recurrent network.
+    """
 
     def __init__(self, writer: Writer, steps: Steps) -> None:
         self._writer = writer
         obs = steps.derived["obs"]
         self._is_stacked = isinstance(obs, Stack) and obs.count > 1
+        self._has_states = STATE in steps.schema
 
     def record(self, step: Step) -> None:
-        self._writer.append({FRAME: self._frame(step.obs), "action": step.action, STEP_REWARD: step.reward})
+        row = {FRAME: self._frame(step.obs), "action": step.action, STEP_REWARD: step.reward}
+        if self._has_states:
+            row[STATE] = step.state
+        self._writer.append(row)
         if step.is_last:
             self._writer.end_episode({FRAME: self._frame(step.next_obs)}, terminated=step.terminated)
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from replay_client import ReplayClient, ReplayError, Steps, Table, TableExistsError, Transitions
+from replay_client import Column, ReplayClient, ReplayError, Sequences, Steps, Table, TableExistsError, Transitions
+from replay_proto.steps import Derived, Item
 
 from replay_agent.acting.environments import EnvironmentInfo
 from replay_agent.dqn.networks import NetworkKind, network_kind
 from replay_agent.replay.links import LockstepLink, ReplayLink
 from replay_agent.replay.pacing import Pacer, TableCount
-from replay_agent.replay.rows import step_columns, transition_columns
+from replay_agent.replay.rows import sequence_columns, step_columns, transition_columns
 from replay_agent.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -24,9 +25,11 @@ RETRY_S = 0.2
 
 
 def is_compact(settings: TrainSettings, env: EnvironmentInfo) -> bool:
-    """Whether the run's table is compact: as set, by default for images."""
+    """Whether the run's table is compact: as set, by default for images and sequences."""
     if settings.compact is not None:
         return settings.compact
+    if settings.algorithm == "r2d2":
+        return True
     return network_kind(env.observation_shape, env.observation_dtype) is NetworkKind.CONV
 
 
@@ -37,20 +40,36 @@ def check_table(settings: TrainSettings, env: EnvironmentInfo) -> None:
         ValueError: the capacity is too small.
         InvalidArgumentError: a window would be too long.
     """
-    if not is_compact(settings, env):
+    columns, item = _layout(settings, env)
+    if item is None:
         return
-    rows = Steps.of(step_columns(env), _transitions(settings)).window.rows
+    window = Steps.of(columns, item).window
     actors = max(1, settings.actors + settings.acts)
-    # Each actor's newest rows may be incomplete, its oldest cut off, and one between them closes an episode.
-    if settings.capacity < actors * (rows + 1):
+    # Each actor's newest rows may be incomplete, its oldest cut off, and one between them closes an episode. Only one
+    # step in every period can be drawn.
+    expected = actors * (window.rows + window.period)
+    if settings.capacity < expected:
+        of_sequences = f"burn_in {settings.burn_in}, sequence_length {settings.sequence_length}, "
         raise ValueError(
-            f"expected capacity of at least {actors * (rows + 1)} with compact, n_step {settings.n_step}, stacks of "
-            f"{env.stack} frames and {actors} actors; got capacity {settings.capacity}"
+            f"expected capacity of at least {expected} with compact, n_step {settings.n_step}, "
+            f"{of_sequences if isinstance(item, Sequences) else ''}stacks of {env.stack} frames and {actors} actors; "
+            f"got capacity {settings.capacity}"
         )
 
 
-def _transitions(settings: TrainSettings) -> Transitions:
-    return Transitions(n_step=settings.n_step, gamma=settings.gamma)
+def _layout(settings: TrainSettings, env: EnvironmentInfo) -> tuple[Mapping[str, Column | Derived], Item | None]:
+    """The columns of the table, and what is drawn from a compact one."""
+    if settings.algorithm == "r2d2":
+        sequences = Sequences(
+            length=settings.sequence_length + settings.n_step,
+            burn_in=settings.burn_in,
+            period=settings.sequence_period or settings.sequence_length,
+            gamma=settings.gamma,
+        )
+        return sequence_columns(env, settings.lstm_units), sequences
+    if is_compact(settings, env):
+        return step_columns(env), Transitions(n_step=settings.n_step, gamma=settings.gamma)
+    return transition_columns(env), None
 
 
 class RunTable:
@@ -184,7 +203,7 @@ class RunTable:
 
     def _create_or_open(self) -> Table:
         settings = self._settings
-        columns = step_columns(self._env) if self.is_compact else transition_columns(self._env)
+        columns, item = _layout(settings, self._env)
         parameters = {} if settings.backend == "uniform" else {"alpha": settings.alpha}
         try:
             return self._client.create_table(
@@ -194,7 +213,7 @@ class RunTable:
                 backend=settings.backend,
                 seed=self._seed,
                 if_exists="open",
-                steps=_transitions(settings) if self.is_compact else None,
+                steps=item,
                 **parameters,
             )
         except TableExistsError as error:

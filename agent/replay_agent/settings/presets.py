@@ -88,6 +88,48 @@ _PONG: Mapping[str, Any] = MappingProxyType(
     }
 )
 
+# For --algorithm r2d2; without memory, no algorithm solves these.
+_MASKED_CARTPOLE: Mapping[str, Any] = MappingProxyType(
+    {
+        "steps": 100_000,
+        "capacity": 50_000,
+        "hidden_sizes": (64,),
+        "learning_rate": 1e-3,
+        "batch_size": 32,
+        "n_step": 5,
+        "gamma": 0.99,
+        "sequence_length": 16,
+        "burn_in": 8,
+        "target_interval": 250,
+        "target_tau": 1.0,
+        "replay_ratio": 0.125,
+        "learning_starts": 1_000,
+        "epsilon_steps": 10_000,
+        "epsilon_end": 0.05,
+        "validate_interval": 2_500,
+        # Gymnasium's threshold for CartPole-v1.
+        "solved_return": 475.0,
+    }
+)
+
+_TMAZE: Mapping[str, Any] = MappingProxyType(
+    {
+        **_MASKED_CARTPOLE,
+        # A whole episode without detours has 21 steps.
+        "sequence_length": 30,
+        "sequence_period": 15,
+        # Of 4: two mistakes in 100 episodes.
+        "solved_return": 3.9,
+    }
+)
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"CartPole-v1": _CARTPOLE, "Acrobot-v1": _ACROBOT, "MountainCar-v0": _MOUNTAIN_CAR, "ALE/Pong-v5": _PONG}
+    {
+        "CartPole-v1": _CARTPOLE,
+        "Acrobot-v1": _ACROBOT,
+        "MountainCar-v0": _MOUNTAIN_CAR,
+        "ALE/Pong-v5": _PONG,
+        "replay_agent.memory_tasks:MaskedCartPole-v1": _MASKED_CARTPOLE,
+        "replay_agent.memory_tasks:TMaze-v0": _TMAZE,
+    }
 )

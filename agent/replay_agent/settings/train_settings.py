@@ -12,6 +12,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError
 from cyclopts.config import Dict
 from pydantic import Field, PositiveInt, model_validator
 from replay_proto.command_line import MAX_PORT, NONE, SPLIT, Address, Settings, given, group, read_settings
+from replay_proto.steps import MAX_WINDOW
 
 from replay_agent.settings.presets import PRESETS
 
@@ -28,6 +29,7 @@ RUN = group("run")
 REPLAY = group("replay")
 PACE = group("pace")
 LEARNING = group("learning")
+SEQUENCES = group("sequences, with --algorithm r2d2")
 NETWORK = group("network")
 EXPLORATION = group("exploration")
 ACTING = group("acting")
@@ -36,17 +38,19 @@ KEEPING = group("checkpoints and logs")
 
 
 class TrainSettings(Settings):
-    """Learn a Gymnasium environment by Double DQN through a prioritized replay service.
+    """Learn a Gymnasium environment by Double DQN or R2D2 through a prioritized replay service.
 
-    Without --server it starts a replay server. CartPole-v1, Acrobot-v1, MountainCar-v0 and ALE/Pong-v5 have
-    presets that override the defaults below. Every flag can also be given as an environment variable (--batch-size as
-    REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128). The word none unsets a value of a preset or a resumed
-    run, as in --solved-return none. Set REPLAY_TOKEN if the server requires a token, and REPLAY_TLS_CA,
-    REPLAY_TLS_CERT and REPLAY_TLS_KEY for TLS.
+    Without --server it starts a replay server. CartPole-v1, Acrobot-v1, MountainCar-v0, ALE/Pong-v5 and the
+    environments of replay_agent.memory_tasks have presets that override the defaults below. Every flag can also be
+    given as an environment variable (--batch-size as REPLAY_TRAIN_BATCH_SIZE) or in a TOML file (batch_size = 128). The
+    word none unsets a value of a preset or a resumed run, as in --solved-return none. Set REPLAY_TOKEN if the server
+    requires a token, and REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY for TLS.
     """
 
     env: Annotated[str, RUN] = DEFAULT_ENV
     """Gymnasium environment with discrete actions; module:EnvId imports module"""
+    algorithm: Annotated[Literal["dqn", "r2d2"], RUN] = "dqn"
+    """Double DQN or R2D2, which learns from sequences with a recurrent network, for environments that need memory"""
     steps: Annotated[int, RUN] = Field(200_000, ge=1)
     """environment steps to train for, over all actors"""
     seed: Annotated[int, RUN] = Field(0, ge=0)
@@ -73,7 +77,7 @@ class TrainSettings(Settings):
     capacity: Annotated[int, REPLAY] = Field(100_000, ge=1)
     """maximum rows in the table"""
     compact: Annotated[bool | None, REPLAY] = None
-    """store each step and frame once, and build observations and returns when drawing (default: only for images)"""
+    """store each step and frame once, and build batches when drawing (default: for images and r2d2)"""
     backend: Annotated[Literal["sum_tree", "rank", "uniform"], REPLAY] = "sum_tree"
     """how priorities determine draws"""
     alpha: Annotated[float, REPLAY] = Field(0.6, ge=0, le=1)
@@ -101,7 +105,7 @@ class TrainSettings(Settings):
     """environment steps by which actors may run ahead of the replay ratio"""
 
     batch_size: Annotated[int, LEARNING] = Field(64, ge=1)
-    """rows in a batch"""
+    """rows in a batch; with r2d2, sequences"""
     learning_rate: Annotated[float, LEARNING] = Field(5e-4, gt=0)
     """learning rate of Adam"""
     adam_epsilon: Annotated[float, LEARNING] = Field(1e-8, gt=0)
@@ -109,7 +113,7 @@ class TrainSettings(Settings):
     max_grad_norm: Annotated[float, LEARNING] = Field(10.0, gt=0)
     """gradient norm above which gradients are clipped"""
     huber_delta: Annotated[float, LEARNING] = Field(1.0, gt=0)
-    """TD error, in units of return, above which the loss is linear"""
+    """TD error, in units of return (with r2d2, rescaled), above which the loss is linear"""
     gamma: Annotated[float, LEARNING] = Field(0.99, ge=0, le=1)
     """discount factor of one environment step, 0 to 1"""
     n_step: Annotated[int, LEARNING] = Field(3, ge=1)
@@ -120,6 +124,19 @@ class TrainSettings(Settings):
     """gradient steps between updates of the target network"""
     target_tau: Annotated[float, LEARNING] = Field(0.005, gt=0, le=1)
     """fraction by which an update moves the target network towards the online one; 1 copies it"""
+
+    sequence_length: Annotated[int, SEQUENCES] = Field(20, ge=1)
+    """environment steps that a gradient step learns from each sequence"""
+    sequence_period: Annotated[int | None, SEQUENCES] = Field(None, ge=1)
+    """steps between the beginnings of two sequences; sequences overlap if it is smaller (default: --sequence-length)"""
+    burn_in: Annotated[int, SEQUENCES] = Field(10, ge=0)
+    """steps before each sequence that bring the stored state of the network up to date"""
+    eta: Annotated[float, SEQUENCES] = Field(0.9, ge=0, le=1)
+    """weight of the largest TD error in the priority of a sequence, 0 to 1; the mean has the rest"""
+    rescaling_epsilon: Annotated[float, SEQUENCES] = Field(1e-3, ge=0)
+    """linear part of the rescaling of values, h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x"""
+    lstm_units: Annotated[int, SEQUENCES] = Field(64, ge=1)
+    """units of the LSTM between the hidden layers and the action values"""
 
     hidden_sizes: Annotated[Annotated[tuple[PositiveInt, ...], MinLen(1)] | None, SPLIT, NETWORK] = None
     """units of each dense hidden layer, such as 256,256 (default: 128,128 for vectors, 512 for images)"""
@@ -196,6 +213,30 @@ class TrainSettings(Settings):
         if self.lockstep and self.actors:
             raise ValueError(
                 f"lockstep needs the trainer to act alone, but actors is {self.actors}; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sequences_fit(self) -> Self:
+        if self.algorithm != "r2d2":
+            return self
+        if self.compact is False:
+            raise ValueError("expected compact with algorithm r2d2, which draws sequences; got compact False")
+        if self.sequence_period is not None and self.sequence_period > self.sequence_length:
+            raise ValueError(
+                "expected sequence_period of at most sequence_length, or steps between sequences are never learned; "
+                f"got sequence_period {self.sequence_period}, sequence_length {self.sequence_length}"
+            )
+        if self.burn_in + self.sequence_length + self.n_step > MAX_WINDOW:
+            raise ValueError(
+                f"expected burn_in + sequence_length + n_step of at most {MAX_WINDOW}; got burn_in {self.burn_in}, "
+                f"sequence_length {self.sequence_length}, n_step {self.n_step}"
+            )
+        if self.sequence_length + self.n_step > self.learning_starts:
+            raise ValueError(
+                "expected sequence_length + n_step of at most learning_starts, or learning waits for a first sequence; "
+                f"got sequence_length {self.sequence_length}, n_step {self.n_step}, "
+                f"learning_starts {self.learning_starts}"
             )
         return self
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from replay_agent.dqn.divergence import all_finite, require_finite
-from replay_agent.dqn.double_dqn import DoubleDQN
+from replay_agent.dqn.learner import Learner
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Checkpoint(NamedTuple):
 def save_checkpoint(
     directory: Path,
     step: int,
-    learner: DoubleDQN,
+    learner: Learner[Any, Any],
     state: Mapping[str, Any],
     best_weights: Mapping[str, Tensor] | None,
     keep: int,
@@ -99,7 +99,7 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(path for path in found if path.suffix not in (PARTIAL_SUFFIX, UNUSABLE_SUFFIX))
 
 
-def load_latest(directory: Path, learner: DoubleDQN) -> Checkpoint:
+def load_latest(directory: Path, learner: Learner[Any, Any]) -> Checkpoint:
     """Restore the learner and torch's random generators from the newest usable checkpoint.
 
     Newer checkpoints that are corrupt or contain non-finite numbers are logged and renamed.
@@ -146,14 +146,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     return document, tensors
 
 
-def _apply(updates: int, tensors: Mapping[str, Mapping[str, Tensor]], path: Path, learner: DoubleDQN) -> None:
+def _apply(updates: int, tensors: Mapping[str, Mapping[str, Tensor]], path: Path, learner: Learner[Any, Any]) -> None:
     try:
         learner.online.load_state_dict(tensors["online"])
         learner.target.load_state_dict(tensors["target"])
     except RuntimeError as error:
         raise CheckpointError(
             f"{path} contains a different network from the settings; resume with the same "
-            f"--env, --hidden-sizes and --dueling: {error}"
+            f"--env, --algorithm, --hidden-sizes, --lstm-units and --dueling: {error}"
         ) from error
     _restore_optimizer(learner.optimizer, tensors["optimizer"])
     learner.updates = updates

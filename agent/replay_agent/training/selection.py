@@ -16,9 +16,9 @@ import numpy as np
 from torch import Tensor
 
 from replay_agent.acting.evaluation import EvaluationResult
-from replay_agent.dqn.networks import QNetwork
+from replay_agent.dqn.networks import ActingNetwork
 
-Evaluate = Callable[[QNetwork, Sequence[int]], EvaluationResult]
+Evaluate = Callable[[ActingNetwork, Sequence[int]], EvaluationResult]
 SeedsOf = Callable[[int], Sequence[int]]
 """Maps the number of a validation to the seeds of its episodes."""
 
@@ -63,7 +63,7 @@ class NetworkSelector:
         self._screening_episodes = screening_episodes
         self._solved_return = solved_return
         self._validations = 0
-        self._best_network: QNetwork | None = None
+        self._best_network: ActingNetwork | None = None
         self._best_sum, self._best_episodes = 0.0, 0
         self.best_weights: dict[str, Tensor] | None = None
         """Tensors of the best network, on the CPU; None before the first validation."""
@@ -73,7 +73,7 @@ class NetworkSelector:
         """Mean return of the best network over all its episodes; None before the first validation."""
         return self._best_sum / self._best_episodes if self._best_episodes else None
 
-    def validate(self, network: QNetwork) -> Validation:
+    def validate(self, network: ActingNetwork) -> Validation:
         """Validate a network, and keep it if it is at least as good as the best so far."""
         seeds = list(self._seeds_of(self._validations))
         self._validations += 1
@@ -109,7 +109,7 @@ class NetworkSelector:
         self._best_sum, self._best_episodes = values["best_sum"], values["best_episodes"]
         self.best_weights, self._best_network = best_weights, None
 
-    def _network_of_best(self, like: QNetwork) -> QNetwork | None:
+    def _network_of_best(self, like: ActingNetwork) -> ActingNetwork | None:
         """Return the best network, which has the same architecture as ``like``; None before the first validation."""
         if self._best_network is None and self.best_weights is not None:
             self._best_network = copy.deepcopy(like)
@@ -117,6 +117,6 @@ class NetworkSelector:
         return self._best_network
 
 
-def copy_weights(network: QNetwork) -> dict[str, Tensor]:
+def copy_weights(network: ActingNetwork) -> dict[str, Tensor]:
     """Copy a network's tensors to the CPU."""
     return {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import fields
 from enum import StrEnum
 
 import torch
@@ -20,20 +19,19 @@ from replay_agent.distributed.assignment import make_task
 from replay_agent.distributed.episode_reports import MAX_QUEUED
 from replay_agent.distributed.learner_service import Guidance, LearnerService, PublishedWeights
 from replay_agent.dqn.divergence import require_finite, require_finite_figures, require_return
-from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig
-from replay_agent.dqn.networks import NetworkKind, NetworkSpec, QNetwork, default_hidden_sizes, network_kind
+from replay_agent.dqn.networks import ActingNetwork
 from replay_agent.dqn.schedules import LinearSchedule
 from replay_agent.processes.actor_pool import ActorPool
 from replay_agent.processes.signals import StopRequest
 from replay_agent.replay.links import TABLE_LOST, ReplayLink
 from replay_agent.replay.pacing import Pacer
-from replay_agent.replay.rows import transition_batch
 from replay_agent.replay.run_table import RunTable
 from replay_agent.reporting.history import History
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.reporting.status import RateMeter, Status
 from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.settings.train_settings import TrainSettings
+from replay_agent.training.algorithms import make_algorithm
 from replay_agent.training.checkpoint import checkpoints, load_latest, save_checkpoint
 from replay_agent.training.run_directory import RunDirectory
 from replay_agent.training.selection import NetworkSelector
@@ -58,21 +56,6 @@ class Ending(StrEnum):
     SOLVED = "solved"
     STEPS_DONE = "all steps taken"
     STOPPED = "stopped"
-
-
-def network_spec(settings: TrainSettings, env: EnvironmentInfo) -> NetworkSpec:
-    """Specify a network for the settings and the environment."""
-    shape, dtype = env.observation_shape, env.observation_dtype
-    # Images are scaled by dtype. Bounds of every pixel would not fit into a message.
-    is_scaled = settings.scale_observations and network_kind(shape, dtype) is NetworkKind.MLP
-    return NetworkSpec(
-        observation_shape=shape,
-        observation_dtype=dtype,
-        actions=env.actions,
-        hidden_sizes=settings.hidden_sizes or default_hidden_sizes(shape, dtype),
-        dueling=settings.dueling,
-        bounds=env.bounds if is_scaled else None,
-    )
 
 
 class Trainer:
@@ -103,8 +86,7 @@ class Trainer:
         self._device = device
         self._seeds = RunSeeds(settings.seed, run.earlier_starts)
         torch.manual_seed(self._seeds.network)
-        spec = network_spec(settings, env)
-        self.learner = DoubleDQN(spec, _learner_config(settings), device)
+        self.learner, self._batch_of = make_algorithm(settings, env, device)
         self.pacer = Pacer(settings.replay_ratio, settings.learning_starts, settings.lead_steps)
         self.history = History()
         self.selector = self._make_selector()
@@ -127,7 +109,7 @@ class Trainer:
         )
         self.table.link()
         self._weights = PublishedWeights(self.learner.weights())
-        task = make_task(env.env_id, self.table.name, settings.n_step, settings.gamma, spec)
+        task = make_task(env.env_id, self.table.name, settings.n_step, settings.gamma, self.learner.spec)
         self.service = LearnerService(task, self._seeds, self._weights, self._guide)
         self._shown = _Shown()
         self._due = _Due(settings)
@@ -286,9 +268,9 @@ class Trainer:
         """Take one gradient step and write the new priorities back, without waiting for the device."""
         batch = link.next_batch(self._beta(self.pacer.env_steps))
         self.pacer.observe_inserted(batch.inserted)
-        result = self.learner.update(transition_batch(batch))
+        result = self.learner.update(self._batch_of(batch))
         self.pacer.count_update()
-        link.write_back(batch, result.td_errors)
+        link.write_back(batch, result.priorities)
         if self.learner.updates % self._settings.publish_interval == 0:
             self._weights.publish(self.learner.weights())
         self._shown.batch = batch
@@ -353,7 +335,7 @@ class Trainer:
         self._is_solved = found.is_solved
         self._next_validation = step + self._settings.validate_interval
 
-    def _evaluate(self, network: QNetwork, seeds: Sequence[int]) -> EvaluationResult:
+    def _evaluate(self, network: ActingNetwork, seeds: Sequence[int]) -> EvaluationResult:
         result = evaluate(
             network,
             lambda: make_environment(self._env.env_id),
@@ -410,7 +392,3 @@ class _Shown:
         self.batch: TensorBatch | None = None
         self.note = ""
         self.dropped = 0
-
-
-def _learner_config(settings: TrainSettings) -> DoubleDQNConfig:
-    return DoubleDQNConfig(**{field.name: getattr(settings, field.name) for field in fields(DoubleDQNConfig)})

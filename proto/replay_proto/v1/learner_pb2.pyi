@@ -62,7 +62,8 @@ class JoinResponse(google.protobuf.message.Message):
     table: builtins.str
     """Name of the replay table to insert into. A table without steps has the columns `obs`, `action`, `reward`, `discount`
     and `next_obs`, for transitions. A table of steps stores `frame` (the observation, or its newest frame if `obs` is a
-    stack), `action` and `step_reward`, once per step.
+    stack), `action` and `step_reward`, once per step. If it also has a column `state`, this stores the state that the
+    recurrent network had before the step: its output h, then its cell state c.
     """
     n_step: builtins.int
     """Number of steps per transition, 1 or more; transitions at the end of an episode have fewer."""
@@ -101,12 +102,15 @@ class QNetworkSpec(google.protobuf.message.Message):
     HIDDEN_SIZES_FIELD_NUMBER: builtins.int
     DUELING_FIELD_NUMBER: builtins.int
     BOUNDS_FIELD_NUMBER: builtins.int
+    LSTM_UNITS_FIELD_NUMBER: builtins.int
     observation_dtype: builtins.str
     """NumPy name of the observation's dtype, such as "float32" or "uint8"."""
     actions: builtins.int
     """Number of discrete actions, at least 1."""
     dueling: builtins.bool
     """Whether the network has separate heads for value and advantages (dueling)."""
+    lstm_units: builtins.int
+    """Units of the LSTM between the dense hidden layers and the action values. 0: the network has no LSTM."""
     @property
     def observation_shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Shape of one observation, without a batch axis."""
@@ -130,9 +134,10 @@ class QNetworkSpec(google.protobuf.message.Message):
         hidden_sizes: collections.abc.Iterable[builtins.int] | None = ...,
         dueling: builtins.bool = ...,
         bounds: global___ObservationBounds | None = ...,
+        lstm_units: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["bounds", b"bounds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actions", b"actions", "bounds", b"bounds", "dueling", b"dueling", "hidden_sizes", b"hidden_sizes", "observation_dtype", b"observation_dtype", "observation_shape", b"observation_shape"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actions", b"actions", "bounds", b"bounds", "dueling", b"dueling", "hidden_sizes", b"hidden_sizes", "lstm_units", b"lstm_units", "observation_dtype", b"observation_dtype", "observation_shape", b"observation_shape"]) -> None: ...
 
 global___QNetworkSpec = QNetworkSpec
 

@@ -82,8 +82,9 @@ def test_an_actor_gets_the_whole_task(client: LearnerClient) -> None:
     assert task_of(client.join("host:1")) == TASK
 
 
-def test_an_actor_gets_the_bounds_of_what_it_sees() -> None:
-    spec = NetworkSpec((2,), "float32", 3, (8,), dueling=False, bounds=Bounds((-1.2, -math.inf), (0.6, math.inf)))
+def test_an_actor_gets_the_bounds_of_what_it_sees_and_the_size_of_its_memory() -> None:
+    bounds = Bounds((-1.2, -math.inf), (0.6, math.inf))
+    spec = NetworkSpec((2,), "float32", 3, (8,), dueling=False, bounds=bounds, lstm_units=5)
     assert network_of(make_task("Some-v0", "table-1", 1, 0.9, spec)) == spec
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig, TransitionBatch
+from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
+from replay_agent.dqn.learner import DoubleDQNConfig
 from replay_agent.dqn.networks import NetworkSpec
 
 SPEC = NetworkSpec((2,), "float32", actions=2, hidden_sizes=(4,), dueling=False)
@@ -52,21 +53,21 @@ def test_priorities_are_absolute_unweighted_td_errors_from_before_the_step(doubl
     learner, batch = make_learner(double=double), make_batch()
     shift_target(learner)
     expected = expected_td_errors(learner, batch, double=double)
-    assert learner.update(batch).td_errors.tolist() == pytest.approx(expected, rel=1e-5)
+    assert learner.update(batch).priorities.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_double_and_plain_dqn_differ_where_the_networks_disagree() -> None:
     double, plain = make_learner(double=True), make_learner(double=False)
     for learner in (double, plain):
         shift_target(learner)
-    assert double.update(make_batch()).td_errors.tolist() != plain.update(make_batch()).td_errors.tolist()
+    assert double.update(make_batch()).priorities.tolist() != plain.update(make_batch()).priorities.tolist()
 
 
 def test_rows_that_terminated_learn_from_the_reward_alone() -> None:
     learner, batch = make_learner(), make_batch(discount=0.0)
     values = learner.online(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
     expected = (batch.reward - values).abs().tolist()
-    assert learner.update(batch).td_errors.tolist() == pytest.approx(expected, rel=1e-5)
+    assert learner.update(batch).priorities.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_target_network_is_copied_every_interval_when_tau_is_one() -> None:

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch, UpdateResult
+from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
+from replay_agent.dqn.learner import UpdateResult
 from replay_agent.processes.signals import StopRequest
 from replay_agent.reporting.progress import ProgressView
 from replay_agent.reporting.status import Status
@@ -90,9 +91,9 @@ def test_gradient_steps_wait_for_the_device_only_where_figures_are_shown(
     update = DoubleDQN.update
 
     def update_far_away(learner: DoubleDQN, batch: TransitionBatch) -> UpdateResult:
-        """Return TD errors that seem to be on another device than the CPU."""
+        """Return priorities that seem to be on another device than the CPU."""
         result = update(learner, batch)
-        return UpdateResult(FarTensor.of(result.td_errors), result.loss, result.grad_norm, result.mean_value)
+        return UpdateResult(FarTensor.of(result.priorities), result.loss, result.grad_norm, result.mean_value)
 
     monkeypatch.setattr(DoubleDQN, "update", update_far_away)
     stop = StopRequest()

@@ -13,7 +13,7 @@ from replay_agent.replay.recording import make_recorder
 from replay_agent.replay.rows import step_columns, transition_batch, transition_columns
 from replay_agent.replay.run_table import check_table, is_compact
 from replay_agent.settings.train_settings import TrainSettings
-from replay_client import InvalidArgumentError, ReplayClient, Table, Transitions
+from replay_client import Column, InvalidArgumentError, Mask, ReplayClient, Sequences, Table, Transitions
 from replay_client.torch import to_torch
 
 from tests.agent.corridor import CORRIDOR_ID, PICTURED_ID, STACKED_ID
@@ -76,11 +76,12 @@ def test_the_learner_gets_the_same_from_both_kinds_of_tables(client: ReplayClien
         assert compact.describe().row_bytes < plain.describe().row_bytes / 4
 
 
-def test_compact_is_for_images_unless_set() -> None:
+def test_compact_is_for_images_and_sequences_unless_set() -> None:
     vector, image = inspect_environment(CORRIDOR_ID), inspect_environment(PICTURED_ID)
     assert [is_compact(TrainSettings(), env) for env in (vector, image)] == [False, True]
     for value in (False, True):
         assert [is_compact(TrainSettings(compact=value), env) for env in (vector, image)] == [value, value]
+    assert is_compact(TrainSettings(algorithm="r2d2"), vector)
 
 
 def test_settings_with_which_no_step_could_be_drawn_are_refused() -> None:
@@ -91,6 +92,38 @@ def test_settings_with_which_no_step_could_be_drawn_are_refused() -> None:
     with pytest.raises(ValueError, match=r"expected capacity of at least 27 with compact, .*got capacity 26"):
         check_table(TrainSettings(**given, capacity=26), env)
     check_table(TrainSettings(**{**given, "compact": False}, capacity=26), env)
+
+
+def test_a_table_that_could_never_have_a_whole_sequence_is_refused() -> None:
+    env = inspect_environment(STACKED_ID)
+    given = {"algorithm": "r2d2", "burn_in": 4, "sequence_length": 6, "n_step": 3, "learning_starts": 9}
+    # 2 before the sequence for its stacks, 4 of burn-in, 9 of the sequence itself, which begins every 6 steps
+    check_table(TrainSettings(**given, capacity=21), env)
+    with pytest.raises(ValueError, match=r"at least 21 .*burn_in 4, sequence_length 6, .*got capacity 20"):
+        check_table(TrainSettings(**given, capacity=20), env)
+    check_table(TrainSettings(**given, sequence_period=1, capacity=16), env)
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_full_table_of_the_smallest_capacity_always_has_a_sequence_to_draw(server: ServerProcess, spare: int) -> None:
+    item = Sequences(length=4, burn_in=2, period=3)
+    capacity = item.length + item.burn_in + item.period + spare
+    drawable = []
+    with ReplayClient(server.address) as client:
+        table = client.create_table(
+            "smallest", columns={"x": Column("int64"), "mask": Mask()}, capacity=capacity, backend="uniform", steps=item
+        )
+        with table.writer() as writer:
+            for length in (*range(1, 16), 40):
+                for step in range(length + 1):
+                    writer.append(x=step) if step < length else writer.end_episode(x=step)
+                    writer.flush()
+                    stats = table.stats()
+                    assert stats.steps is not None
+                    if stats.size == capacity:
+                        drawable.append(stats.steps.drawable)
+        table.drop()
+    assert (min(drawable) > 0) == (spare == 0)
 
 
 def test_windows_longer_than_a_table_allows_are_refused_with_the_name_of_the_setting() -> None:

@@ -9,7 +9,7 @@ from replay_agent.acting.environments import inspect_environment
 from replay_agent.settings.actor_settings import load_actor_settings
 from replay_agent.settings.presets import PRESETS
 from replay_agent.settings.train_settings import NOT_RESUMED, SETTINGS_FILE, TrainSettings, load_train_settings
-from replay_agent.training.trainer import network_spec
+from replay_agent.training.algorithms import network_spec
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,12 @@ def test_the_network_scales_observations_where_the_settings_say_so() -> None:
     assert network_spec(load_train_settings([*flags, "--no-scale-observations"]), env).bounds is None
     pixels = replace(env, observation_shape=(84, 84, 4), observation_dtype="uint8")
     assert network_spec(load_train_settings(flags), pixels).bounds is None
+
+
+def test_only_r2d2_has_an_lstm() -> None:
+    env = inspect_environment("CartPole-v1")
+    assert network_spec(load_train_settings(["--lstm-units", "7"]), env).lstm_units == 0
+    assert network_spec(load_train_settings(["--algorithm", "r2d2", "--lstm-units", "7"]), env).lstm_units == 7
 
 
 def test_a_resumed_run_keeps_its_settings_unless_they_are_given_anew(tmp_path: Path) -> None:
@@ -120,6 +126,24 @@ def test_sizes_are_read_from_flags_and_from_the_environment(monkeypatch: pytest.
         (["--n-step", "5", "--learning-starts", "4"], "n_step 5, learning_starts 4"),
         (["--steps", "99", "--learning-starts", "100"], "steps 99, learning_starts 100, replay_ratio 1"),
         (["--steps", "1100", "--replay-ratio", "0.009"], "steps 1100, learning_starts 1000, replay_ratio 0.009"),
+        (
+            ["--algorithm", "r2d2", "--no-compact"],
+            "expected compact with algorithm r2d2, which draws sequences; got compact",
+        ),
+        (
+            ["--algorithm", "r2d2", "--sequence-period", "21", "--sequence-length", "20"],
+            "sequence_period 21, sequence_length 20",
+        ),
+        (
+            ["--algorithm", "r2d2", "--sequence-length", "998"],
+            "sequence_length 998, n_step 3, learning_starts 1000",
+        ),
+        (
+            ["--algorithm", "r2d2", "--burn-in", "4077", "--sequence-length", "17", "--n-step", "3"],
+            "at most 4096; got burn_in 4077, sequence_length 17, n_step 3",
+        ),
+        (["--algorithm", "r2d2", "--eta", "1.5"], "--eta: input should be less than or equal to 1"),
+        (["--algorithm", "a3c"], "--algorithm: input should be 'dqn' or 'r2d2', got 'a3c'"),
         (["--table", "no good"], "--table: string should match pattern"),
     ],
 )

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from replay_agent.dqn.divergence import DivergedError
-from replay_agent.dqn.double_dqn import DoubleDQN, DoubleDQNConfig, TransitionBatch
+from replay_agent.dqn.double_dqn import DoubleDQN, TransitionBatch
+from replay_agent.dqn.learner import DoubleDQNConfig
 from replay_agent.dqn.networks import NetworkSpec
 from replay_agent.training.checkpoint import CheckpointError, checkpoints, load_latest, save_checkpoint
 from replay_agent.training.selection import copy_weights

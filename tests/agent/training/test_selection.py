@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from replay_agent.acting.evaluation import EvaluationResult
-from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
+from replay_agent.dqn.networks import ActingNetwork, NetworkSpec, QNetwork, build_network
 from replay_agent.training.selection import NetworkSelector
 from torch import nn
 
@@ -32,7 +32,8 @@ class Judge:
         self.own_spread = own_spread
         self.played: list[tuple[float, list[int]]] = []
 
-    def __call__(self, network: QNetwork, seeds: Sequence[int]) -> EvaluationResult:
+    def __call__(self, network: ActingNetwork, seeds: Sequence[int]) -> EvaluationResult:
+        assert isinstance(network, QNetwork)
         assert isinstance(network.head, nn.Linear)
         skill, character = network.head.bias.tolist()
         self.played.append((skill, list(seeds)))
@@ -93,7 +94,7 @@ def test_a_network_that_is_worse_in_the_first_episodes_plays_no_more() -> None:
 
 def test_luck_in_the_first_episodes_does_not_choose() -> None:
     class LuckyAtFirst(Judge):
-        def __call__(self, network: QNetwork, seeds: Sequence[int]) -> EvaluationResult:
+        def __call__(self, network: ActingNetwork, seeds: Sequence[int]) -> EvaluationResult:
             found = super().__call__(network, seeds)
             bonus = 100.0 if found.returns[0] == 9.0 else 0.0
             return EvaluationResult(found.returns + bonus * (len(seeds) == SCREENING) - bonus, found.lengths)

@@ -1,0 +1,96 @@
+"""Environments that need memory; importing this module registers them with Gymnasium.
+
+    replay-train --algorithm r2d2 --env replay_agent.memory_tasks:TMaze-v0
+    gymnasium.make("replay_agent.memory_tasks:MaskedCartPole-v1")
+
+`MaskedCartPole-v1` is CartPole-v1 without velocities; `TMaze-v0` asks for what its first observation said.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import TransformObservation
+from numpy.typing import NDArray
+
+CARTPOLE_STEPS: Final = 500
+POSITIONS: Final = [0, 2]
+"""Elements of CartPole's observation: the positions of the cart and of the pole."""
+
+CORRIDOR: Final = 20
+TMAZE_STEPS: Final = 10 * CORRIDOR
+GOAL_REWARD: Final = 4.0
+MISTAKE_REWARD: Final = -0.1
+
+
+def make_masked_cartpole(**options: Any) -> gymnasium.Env[Any, Any]:
+    """Make CartPole-v1 with observations float32[2]: the positions, without the velocities."""
+    env = CartPoleEnv(**options)
+    assert isinstance(env.observation_space, spaces.Box)
+    high = env.observation_space.high[POSITIONS]
+    return TransformObservation(env, lambda obs: obs[POSITIONS], spaces.Box(-high, high))
+
+
+class Move(IntEnum):
+    """Actions in a T-maze."""
+
+    NORTH = 0
+    EAST = 1
+    SOUTH = 2
+    WEST = 3
+
+
+class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """The T-maze of Bakker (2001, "Reinforcement Learning with Long Short-Term Memory").
+
+    A corridor leads east from the start to a junction. The observation at the start says whether the goal is north or
+    south of the junction; all places of the corridor look the same. Turning to the goal gives 4, turning to the other
+    side -0.1, and both end the episode. Moving against a wall gives -0.1. Without memory, no policy has a mean return
+    above 1.95.
+
+    Observations are float32[3]: (0, 1, 1) or (1, 1, 0) at the start, (1, 0, 1) in the corridor, (0, 1, 0) at the
+    junction.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own attribute
+
+    def __init__(self, length: int = CORRIDOR) -> None:
+        """Make a maze with ``length`` moves from the start to the junction, at least 1."""
+        self.observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Discrete(len(Move))
+        self._length = length
+        self._place = 0
+        self._goal = Move.NORTH
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Return to the start, with a goal on a random side."""
+        super().reset(seed=seed)
+        self._place = 0
+        self._goal = Move.NORTH if self.np_random.random() < 0.5 else Move.SOUTH
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Move to a neighboring place."""
+        if action in (Move.NORTH, Move.SOUTH):
+            at_junction = self._place == self._length
+            reward = GOAL_REWARD if at_junction and action == self._goal else MISTAKE_REWARD
+            return self._observation(), reward, at_junction, False, {}
+        before = self._place
+        self._place = min(max(before + (1 if action == Move.EAST else -1), 0), self._length)
+        return self._observation(), 0.0 if self._place != before else MISTAKE_REWARD, False, False, {}
+
+    def _observation(self) -> NDArray[np.float32]:
+        if self._place == 0:
+            return np.array((0, 1, 1) if self._goal is Move.NORTH else (1, 1, 0), np.float32)
+        return np.array((0, 1, 0) if self._place == self._length else (1, 0, 1), np.float32)
+
+
+gymnasium.register("MaskedCartPole-v1", f"{__name__}:make_masked_cartpole", max_episode_steps=CARTPOLE_STEPS)
+gymnasium.register("TMaze-v0", f"{__name__}:TMaze", max_episode_steps=TMAZE_STEPS)

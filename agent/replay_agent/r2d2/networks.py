@@ -1,0 +1,68 @@
+"""A recurrent Q-network: an LSTM between the encoder and the head of a Q-network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from replay_agent.dqn.networks import ActingNetwork, Encoder, NetworkSpec, build_encoder, build_head
+
+STATE_PARTS = 2
+"""The state of an LSTM: its output h, then its cell state c."""
+
+
+class RecurrentQNetwork(ActingNetwork):
+    """A network that computes action values for sequences of observations."""
+
+    def __init__(self, encoder: Encoder, lstm_units: int, head: nn.Module) -> None:
+        super().__init__()
+        self.inputs = encoder.inputs
+        self.torso = encoder.torso
+        self.lstm = nn.LSTM(encoder.features, lstm_units, batch_first=True)
+        self.head = head
+        self.state_shape = (STATE_PARTS, lstm_units)
+
+    def forward(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Go through sequences.
+
+        Args:
+            observations: any[batch, places, *observation_shape], at least one place.
+            states: float32[batch, 2, lstm_units], before the first place.
+
+        Returns:
+            Action values, float32[batch, places, actions], and the states after the last place.
+        """
+        encoded = self.torso(self.inputs(observations.flatten(0, 1))).unflatten(0, observations.shape[:2])
+        before = states.transpose(0, 1).contiguous()
+        outputs, after = self.lstm(encoded, (before[:1], before[1:]))
+        return self.head(outputs), torch.cat(after).transpose(0, 1)
+
+    def act(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ActingNetwork.act`."""
+        values, after = self(observations.unsqueeze(1), states)
+        return values.squeeze(1), after
+
+    def burn_in(self, observations: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the states after sequences whose first places may hold no step; these leave the state as it is.
+
+        Args:
+            observations: any[batch, places, *observation_shape].
+            states: float32[batch, 2, lstm_units], before the first step.
+            mask: bool[batch, places]: which places hold a step.
+
+        Returns:
+            float32[batch, 2, lstm_units].
+        """
+        for observation, is_step in zip(observations.unbind(1), mask.unbind(1), strict=True):
+            states = torch.where(is_step[:, None, None], self.act(observation, states)[1], states)
+        return states
+
+
+def build_recurrent_network(spec: NetworkSpec) -> RecurrentQNetwork:
+    """Build a network with weights from torch's global generator.
+
+    Raises:
+        ValueError: the spec has no hidden layer, or its image is too small.
+    """
+    encoder = build_encoder(spec, spec.hidden_sizes)
+    return RecurrentQNetwork(encoder, spec.lstm_units, build_head(spec.lstm_units, spec))
