@@ -1,4 +1,4 @@
-"""Double DQN with prioritized replay, as parts for your own training loop.
+"""Double DQN and R2D2 with prioritized replay, as parts for your own training loop.
 
 `docs/trainer.md` shows such a loop. The commands `replay-train` and `replay-actor` are built from the same parts.
 """
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from replay_agent.dqn.n_step import NStep, Transition
     from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
     from replay_agent.dqn.schedules import LinearSchedule
-    from replay_agent.replay.rows import append_transition, transition_batch, transition_columns
+    from replay_agent.r2d2.learner import R2D2, R2D2Config, SequenceBatch
+    from replay_agent.r2d2.networks import RecurrentQNetwork, build_recurrent_network
+    from replay_agent.replay.rows import (
+        append_transition,
+        sequence_batch,
+        sequence_columns,
+        transition_batch,
+        transition_columns,
+    )
 
 __version__ = version("replay-service")
 
@@ -29,11 +37,20 @@ _MODULES = {
     "dqn.n_step": ["NStep", "Transition"],
     "dqn.networks": ["NetworkSpec", "QNetwork", "build_network"],
     "dqn.schedules": ["LinearSchedule"],
-    "replay.rows": ["append_transition", "transition_batch", "transition_columns"],
+    "r2d2.learner": ["R2D2", "R2D2Config", "SequenceBatch"],
+    "r2d2.networks": ["RecurrentQNetwork", "build_recurrent_network"],
+    "replay.rows": [
+        "append_transition",
+        "sequence_batch",
+        "sequence_columns",
+        "transition_batch",
+        "transition_columns",
+    ],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "R2D2",
     "DoubleDQN",
     "DoubleDQNConfig",
     "EpsilonGreedyPolicy",
@@ -42,14 +59,20 @@ __all__ = [
     "NStep",
     "NetworkSpec",
     "QNetwork",
+    "R2D2Config",
+    "RecurrentQNetwork",
+    "SequenceBatch",
     "Transition",
     "TransitionBatch",
     "UpdateResult",
     "append_transition",
     "build_network",
+    "build_recurrent_network",
     "describe_environment",
     "evaluate",
     "make_environment",
+    "sequence_batch",
+    "sequence_columns",
     "transition_batch",
     "transition_columns",
 ]

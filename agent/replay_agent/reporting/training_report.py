@@ -35,6 +35,7 @@ class TrainingReport:
 
     Attributes:
         env: Gymnasium id of the environment.
+        algorithm: ``dqn`` or ``r2d2``.
         backend: backend of the replay table.
         seed: seed of the run.
         ending: why training ended.
@@ -49,6 +50,7 @@ class TrainingReport:
     """
 
     env: str
+    algorithm: str
     backend: str
     seed: int
     ending: str
@@ -67,7 +69,8 @@ class TrainingReport:
 
     def show(self, console: Console) -> None:
         """Print the report as a table."""
-        table = Table(title=f"{self.env}, {self.backend}, seed {self.seed}", show_header=False, title_justify="left")
+        title = f"{self.env}, {self.algorithm}, {self.backend}, seed {self.seed}"
+        table = Table(title=title, show_header=False, title_justify="left")
         for name, value in self._rows():
             table.add_row(name, value)
         console.print(table)

@@ -58,7 +58,7 @@ class TrainSettings(Settings):
     runs_dir: Annotated[Path, RUN] = Path("runs")
     """parent directory of run directories"""
     name: Annotated[str | None, RUN] = Field(None, pattern=NAME_PATTERN)
-    """name of the run and its directory (default: environment, backend, seed and time)"""
+    """name of the run and its directory (default: environment, algorithm, backend, seed and time)"""
     resume: Annotated[Path | None, RUN] = None
     """directory of a run to resume, with its settings unless overridden"""
     config: Annotated[Path | None, RUN] = None

@@ -185,11 +185,12 @@ def _conclude(settings: TrainSettings, trainer: Trainer, run: RunDirectory, endi
     """Evaluate, plot the curve, write the result, and clean up."""
     if trainer.selector.best_weights is not None:
         save_file(trainer.selector.best_weights, run.best)
-    title = f"{settings.env}, {settings.backend}, seed {settings.seed}"
+    title = f"{settings.env}, {settings.algorithm}, {settings.backend}, seed {settings.seed}"
     draw_curve(trainer.history, run.curve, title, settings.solved_return)
     run.history.write_text(json.dumps(trainer.history.to_json(), allow_nan=False) + "\n")
     report = TrainingReport(
         env=settings.env,
+        algorithm=settings.algorithm,
         backend=settings.backend,
         seed=settings.seed,
         ending=ending.value,

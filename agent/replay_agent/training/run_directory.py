@@ -131,4 +131,5 @@ def _unique_name(settings: TrainSettings) -> str:
     """Return a name that is unique even among machines that share a server, because the table has the same name."""
     env = NOT_IN_NAMES.sub("-", settings.env).strip("-.")
     moment = time.strftime("%Y%m%d-%H%M%S")
-    return f"{env}-{settings.backend}-seed{settings.seed}-{moment}-{secrets.token_hex(RANDOM_SUFFIX_BYTES)}"
+    kind = f"{env}-{settings.algorithm}-{settings.backend}-seed{settings.seed}"
+    return f"{kind}-{moment}-{secrets.token_hex(RANDOM_SUFFIX_BYTES)}"

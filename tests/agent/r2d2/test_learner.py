@@ -34,7 +34,7 @@ def make_learner(*, double: bool = True) -> R2D2:
     learner = R2D2(spec, replace(CONFIG, double=double), torch.device("cpu"))
     with torch.no_grad():
         for parameter in learner.target.parameters():
-            parameter.mul_(-2.0)  # the networks disagree
+            parameter.copy_(torch.randn_like(parameter))  # the networks disagree
     return learner
 
 
@@ -99,6 +99,7 @@ def test_priorities_and_loss_are_those_of_the_definition(double: bool) -> None:
     expected = [ETA * max(of_row) + (1 - ETA) * sum(of_row) / len(of_row) for of_row in sizes]
     delta = CONFIG.huber_delta
     huber = [sum(e**2 / 2 if e <= delta else delta * (e - delta / 2) for e in of_row) for of_row in sizes]
+    assert errors != [td_errors_of(learner, batch, row, double=not double) for row in range(len(BEFORE))]
     result = learner.update(batch)
     assert result.priorities.tolist() == pytest.approx(expected, rel=1e-4)
     weighted = sum(weight * loss for weight, loss in zip(batch.weights.tolist(), huber, strict=True))

@@ -122,14 +122,13 @@ def test_nothing_is_shown_when_progress_is_off(caplog: pytest.LogCaptureFixture)
 
 def test_a_report_shows_and_saves_what_a_run_came_to(tmp_path: Path) -> None:
     summary = EvaluationSummary(episodes=100, mean=499.25, std=3.5, lowest=470.0, highest=500.0)
-    report = TrainingReport(
-        "CartPole-v1", "rank", 3, "solved", 9000, 4500, 31.4, 500.0, summary, "runs/x", "runs/x/c.png", "runs/x/h.json"
-    )
+    paths = ("runs/x", "runs/x/c.png", "runs/x/h.json")
+    report = TrainingReport("CartPole-v1", "r2d2", "rank", 3, "solved", 9000, 4500, 31.4, 500.0, summary, *paths)
     console = Console(file=io.StringIO(), width=80)
     report.show(console)
     report.save(tmp_path / "result.json")
     assert isinstance(console.file, io.StringIO)
-    for part in ("rank", "seed 3", "solved", "9,000", "31.4 s", "499.2", "470.0", "x/c.png"):
+    for part in ("r2d2", "rank", "seed 3", "solved", "9,000", "31.4 s", "499.2", "470.0", "x/c.png"):
         assert part in console.file.getvalue()
     assert json.loads((tmp_path / "result.json").read_text())["evaluation"]["mean"] == 499.25
 
