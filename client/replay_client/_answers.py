@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.frames import Content
 from replay_proto.framing import Array, column_views, split_message
 from replay_proto.schema import Schema
 from replay_proto.steps import Steps
@@ -34,12 +35,12 @@ class AnswerReader:
         self._may_copy = mapped is not None and (schema.row_bytes if steps is None else steps.window_bytes(1, 1)) > 0
         """Whether a reply without rows omits them."""
 
-    def sampled(self, answer: bytes) -> Batch | None:
+    def sampled(self, answer: Content) -> Batch | None:
         """Decode the batch in a reply to Sample; return None if inserts overwrote its rows during the copy."""
         head, rows = split_message(replay_pb2.SampleResponse, answer)
         return self._batch(head.batch, rows)
 
-    def learned(self, answer: bytes) -> tuple[replay_pb2.UpdateResult, list[Batch | None]]:
+    def learned(self, answer: Content) -> tuple[replay_pb2.UpdateResult, list[Batch | None]]:
         """Decode a reply to Learn: the result of the update, and the batches as returned by `sampled`."""
         head, rows = split_message(replay_pb2.LearnResponse, answer)
         batches, start = [], 0
@@ -49,7 +50,7 @@ class AnswerReader:
             start = end
         return head.update, batches
 
-    def read(self, answer: bytes) -> Rows:
+    def read(self, answer: Content) -> Rows:
         """Decode the rows in a reply to Read."""
         head, rows = split_message(replay_pb2.ReadResponse, answer)
         keys = _own(head.keys, "<i8")

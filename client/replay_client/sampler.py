@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -51,9 +51,14 @@ UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
 class _Exchange(Request):
     """A learner's message and the expected reply."""
 
+    message: bytes
     draw: replay_pb2.Draw
     has_update: bool = False
     batches: int = 0
+
+    def parts(self) -> Sequence[bytes]:
+        """The learner's message."""
+        return (self.message,)
 
 
 class Sampler:
@@ -269,7 +274,7 @@ class Sampler:
             if self._reader.mapped is not None:
                 request.same_host.CopyFrom(self._reader.mapped.request)
         self._stream.send(
-            _Exchange(request.SerializeToString(), draw=self._draw, has_update=has_update, batches=batches)
+            _Exchange(message=request.SerializeToString(), draw=self._draw, has_update=has_update, batches=batches)
         )
 
     def _receive(self, deadline: float) -> None:

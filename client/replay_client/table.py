@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import AnswerReader, joined_rows
@@ -40,7 +41,7 @@ from replay_client.sampler import Sampler
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
 
 if TYPE_CHECKING:
-    from replay_client._tensors import Device, TensorSampler
+    from replay_client.torch import Device, TensorSampler
 
 READ_BYTES: Final = 32 << 20
 """Maximum bytes of rows per reply: larger reads are split."""
@@ -216,7 +217,7 @@ class Table:
             update = replay_pb2.PriorityUpdate(keys=keys[part].tobytes(), priorities=values[part].tobytes())
             request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
             answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s, 0.0)
-            result = replay_pb2.UpdatePrioritiesResponse.FromString(answer).result
+            result = replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result
             updated += result.updated
             stale += result.stale
         return UpdateResult(updated, stale)
@@ -294,6 +295,7 @@ class Table:
             max_blocks_in_flight=max_blocks_in_flight,
             max_delay_s=max_delay_s,
             reconnect_timeout_s=reconnect_timeout_s,
+            open_around=partial(self._data_path.open_stream, "Write"),
         )
 
     @overload
@@ -362,13 +364,13 @@ class Table:
             self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s),
             self._reader,
             self._drawn_over_wire,
-            open_around=self._data_path.open_learn_stream,
+            open_around=partial(self._data_path.open_stream, "Learn"),
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
         )
         if device is None:
             return sampler
-        from replay_client._tensors import TensorSampler  # torch is optional
+        from replay_client.torch import TensorSampler  # torch is optional
 
         return TensorSampler(sampler, device)
 
@@ -472,7 +474,7 @@ class Table:
 
     def _call(
         self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float, margin_s: float
-    ) -> bytes:
+    ) -> Content:
         """Make an idempotent call, using a shortcut if available."""
         self._connection.check_usable()
         deadline = time.monotonic() + timeout_s

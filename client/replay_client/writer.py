@@ -30,7 +30,7 @@ unusable. In both cases `unacknowledged_rows` returns the rows that may not have
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -41,6 +41,7 @@ from replay_proto.schema import Column
 from replay_client._rows.block import RowBlock
 from replay_client._rows.checks import checked_array, checked_rows, described
 from replay_client._transport.connection import Connection
+from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.delivery import Delivery
 from replay_client._writing.episodes import Episodes
@@ -77,8 +78,11 @@ class Writer:
         max_blocks_in_flight: int,
         max_delay_s: float,
         reconnect_timeout_s: float | None,
+        open_around: Callable[[], FrameStream | None],
     ) -> None:
         """Created by `Table.writer`; the first block opens the connection's stream.
+
+        ``open_around`` opens a stream that bypasses gRPC, if available.
 
         Blocks never exceed the largest insert that the server allows; see `TableDescription.rows_per_insert`.
         """
@@ -106,8 +110,9 @@ class Writer:
             max_blocks_in_flight=max_blocks_in_flight,
             max_delay_s=time_limit("max_delay_s", max_delay_s, connection.timeout_s),
             reconnect_timeout_s=reconnect_timeout_s,
+            open_around=open_around,
         )
-        self._episodes = Episodes(table, progress, block, self._delivery)
+        self._episodes = Episodes(table, progress, self._delivery)
         self._streams = [WriterStream(connection, self._delivery, self._episodes, each) for each in range(streams)]
         self._only = self._streams[0] if streams == 1 else None
         self._changed = self._delivery.changed

@@ -1,7 +1,7 @@
 """Frames, which carry messages without gRPC.
 
     link.sendall(frame_head(len(request)) + request)
-    parser.feed(link.recv(1 << 16))
+    parser.received(link.recv_into(parser.space()))
     kind, content = parser.take()
 
 `FrameHello` in the protocol documents the format.
@@ -11,10 +11,18 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from typing import Final, TypeAlias
+
+import numpy as np
+
+Content: TypeAlias = bytes | memoryview
+"""Of a frame; a long one is a view of memory of its own."""
 
 _HEAD = struct.Struct("<II")
 HEAD_BYTES = _HEAD.size
 """Bytes of a frame before its content."""
+_CHUNK_BYTES: Final = 1 << 16
+"""Frames up to this size are received together; the content of a longer one is received into memory of its own."""
 
 
 class FrameKind(IntEnum):
@@ -50,49 +58,73 @@ class FrameParser:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         """Maximum length of a frame's content; can be changed."""
-        self._received = bytearray()
-        self._start = 0  # offset of the first unread byte
-
-    def feed(self, data: bytes | memoryview) -> None:
-        """Add received bytes."""
-        if self._start == len(self._received):
-            self._received = bytearray(data)
-        else:
-            # Drop consumed bytes: otherwise, a peer that never pauses would grow the buffer forever.
-            del self._received[: self._start]
-            self._received += data
-        self._start = 0
+        self._chunk = memoryview(bytearray(_CHUNK_BYTES))
+        self._start = self._end = 0  # of the unread bytes in the chunk
+        self._long: memoryview | None = None  # the content of the next frame, if it is long
+        self._long_kind = FrameKind.MESSAGE
+        self._long_end = 0  # bytes of it that have arrived
 
     @property
-    def waiting_bytes(self) -> int:
-        """Number of received bytes that have not been taken yet."""
-        return len(self._received) - self._start
+    def has_space(self) -> bool:
+        """Whether `space` has any; otherwise, frames must be taken first."""
+        if self._long is not None and self._long_end < len(self._long):
+            return True
+        return self._end - self._start < _CHUNK_BYTES
 
-    def next_head(self) -> tuple[FrameKind, int] | None:
-        """Kind of the next frame and length of its content; None until its header has arrived.
+    def space(self) -> memoryview:
+        """Memory for the next received bytes; see `received`."""
+        if self._long is not None and self._long_end < len(self._long):
+            return self._long[self._long_end :]
+        if self._start and (self._start == self._end or self._end == _CHUNK_BYTES):
+            unread = self._end - self._start
+            self._chunk[:unread] = self._chunk[self._start : self._end]
+            self._start, self._end = 0, unread
+        return self._chunk[self._end :]
+
+    def received(self, count: int) -> None:
+        """Take note that ``count`` bytes were written to the beginning of `space`."""
+        if self._long is not None and self._long_end < len(self._long):
+            self._long_end += count
+        else:
+            self._end += count
+
+    def take(self) -> tuple[FrameKind, Content] | None:
+        """Remove and return the next frame; None if it is incomplete.
 
         Raises:
             FrameTooLongError: the frame exceeds the limit.
             FrameError: the data is not a frame.
         """
-        if self.waiting_bytes < HEAD_BYTES:
+        if self._long is None:
+            head = self._next_head()
+            if head is None:
+                return None
+            kind, size = head
+            content, end = self._start + HEAD_BYTES, self._start + HEAD_BYTES + size
+            if end <= self._end:
+                self._start = end
+                return kind, bytes(self._chunk[content:end])
+            if HEAD_BYTES + size > _CHUNK_BYTES:
+                self._begin_long(kind, size)
+        elif self._long_end == len(self._long):
+            taken, self._long = (self._long_kind, self._long), None
+            return taken
+        return None
+
+    def _next_head(self) -> tuple[FrameKind, int] | None:
+        """Kind of the next frame in the chunk and length of its content; None until they have arrived."""
+        if self._end - self._start < HEAD_BYTES:
             return None
-        size, kind = _HEAD.unpack_from(self._received, self._start)
+        size, kind = _HEAD.unpack_from(self._chunk, self._start)
         if kind > FrameKind.STATUS:
             raise FrameError(f"expected a frame of kind 0 or 1, got kind {kind}")
         if size > self.limit_bytes:
             raise FrameTooLongError(self.limit_bytes, size)
         return FrameKind(kind), size
 
-    def take(self) -> tuple[FrameKind, bytes] | None:
-        """Remove and return the next frame; None if it is incomplete. Raises like `next_head`."""
-        head = self.next_head()
-        if head is None:
-            return None
-        kind, size = head
-        end = self._start + HEAD_BYTES + size
-        if len(self._received) < end:
-            return None
-        content = bytes(memoryview(self._received)[self._start + HEAD_BYTES : end])
-        self._start = end
-        return kind, content
+    def _begin_long(self, kind: FrameKind, size: int) -> None:
+        """Receive the rest of this frame into memory of its own."""
+        content = self._chunk[self._start + HEAD_BYTES : self._end]
+        self._long, self._long_kind, self._long_end = np.empty(size, np.uint8).data, kind, len(content)
+        self._long[: len(content)] = content
+        self._start = self._end

@@ -57,12 +57,17 @@ def message_with_rows(head: Message, size: int, write: Callable[[NDArray[np.uint
         size: length of ``rows`` in bytes.
         write: writes the rows, into uint8[size].
     """
-    start = head.SerializeToString() + _ROWS_TAG + _varint(size)
+    start = message_start(head, size)
     # gRPC only accepts bytes, which BytesIO can fill in place: `getvalue` makes no copy once all views are released.
     message = io.BytesIO(bytes(len(start) + size))
     message.write(start)
     write(np.frombuffer(message.getbuffer(), np.uint8)[len(start) :])
     return message.getvalue()
+
+
+def message_start(head: Message, size: int) -> bytes:
+    """Serialize a message up to its rows of ``size`` bytes, which follow."""
+    return head.SerializeToString() + _ROWS_TAG + _varint(size)
 
 
 def split_message(message_type: type[M], data: bytes | memoryview) -> Framed[M]:

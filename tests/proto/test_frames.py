@@ -10,58 +10,79 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_proto.frames import HEAD_BYTES, FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
 
-FRAMES = st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=40)), max_size=12)
-LIMIT = 40
+LIMIT = 200_000
+CONTENTS = st.binary(max_size=40) | st.integers(0, LIMIT).map(lambda size: bytes(range(256)) * (size // 256))
+FRAMES = st.lists(st.tuples(st.sampled_from(FrameKind), CONTENTS), max_size=12)
 
 
 def wire(frames: list[tuple[FrameKind, bytes]]) -> bytes:
     return b"".join(frame_head(len(content), kind) + content for kind, content in frames)
 
 
+def feed(parser: FrameParser, data: bytes, *, is_busy: bool = False) -> list[tuple[FrameKind, bytes]]:
+    """Frames that are taken while these bytes arrive; if ``is_busy``, only once there is no space left."""
+    taken = []
+    while data:
+        if parser.has_space:
+            space = parser.space()
+            count = min(len(space), len(data))
+            space[:count] = data[:count]
+            parser.received(count)
+            data = data[count:]
+        if not is_busy or not parser.has_space:
+            taken += taken_by(parser)
+    return taken
+
+
 def taken_by(parser: FrameParser) -> list[tuple[FrameKind, bytes]]:
-    return list(iter(parser.take, None))
+    return [(kind, bytes(content)) for kind, content in iter(parser.take, None)]
 
 
-@given(frames=FRAMES, cuts=st.lists(st.floats(0, 1), max_size=30))
+@given(frames=FRAMES, cuts=st.lists(st.floats(0, 1), max_size=30), is_busy=st.booleans())
 def test_any_cutting_of_the_bytes_gives_the_same_frames(
-    frames: list[tuple[FrameKind, bytes]], cuts: list[float]
+    frames: list[tuple[FrameKind, bytes]], cuts: list[float], is_busy: bool
 ) -> None:
     data = wire(frames)
     places = [0, *sorted(round(cut * len(data)) for cut in cuts), len(data)]
     parser, got = FrameParser(LIMIT), []
     for start, end in itertools.pairwise(places):
-        parser.feed(memoryview(data)[start:end])
-        got += taken_by(parser)
-    assert got == frames
-    assert parser.waiting_bytes == 0
+        got += feed(parser, data[start:end], is_busy=is_busy)
+    assert got + taken_by(parser) == frames
 
 
-@given(frames=FRAMES, missing=st.integers(1, 47))
-def test_a_frame_that_is_cut_off_is_not_taken(frames: list[tuple[FrameKind, bytes]], missing: int) -> None:
-    last = frame_head(40) + bytes(40)
+@given(frames=FRAMES, size=st.sampled_from([40, 1 << 16, LIMIT]), missing=st.integers(1, 47))
+def test_a_frame_that_is_cut_off_is_not_taken(frames: list[tuple[FrameKind, bytes]], size: int, missing: int) -> None:
+    last = frame_head(size) + bytes(size)
     parser = FrameParser(LIMIT)
-    parser.feed(wire(frames) + last[:-missing])
-    assert taken_by(parser) == frames
-    assert parser.waiting_bytes == len(last) - missing
-    parser.feed(last[-missing:])
-    assert taken_by(parser) == [(FrameKind.MESSAGE, bytes(40))]
+    assert feed(parser, wire(frames) + last[:-missing]) == frames
+    assert feed(parser, last[-missing:]) == [(FrameKind.MESSAGE, bytes(size))]
+
+
+def test_a_long_frame_is_kept_while_later_ones_arrive() -> None:
+    parser = FrameParser(LIMIT)
+    feed(parser, wire([(FrameKind.MESSAGE, bytes(LIMIT))])[:-1])
+    space = parser.space()
+    assert len(space) == 1
+    space[0] = 7
+    parser.received(1)
+    taken = parser.take()
+    assert taken is not None
+    assert feed(parser, wire([(FrameKind.STATUS, bytes([9]) * LIMIT)])) == [(FrameKind.STATUS, bytes([9]) * LIMIT)]
+    assert bytes(taken[1]) == bytes(LIMIT - 1) + bytes([7])
 
 
 def test_the_longest_frame_is_taken_and_a_longer_one_refused_before_its_content_comes() -> None:
     parser = FrameParser(LIMIT)
-    parser.feed(frame_head(LIMIT) + bytes(LIMIT) + frame_head(LIMIT + 1))
-    assert parser.take() == (FrameKind.MESSAGE, bytes(LIMIT))
-    for _ in range(2):
-        with pytest.raises(FrameTooLongError, match=r"at most 40 bytes, got one of 41"):
-            parser.take()
+    with pytest.raises(FrameTooLongError, match=r"at most 200000 bytes, got one of 200001"):
+        feed(parser, wire([(FrameKind.MESSAGE, bytes(LIMIT))]) + frame_head(LIMIT + 1))
+    with pytest.raises(FrameTooLongError, match=r"at most 200000 bytes, got one of 200001"):
+        parser.take()
 
 
 @pytest.mark.parametrize("kind", [2, 255, 2**32 - 1])
 def test_a_kind_that_is_not_known_is_refused(kind: int) -> None:
-    parser = FrameParser(LIMIT)
-    parser.feed(struct.pack("<II", 3, kind) + b"abc")
     with pytest.raises(FrameError, match="kind"):
-        parser.take()
+        feed(FrameParser(LIMIT), struct.pack("<II", 3, kind) + b"abc")
 
 
 def test_the_head_is_two_little_endian_numbers_of_four_bytes() -> None:
@@ -69,13 +90,14 @@ def test_the_head_is_two_little_endian_numbers_of_four_bytes() -> None:
     assert HEAD_BYTES == 8
 
 
-def test_a_peer_that_never_pauses_does_not_fill_the_memory() -> None:
-    """Its bytes never end at a frame boundary, so a partial frame is always pending."""
-    frame = frame_head(1000) + bytes(1000)
-    stream = frame * 3000
-    parser, longest = FrameParser(1000), 0
-    for start in range(0, len(stream), 1500):
-        parser.feed(stream[start : start + 1500])
-        taken_by(parser)
-        longest = max(longest, len(parser._received))
-    assert longest < 10_000
+def test_frames_that_nobody_takes_are_bounded() -> None:
+    """Otherwise, a peer that never pauses would fill the memory while its first request waits."""
+    parser = FrameParser(1000)
+    arrived = 0
+    while parser.has_space:
+        space = parser.space()
+        count = min(1008, len(space))
+        space[:count] = (frame_head(1000) + bytes(1000))[:count]
+        parser.received(count)
+        arrived += count
+    assert arrived == 1 << 16

@@ -3,7 +3,8 @@
     block = RowBlock(schema, capacity=1024, streams=numbers)
     block.add({"obs": obs, "action": 1}, stream=0)              # copied
     block.begin_run(stream=0, row=0, episode=0, step=5)         # later rows of stream 0 are steps 6, 7, ...
-    message = block.take(head)                                  # the wire form; the block is empty again
+    parts = block.message(head)                                 # the wire form, in parts
+    block.clear()
 
 Rows are kept in the order in which they arrive, and sorted by stream when they are sent.
 
@@ -20,7 +21,8 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from replay_proto.framing import Array, column_views, message_with_rows
+from replay_proto.frames import Content
+from replay_proto.framing import Array, message_start
 from replay_proto.schema import DTYPES, Column, Schema
 from replay_proto.v1 import replay_pb2
 
@@ -31,6 +33,9 @@ _PRIORITY: Final = Column("float64")
 _NO_RUN: Final = -1
 _SLOW_DTYPES: Final = ("float16",)
 """Dtypes that memoryview cannot store."""
+_LONG_BYTES: Final = 256
+"""Values of at least this size are copied by memoryview, which keeps the interpreter lock. NumPy would release it, and
+could only continue once the threads of the writer give it back."""
 _BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
 _INTEGERS: Final[frozenset[type]] = frozenset(
     {int, bool, *(dtype.type for dtype in map(np.dtype, DTYPES) if dtype.kind in "iu")}
@@ -66,8 +71,12 @@ class RowBlock:
         """Whether the anchors that the block completes have given priorities: all, or none. None: there are none."""
         self._scalars: list[tuple[str, memoryview[Any], frozenset[type]]] = []
         self._arrays: list[tuple[str, Array, np.dtype[Any], tuple[int, ...]]] = []
+        self._long_arrays: list[tuple[str, memoryview, int, np.dtype[Any], tuple[int, ...]]] = []
         for name, target in self._columns.items():
-            if target.ndim > 1 or target.dtype.name in _SLOW_DTYPES:
+            if target.nbytes >= _LONG_BYTES * capacity:
+                as_bytes = target.reshape(-1).view(np.uint8).data
+                self._long_arrays.append((name, as_bytes, len(as_bytes) // capacity, target.dtype, target.shape[1:]))
+            elif target.ndim > 1 or target.dtype.name in _SLOW_DTYPES:
                 self._arrays.append((name, target, target.dtype, target.shape[1:]))
             else:
                 self._scalars.append((name, target.data, _TYPES[target.dtype.kind]))
@@ -167,31 +176,35 @@ class RowBlock:
         """Return views of the block's rows, by column."""
         return {name: column[: self.count] for name, column in self._columns.items()}
 
-    def take(self, head: replay_pb2.WriteRequest) -> bytes:
-        """Serialize ``head`` and the block's rows as one message, and empty the block."""
+    def like(self) -> RowBlock:
+        """An empty block with the same schema, capacity and streams."""
+        return RowBlock(self._schema, self.capacity, self._streams, of_steps=self._of_steps)
+
+    def message(self, head: replay_pb2.WriteRequest) -> list[Content]:
+        """Serialize the rows with ``head``, which is changed, as one message in parts; some are views of the block."""
         order = np.argsort(self._stream_of[: self.count], kind="stable") if len(self._streams) > 1 else None
         head.insertion.row_count = self.count
         head.insertion.runs.CopyFrom(self._runs_in_order(order))
         if self.has_priorities:
             priorities = np.array(self._priorities, "<f8")
             head.insertion.priorities = priorities[np.argsort(self._prioritized, kind="stable")].tobytes()
-        message = message_with_rows(head, self._schema.row_bytes * self.count, lambda rows: self._write(rows, order))
+        start = message_start(head, self._schema.row_bytes * self.count)
+        return [start, *(self._in_order(column, order) for column in self._columns.values())]
+
+    def clear(self) -> None:
+        """Remove all rows."""
         self.count = 0
         self.has_priorities = None
         self._runs.clear()
         self._run_of.fill(_NO_RUN)
         self._priorities.clear()
         self._prioritized.clear()
-        return message
 
-    def _write(self, rows: Array, order: NDArray[np.intp] | None) -> None:
-        for name, view in column_views(self._schema, rows, self.count).items():
-            column = self._columns[name][: self.count].astype(view.dtype, copy=False)
-            if order is None:
-                np.copyto(view, column)
-            else:  # as bytes, because the rows of a message are not aligned
-                as_bytes = view.reshape(self.count, -1).view(np.uint8)
-                column.reshape(self.count, -1).view(np.uint8).take(order, axis=0, out=as_bytes, mode="clip")
+    def _in_order(self, column: Array, order: NDArray[np.intp] | None) -> memoryview:
+        """The block's values of a column as bytes; None: in the order of arrival."""
+        values = column[: self.count] if order is None else column.take(order, axis=0)
+        in_bytes: memoryview = values.astype(values.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data
+        return in_bytes
 
     def _runs_in_order(self, order: NDArray[np.intp] | None) -> replay_pb2.Runs:
         """The runs of the block's rows, which are in this order."""
@@ -225,6 +238,11 @@ class RowBlock:
                 if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
                     return False
                 arrays[row] = value
+            for name, as_bytes, size, dtype, shape in self._long_arrays:
+                value = values[name]
+                if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+                    return False
+                as_bytes[row * size : (row + 1) * size] = value.data.cast("B")  # raises if not contiguous
         except (KeyError, TypeError, ValueError, OverflowError):
             return False
         return True

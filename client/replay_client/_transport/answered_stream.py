@@ -1,7 +1,7 @@
 """A stream that receives replies in the order of its requests, and reconnects when it breaks.
 
     stream = AnsweredStream(connection, "Learn", reconnect_timeout_s=60.0, keep_refused=False)
-    stream.send(Request(message))                   # returns immediately
+    stream.send(request)                            # returns immediately
     request, answer = stream.receive()              # waits; replies have the order of the requests
 
 Unanswered requests are kept. If the server goes away, the stream is reopened with backoff and sends these requests
@@ -16,25 +16,34 @@ from __future__ import annotations
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from replay_proto.frames import Content
 
 from replay_client._transport.connection import Connection, MessageStream, StreamMethod, pauses_s
 from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.sent_frames import SentFrames
 from replay_client._transport.time_limits import left_s, time_limit
 from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
 
 
 @dataclass
-class Request:
+class Request(ABC):
     """A message waiting for its reply."""
 
-    data: bytes
-    """Serialized and self-contained: it may become the first message of a new stream."""
-    attempts: int = 0
+    attempts: int = field(default=0, init=False)
     """Number of streams on which the message was sent."""
+
+    @abstractmethod
+    def parts(self) -> Sequence[Content]:
+        """The serialized message, in parts. It is self-contained: it may become the first message of a new stream.
+
+        Called by the sending thread without `AnsweredStream.changed`.
+        """
 
 
 R = TypeVar("R", bound=Request)
@@ -52,6 +61,7 @@ class AnsweredStream(Generic[R]):
         keep_refused: bool,
         before_waiting: Callable[[], float | None] = lambda: None,
         open_around: Callable[[], FrameStream | None] = lambda: None,
+        sends_in_background: bool = False,
     ) -> None:
         """Create the stream; the first request opens it.
 
@@ -63,6 +73,7 @@ class AnsweredStream(Generic[R]):
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
                 call `send`. It returns after how many seconds it must be called again, or None.
             open_around: opens a stream that bypasses gRPC, or returns None if that is impossible.
+            sends_in_background: whether a thread sends on such a stream, as on those of gRPC. Otherwise, `send` does.
         """
         self.changed = threading.Condition()
         """Guards all state of this object and its owner; notified of every change."""
@@ -74,7 +85,8 @@ class AnsweredStream(Generic[R]):
         self._keep_refused = keep_refused
         self._before_waiting = before_waiting
         self._open_around = open_around
-        self._stream: MessageStream | FrameStream | None = None
+        self._sends_in_background = sends_in_background
+        self._stream: MessageStream | FrameStream | SentFrames | None = None
         self._token: object = None  # identifies the open stream
         self._sent = 0  # number of pending requests in flight on this stream
         self._failing_since: float | None = None
@@ -89,7 +101,7 @@ class AnsweredStream(Generic[R]):
                 self._send_now(self._stream, request)
             self.changed.notify_all()
 
-    def receive(self, deadline: float = math.inf) -> tuple[R, bytes]:
+    def receive(self, deadline: float = math.inf) -> tuple[R, Content]:
         """Wait for the reply to the oldest request; if there is no request yet, wait for one.
 
         Raises:
@@ -138,7 +150,7 @@ class AnsweredStream(Generic[R]):
         if isinstance(stream, FrameStream) and not is_received:
             stream.close()
 
-    def _opened(self, deadline: float) -> MessageStream | FrameStream:
+    def _opened(self, deadline: float) -> MessageStream | FrameStream | SentFrames:
         """Return the stream, opening it once there is something to send."""
         with self.changed:
             while not self._closed and self._stream is None and not self.pending:
@@ -153,10 +165,12 @@ class AnsweredStream(Generic[R]):
                 self._stream = self._open()
             return self._stream
 
-    def _open(self) -> MessageStream | FrameStream:
+    def _open(self) -> MessageStream | FrameStream | SentFrames:
         frames = self._open_around()
         if frames is None:
-            return self._connection.open_stream(self._method, self._requests(self._token))
+            return self._connection.open_stream(self._method, map(b"".join, self._requests(self._token)))
+        if self._sends_in_background:
+            return SentFrames(frames, self._requests(self._token))
         for request in self.pending:
             self._send_now(frames, request)
         return frames
@@ -164,10 +178,10 @@ class AnsweredStream(Generic[R]):
     def _send_now(self, stream: FrameStream, request: R) -> None:
         request.attempts += 1
         self._sent += 1
-        stream.send(request.data)
+        stream.send(b"".join(request.parts()))
 
-    def _requests(self, token: object) -> Iterator[bytes]:
-        """Yield messages to the sending thread until the stream with this token is replaced."""
+    def _requests(self, token: object) -> Iterator[Sequence[Content]]:
+        """Yield messages in parts to the sending thread until the stream with this token is replaced."""
         while True:
             with self.changed:
                 while self._token is token and not self._closed and self._sent >= len(self.pending):
@@ -179,9 +193,9 @@ class AnsweredStream(Generic[R]):
                 request = self.pending[self._sent]
                 self._sent += 1
                 request.attempts += 1
-            yield request.data
+            yield request.parts()
 
-    def _answer(self, stream: MessageStream | FrameStream, deadline: float) -> bytes:
+    def _answer(self, stream: MessageStream | FrameStream | SentFrames, deadline: float) -> Content:
         left = left_s(deadline)
         if left is None:
             return stream.receive()
@@ -194,7 +208,7 @@ class AnsweredStream(Generic[R]):
         finally:
             timer.cancel()
 
-    def _drop(self, stream: MessageStream | FrameStream) -> None:
+    def _drop(self, stream: MessageStream | FrameStream | SentFrames) -> None:
         stream.cancel()
         with self.changed:
             if isinstance(stream, FrameStream):
@@ -203,6 +217,8 @@ class AnsweredStream(Generic[R]):
             self._stream = None
             self._sent = 0
             self.changed.notify_all()
+        if isinstance(stream, SentFrames):
+            stream.close()
 
     def _raise_unless_passing(self, error: Exception, deadline: float) -> None:
         """Raise the error; if a new stream may help, pause instead."""

@@ -15,7 +15,7 @@ from replay_proto.layout import NONCE_BYTES, NONCE_FILE
 
 from replay_client._rows.mapped_rows import MappedRows
 from replay_client._transport.frame_stream import FrameStream
-from replay_client._transport.local_calls import LocalCalls
+from replay_client._transport.local_calls import FrameMethod, LocalCalls
 from replay_client.results.description import TableDescription
 
 _ORDERED_LOADS: Final = ("x86_64", "AMD64")
@@ -43,6 +43,6 @@ class DataPath:
             return cls()
         return cls(rows, LocalCalls(table, nonce, authorization) if table.socket else None)
 
-    def open_learn_stream(self) -> FrameStream | None:
-        """Open a learner's stream that bypasses gRPC, if possible."""
-        return None if self.calls is None else self.calls.open_stream("Learn")
+    def open_stream(self, method: FrameMethod) -> FrameStream | None:
+        """Open a stream that bypasses gRPC, if possible."""
+        return None if self.calls is None else self.calls.open_stream(method)

@@ -13,16 +13,16 @@ import math
 import select
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 from google.rpc import status_pb2
-from replay_proto.frames import FrameError, FrameKind, FrameParser, frame_head
+from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, frame_head
 
 from replay_client._transport.time_limits import left_s
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError, from_status
 
-_RECEIVE_BYTES: Final = 1 << 16
 _LONGEST_BYTES: Final = (1 << 32) - 1
 """The server limits message sizes."""
 _LONGEST_WAIT_MS: Final = (1 << 31) - 1
@@ -38,7 +38,6 @@ class FrameStream:
         link.setblocking(False)
         self._link = link
         self._parser = FrameParser(_LONGEST_BYTES)
-        self._chunk = memoryview(bytearray(_RECEIVE_BYTES))
         self._unsent = memoryview(b"")
 
     def send(self, message: bytes) -> None:
@@ -54,7 +53,29 @@ class FrameStream:
         while self._send_some() and self._wait(select.POLLOUT, deadline):
             pass
 
-    def receive(self, timeout_s: float | None = None) -> bytes:
+    def send_whole(self, parts: Sequence[Content]) -> bool:
+        """Send a message, given in parts, however long that takes, from a thread that does not receive.
+
+        Returns:
+            False if the connection has ended.
+        """
+        left = [memoryview(frame_head(sum(map(len, parts)))), *(memoryview(part) for part in parts)]
+        try:
+            while left:
+                try:
+                    sent = self._link.sendmsg(left)
+                except BlockingIOError:
+                    self._wait(select.POLLOUT, math.inf)
+                    continue
+                while left and sent >= len(left[0]):
+                    sent -= len(left.pop(0))
+                if left:
+                    left[0] = left[0][sent:]
+        except OSError:
+            return False
+        return True
+
+    def receive(self, timeout_s: float | None = None) -> Content:
         """Wait for the next reply, for at most ``timeout_s`` seconds; None or `math.inf`: no limit.
 
         Raises:
@@ -72,7 +93,7 @@ class FrameStream:
             self.cancel()
             raise ServerUnavailableError(f"the connection to the server broke: {error}") from None
         if kind is FrameKind.STATUS:
-            raise from_status(status_pb2.Status.FromString(content))
+            raise from_status(status_pb2.Status.FromString(bytes(content)))
         return content
 
     def cancel(self) -> None:
@@ -85,17 +106,17 @@ class FrameStream:
         self.cancel()
         self._link.close()
 
-    def _frame(self, deadline: float) -> tuple[FrameKind, bytes]:
+    def _frame(self, deadline: float) -> tuple[FrameKind, Content]:
         while (taken := self._parser.take()) is None:
             if not self._wait(select.POLLIN | (select.POLLOUT if self._send_some() else 0), deadline):
                 raise TimeoutError
             try:
-                size = self._link.recv_into(self._chunk)
+                size = self._link.recv_into(self._parser.space())
             except BlockingIOError:
                 continue
             if not size:
                 raise ConnectionResetError("the server ended it")
-            self._parser.feed(self._chunk[:size])
+            self._parser.received(size)
         return taken
 
     def _send_some(self) -> bool:

@@ -1,4 +1,4 @@
-"""A learner's calls to one table over a unix-domain socket on the server's host.
+"""Calls to one table, and streams of its learners and writers, over a unix-domain socket on the server's host.
 
     stream = calls.open_stream("Learn")                 # None if no server answers: use gRPC
     answer = calls.call("Sample", request, timeout_s=30.0)
@@ -13,20 +13,24 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections import defaultdict
 from pathlib import Path
 from typing import Final, Literal
 
+from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
 
 from replay_client._transport.frame_stream import FrameStream
 from replay_client.errors import ReplayError, ServerUnavailableError
 from replay_client.results.description import TableDescription
 
-FrameMethod = Literal["Learn", "Sample", "UpdatePriorities"]
+FrameMethod = Literal["Learn", "Sample", "UpdatePriorities", "Write"]
 
 HELLO_TIMEOUT_S: Final = 2.0
 """Time limit for connecting and for the reply to a hello."""
+_SEND_BYTES: Final = 4 << 20
+"""Wanted size of a connection's send buffer, as far as the kernel allows: a writer sends blocks of 1 MiB."""
 _RETRY_S: Final = 1.0
 """Pause after a failed attempt before the next one."""
 
@@ -41,23 +45,23 @@ class LocalCalls:
         )
         self._path = Path(table.socket)
         self._idle: defaultdict[FrameMethod, list[FrameStream]] = defaultdict(list)
+        self._streams: weakref.WeakSet[FrameStream] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._not_before_s = 0.0
         self._is_closed = False
 
     def open_stream(self, method: FrameMethod, timeout_s: float = HELLO_TIMEOUT_S) -> FrameStream | None:
-        """Open a connection; return None if the server refuses, or does not answer within ``timeout_s`` seconds."""
-        if time.monotonic() < self._not_before_s:
-            return None
-        try:
-            return self._greeted(method, time.monotonic() + timeout_s)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return None  # another attempt is nearly free, and finds a restarted server immediately
-        except (OSError, ReplayError):
-            self._not_before_s = time.monotonic() + _RETRY_S
-            return None
+        """Open a stream, which `close` cancels; see `_connected` for the rest."""
+        stream = self._connected(method, timeout_s)
+        if stream is not None:
+            with self._lock:
+                if self._is_closed:
+                    stream.close()
+                    return None
+                self._streams.add(stream)
+        return stream
 
-    def call(self, method: FrameMethod, request: bytes, timeout_s: float) -> bytes | None:
+    def call(self, method: FrameMethod, request: bytes, timeout_s: float) -> Content | None:
         """Make one call, which must be idempotent.
 
         Returns:
@@ -72,7 +76,7 @@ class LocalCalls:
             idle = self._idle[method]
             stream = idle.pop() if idle else None
         # If there is no answer, leave half of the time to gRPC.
-        stream = stream or self.open_stream(method, min(timeout_s / 2, HELLO_TIMEOUT_S))
+        stream = stream or self._connected(method, min(timeout_s / 2, HELLO_TIMEOUT_S))
         if stream is None:
             return None
         is_whole = False  # whether the stream can be reused, because no late reply can arrive on it
@@ -93,13 +97,27 @@ class LocalCalls:
         return answer
 
     def close(self) -> None:
-        """Close idle connections now, and busy ones after their calls."""
+        """Cancel streams, and close the connections of calls: idle ones now, busy ones after their calls."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, defaultdict(list)
+            for stream in self._streams:
+                stream.cancel()
         for streams in idle.values():
             for stream in streams:
                 stream.close()
+
+    def _connected(self, method: FrameMethod, timeout_s: float) -> FrameStream | None:
+        """Open a connection; return None if the server refuses, or does not answer within ``timeout_s`` seconds."""
+        if self._is_closed or time.monotonic() < self._not_before_s:
+            return None
+        try:
+            return self._greeted(method, time.monotonic() + timeout_s)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None  # another attempt is nearly free, and finds a restarted server immediately
+        except (OSError, ReplayError):
+            self._not_before_s = time.monotonic() + _RETRY_S
+            return None
 
     def _greeted(self, method: FrameMethod, deadline: float) -> FrameStream:
         """Open a connection, send the hello, and wait until the server accepts it."""
@@ -109,6 +127,7 @@ class LocalCalls:
         try:
             link.settimeout(max(0.0, deadline - time.monotonic()))
             self._connect(link)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
             stream = FrameStream(link)
             stream.send(hello.SerializeToString())
             stream.receive(max(0.0, deadline - time.monotonic()))

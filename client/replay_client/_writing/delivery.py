@@ -3,7 +3,7 @@
     delivery = Delivery(connection, table, block, ...)
     with delivery.changed:
         delivery.check()                        # raises what went wrong
-        block.add(...)
+        delivery.block.add(...)
         delivery.added()                        # sends the block when it is full, or due
         delivery.send(deadline)                 # sends it now
         delivery.wait_for_all(deadline)
@@ -18,15 +18,17 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from replay_proto.framing import Array, column_views, message_with_rows, split_message
+from replay_proto.frames import Content
+from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.block import RowBlock
 from replay_client._transport.answered_stream import AnsweredStream, Request
 from replay_client._transport.connection import Connection
+from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.insert_ids import WRITER_ID_BYTES
 from replay_client._transport.time_limits import left_s
 from replay_client.errors import (
@@ -48,8 +50,17 @@ log = logging.getLogger(__name__)
 class _Block(Request):
     """Rows in flight."""
 
-    sequence: int = 0
-    row_count: int = 0
+    rows: RowBlock
+    head: replay_pb2.WriteRequest
+
+    @property
+    def sequence(self) -> int:
+        """Sequence number of the insert."""
+        return self.head.insertion.sequence
+
+    def parts(self) -> Sequence[Content]:
+        """The message. The sending thread builds it, so that `append` does not take the time."""
+        return self.rows.message(self.head)
 
 
 class Delivery:
@@ -64,13 +75,17 @@ class Delivery:
         max_blocks_in_flight: int,
         max_delay_s: float,
         reconnect_timeout_s: float | None,
+        open_around: Callable[[], FrameStream | None],
     ) -> None:
-        """The first block opens the stream."""
+        """The first block opens the stream; ``open_around`` one that bypasses gRPC, if available."""
         self.acknowledged = 0
         """Acknowledged rows."""
         self._table = table
-        self._block = block
+        self.block = block
+        """Rows that have not been sent."""
+        self._spare: list[RowBlock] = []
         self._block_began_s = 0.0
+        self._is_timed = True  # whether some thread wakes up in time for the block
         self._max_delay_s = max_delay_s
         self._max_blocks_in_flight = max_blocks_in_flight
         self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
@@ -84,6 +99,8 @@ class Delivery:
             reconnect_timeout_s=reconnect_timeout_s,
             keep_refused=True,
             before_waiting=self._send_if_due,
+            open_around=open_around,
+            sends_in_background=True,
         )
         self.changed = self._stream.changed
         """Guards all state; notified of every change."""
@@ -97,25 +114,25 @@ class Delivery:
     @property
     def in_flight(self) -> int:
         """Rows that are not acknowledged, including those of the block."""
-        return self._block.count + sum(block.row_count for block in self._stream.pending)
+        return self.block.count + sum(block.rows.count for block in self._stream.pending)
 
     def added(self, count: int = 1) -> None:
         """Take note of ``count`` added rows; send the block if as many do not fit again, unless that needs a wait."""
-        if self._block.count == count:
+        if self.block.count == count:
             self._begin_block()
-        if self._block.room < count:
+        if self.block.room < count:
             self.send_if_possible()
 
     def send_if_possible(self) -> None:
         """Send the block, unless that needs a wait."""
-        if self._block.count and not self._is_full:
+        if self.block.count and not self._is_full:
             self._hand_over()
 
     def send(self, deadline: float) -> None:
         """Send the block once fewer blocks are in flight; raises like `wait`."""
-        while self._block.count and self._is_full:
+        while self.block.count and self._is_full:
             self._wait(deadline)
-        if self._block.count:
+        if self.block.count:
             self._hand_over()
 
     def check(self) -> None:
@@ -157,10 +174,7 @@ class Delivery:
 
     def unacknowledged(self) -> list[dict[str, Array]]:
         """The rows of each unacknowledged block by column, oldest first."""
-        sent = [
-            (split_message(replay_pb2.WriteRequest, each.data).rows, each.row_count) for each in self._stream.pending
-        ]
-        return [*(column_views(self._table.schema, rows, count) for rows, count in sent), self._block.columns()]
+        return [*(block.rows.columns() for block in self._stream.pending), self.block.columns()]
 
     def close(self) -> None:
         """Stop; waits for the background thread."""
@@ -180,11 +194,14 @@ class Delivery:
         if self._receiver is None:
             self._receiver = threading.Thread(target=self._receive_all, name="replay-writer", daemon=True)
             self._receiver.start()
-        self.changed.notify_all()  # the background thread must check the block's age
+        if not self._is_timed:
+            self._is_timed = True
+            self.changed.notify_all()  # the sending thread must check the block's age
 
     def _send_if_due(self) -> float | None:
         """Send the block if it is due; return the seconds until then, or None if it is empty."""
-        if not self._block.count:
+        if not self.block.count:
+            self._is_timed = False
             return None
         left = left_s(self._block_began_s + self._max_delay_s)
         if left != 0:
@@ -193,15 +210,17 @@ class Delivery:
         return None
 
     def _hand_over(self) -> None:
+        self._stream.send(_Block(self.block, self._next_head()))
+        self.block = self._spare.pop() if self._spare else self.block.like()
+
+    def _next_head(self) -> replay_pb2.WriteRequest:
         self._sequence += 1
-        count = self._block.count
-        head = replay_pb2.WriteRequest(
+        return replay_pb2.WriteRequest(
             table=self._table.name,
             table_uid=self._table.uid,
             writer_id=self._writer_id,
             insertion=replay_pb2.Insertion(sequence=self._sequence),
         )
-        self._stream.send(_Block(self._block.take(head), sequence=self._sequence, row_count=count))
 
     def _receive_all(self) -> None:
         """Process acknowledgements until the writer is closed or fails; runs in a background thread."""
@@ -230,7 +249,10 @@ class Delivery:
         if sequence != block.sequence:
             raise InternalServerError(f"expected a reply to block {block.sequence}, got one to block {sequence}")
         with self.changed:
-            self.acknowledged += block.row_count
+            self.acknowledged += block.rows.count
+            if block.attempts == 1:  # no thread of an earlier stream may still be building the message
+                block.rows.clear()
+                self._spare.append(block.rows)
             self.changed.notify_all()
 
     def _acknowledge_unanswered(self) -> None:
@@ -249,12 +271,8 @@ class Delivery:
             if any(block.attempts > 1 for block in self._stream.pending):
                 return False
             self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
-            renumbered = [
-                _renumbered(block, self._writer_id, sequence)
-                for sequence, block in enumerate(self._stream.pending, start=1)
-            ]
-            self._sequence = len(renumbered)
-            self._stream.replace_pending(renumbered)
+            self._sequence = 0
+            self._stream.replace_pending([_Block(block.rows, self._next_head()) for block in self._stream.pending])
             return True
 
     def _report(self, error: ReplayError) -> None:
@@ -274,12 +292,3 @@ class Delivery:
 
 def _may_pass(error: ReplayError) -> bool:
     return isinstance(error, ServerUnavailableError) or error.reason == "NO_SPACE"
-
-
-def _renumbered(block: _Block, writer_id: bytes, sequence: int) -> _Block:
-    framed = split_message(replay_pb2.WriteRequest, block.data)
-    framed.head.writer_id = writer_id
-    framed.head.insertion.sequence = sequence
-    rows = np.frombuffer(framed.rows, np.uint8)
-    message = message_with_rows(framed.head, len(rows), lambda into: np.copyto(into, rows))
-    return _Block(message, sequence=sequence, row_count=block.row_count)

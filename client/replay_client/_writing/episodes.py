@@ -20,7 +20,7 @@ from replay_proto.framing import Array
 from replay_proto.steps import Stack, Steps
 from replay_proto.v1 import replay_pb2
 
-from replay_client._rows.block import RowBlock, checked_priority
+from replay_client._rows.block import checked_priority
 from replay_client._rows.checks import checked_priorities, flattened
 from replay_client._writing.delivery import Delivery
 from replay_client._writing.streams import Streams
@@ -31,26 +31,26 @@ from replay_client.results.description import TableDescription
 class Episodes:
     """See the module. Callers hold `Delivery.changed`, and have called `Delivery.check`."""
 
-    def __init__(self, table: TableDescription, streams: Streams, block: RowBlock, delivery: Delivery) -> None:
-        """``block`` is that of ``delivery``, and has these streams."""
+    def __init__(self, table: TableDescription, streams: Streams, delivery: Delivery) -> None:
+        """The block of ``delivery`` has these streams."""
         self.streams = streams
         """Where they are."""
         self._schema = table.schema
         self._steps = table.steps
         self._needed_at_end = frozenset[str]() if table.steps is None else _needed_at_end(table.steps)
         self._is_transitions = table.steps is not None and not table.steps.is_sequences
-        self._block = block
         self._delivery = delivery
 
     def append(self, stream: int, values: Mapping[str, Any], priority: float | None) -> None:
         """Append a row to a stream; see `WriterStream.append`. Actors call this at every step, so it must be fast."""
-        streams, block, has_priority = self.streams, self._block, priority is not None
+        streams, block, has_priority = self.streams, self._delivery.block, priority is not None
         completes = self._steps is None or streams.completes(stream)
         if priority is not None:
             self._check_completes(stream, completes)
             priority = checked_priority(priority)
         while block.count == block.capacity or (completes and block.has_priorities is (not has_priority)):
             self._delivery.send(math.inf)
+            block = self._delivery.block
         row = block.count
         block.add(values, stream)
         if block.run_of[stream] < 0:
@@ -72,9 +72,9 @@ class Episodes:
             which: int64[n]: the streams whose rows are appended.
             priorities: float64[streams], or None.
         """
-        for first in range(0, len(which), self._block.capacity):
+        for first in range(0, len(which), self._delivery.block.capacity):
             try:
-                self._append_part(columns, which[first : first + self._block.capacity], priorities)
+                self._append_part(columns, which[first : first + self._delivery.block.capacity], priorities)
             except ReplayError as error:
                 if first:
                     error.add_note(f"the rows of the first {first} of {len(which)} streams were appended")
@@ -95,11 +95,12 @@ class Episodes:
     def begin_episode(self, stream: int) -> None:
         """Begin the next episode of a stream."""
         self.streams.begin_episode(stream)
-        self._block.end_run(stream)
+        self._delivery.block.end_run(stream)
 
     def _append_part(self, columns: Mapping[str, Array], which: NDArray[np.intp], priorities: Array | None) -> None:
-        streams, block = self.streams, self._block
+        streams = self.streams
         while True:
+            block = self._delivery.block
             completing = which[streams.which_complete(which)]
             if block.room >= len(which) and (not len(completing) or block.accepts(priorities=priorities is not None)):
                 break
@@ -115,12 +116,13 @@ class Episodes:
 
     def _close(self, stream: int, values: Mapping[str, Any], is_terminated: bool, priorities: ArrayLike | None) -> None:
         """Append the row that closes an episode."""
-        streams, block = self.streams, self._block
+        streams = self.streams
         is_enough = values.keys() >= self._needed_at_end if self._is_transitions else bool(values)
         if not is_enough:
             expected = f"the final values of {', '.join(sorted(self._needed_at_end)) or 'at least one column'}"
             raise InvalidArgumentError.of_field("columns", expected, ", ".join(values) or "none")
         while True:
+            block = self._delivery.block
             due = streams.completed_by_end(stream)
             if block.room and (not due or block.accepts(priorities=priorities is not None)):
                 break

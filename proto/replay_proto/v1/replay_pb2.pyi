@@ -855,15 +855,15 @@ global___SameHost = SameHost
 
 @typing.final
 class FrameHello(google.protobuf.message.Message):
-    """A client on the server's host may call Learn, Sample and UpdatePriorities without HTTP/2: it sends the same messages
-    in frames, over the unix-domain socket that a table's description names.
+    """A client on the server's host may call Learn, Sample, UpdatePriorities and Write without HTTP/2: it sends the same
+    messages in frames, over the unix-domain socket that a table's description names.
 
     Both sides send frames: the length of the content and its kind, each a little-endian uint32, then the content. Kind 0
     is a message, kind 1 a google.rpc.Status that refuses one. The client's first frame is a FrameHello of at most 1 MiB,
     which the server answers with an empty message. After that, the server answers each request with one frame, in order.
 
-    The server closes the connection after refusing a hello, a message of a Learn stream, or a frame longer than the
-    limit for requests without rows. It also closes connections that send no hello within 2 seconds, or earlier if very
+    The server closes the connection after refusing a hello, a message of a Learn or Write stream, or a frame longer than
+    the method's limit for requests. It also closes connections that send no hello within 2 seconds, or earlier if very
     many are open. A client whose hello is refused uses gRPC. When a client closes its sending side, its pending
     requests are dropped. A server that shuts down answers the requests it has received, sends a SHUTTING_DOWN refusal
     even if no request is pending, and closes the connection.
@@ -877,7 +877,7 @@ class FrameHello(google.protobuf.message.Message):
     NONCE_FIELD_NUMBER: builtins.int
     AUTHORIZATION_FIELD_NUMBER: builtins.int
     method: builtins.str
-    """The method called on this connection: "Learn", "Sample" or "UpdatePriorities"."""
+    """The method called on this connection: "Learn", "Sample", "UpdatePriorities" or "Write"."""
     table: builtins.str
     """Name of a table."""
     table_uid: builtins.bytes

@@ -33,6 +33,8 @@ _TABLES_SHARE: Final = 0.2
 """Fraction of the file descriptors that tables may use; connections may use three quarters."""
 _DESCRIPTORS_SETTING: Final = "open-file limit of the server's process, a fifth of which tables may use"
 
+_REQUEST_SETTING: Final = "max_request_mb of the server"
+
 HEAD_BYTES = 1 << 16
 """Maximum bytes of a message that do not depend on its rows: a few numbers and a table's name."""
 ABOUT_A_ROW_BYTES = 32
@@ -76,23 +78,19 @@ class Bounds:
 
     def check_message(self, size: int) -> None:
         """Refuse a request that is too long. Like all checks here, this raises TOO_LARGE."""
-        _check("bytes of a request", self.max_request_bytes, size, "max_request_mb of the server")
+        _check("bytes of a request", self.max_request_bytes, size, _REQUEST_SETTING)
 
-    @property
-    def max_head_bytes(self) -> int:
-        """Maximum bytes of a request besides its rows. Inserts have a limit of their own."""
-        return min(self.max_request_bytes, PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_call)
-
-    @property
-    def head_setting(self) -> str:
-        """The setting that determines `max_head_bytes`."""
-        by_message = self.max_head_bytes == self.max_request_bytes
-        return ("max_request_mb" if by_message else "max_rows_per_call") + " of the server"
+    def longest(self, *, has_rows: bool) -> tuple[int, str]:
+        """Maximum bytes of a request, with or without rows, and the setting that determines it."""
+        head_bytes = PLAIN_BYTES + _BYTES_PER_ROW * self.max_rows_per_call
+        if has_rows or head_bytes >= self.max_request_bytes:
+            return self.max_request_bytes, _REQUEST_SETTING
+        return head_bytes, "max_rows_per_call of the server"
 
     def check_head(self, size: int, plain: int, *, is_insert: bool) -> None:
         """Refuse a request that is too long without its rows (``size``), or without its rows and arrays (``plain``)."""
         _check("bytes of a message beside its rows, keys and priorities", PLAIN_BYTES, plain, "not a setting")
-        most, setting = self.max_head_bytes, self.head_setting
+        most, setting = self.longest(has_rows=False)
         if is_insert:
             most, setting = PLAIN_BYTES + _BYTES_PER_ROW * MOST_ROWS_AT_ONCE, "not a setting"
         _check("bytes of a message besides its rows", most, size, setting)
@@ -115,7 +113,7 @@ class Bounds:
         _check("tables", self.max_tables, len(others) + 1, "max_tables of the server")
         self.check_columns(len(config.schema))
         most, setting = min(  # a larger row could never be inserted or drawn
-            (self.max_request_bytes - HEAD_BYTES, "max_request_mb of the server"),
+            (self.max_request_bytes - HEAD_BYTES, _REQUEST_SETTING),
             (self.max_rows_bytes - ABOUT_A_ROW_BYTES - ABOUT_A_BATCH_BYTES, "max_reply_mb of the server"),
         )
         _check("bytes of a row", most, config.schema.row_bytes, setting)

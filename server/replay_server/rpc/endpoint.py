@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 from replay_proto.errors import FieldError
-from replay_proto.framing import Framed
+from replay_proto.frames import Content
+from replay_proto.framing import Framed, carries_rows
 
 from replay_server import errors
 from replay_server.errors import RequestError
@@ -51,10 +52,12 @@ class Endpoint(Generic[M]):
         """Counts and latencies."""
         self.demand = demand
         self.is_stream = is_stream
+        self.longest = bounds.longest(has_rows=carries_rows(request))
+        """Maximum bytes of a request, and the setting that determines it."""
         self._read = request_reader(request, demand, bounds)
         self._handler = handler
 
-    async def answer(self, data: bytes, call: Call) -> bytes:
+    async def answer(self, data: Content, call: Call) -> bytes:
         """Answer one request.
 
         Args:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from replay_proto.errors import FieldError
+from replay_proto.frames import Content
 from replay_proto.framing import NO_ROWS, Framed, carries_rows, fields_of, split_rows
 
 from replay_server.auth.caller import Caller
@@ -34,7 +35,7 @@ _ARRAYS: Final = {
 """Fields of requests with one number per row."""
 _LENGTH_DELIMITED: Final = 2
 
-RequestReader = Callable[[bytes, Caller, str], Framed[M]]
+RequestReader = Callable[[Content, Caller, str], Framed[M]]
 """Reads a request. Takes its bytes, its caller, and the table named earlier on the stream."""
 
 
@@ -53,10 +54,10 @@ def request_reader(message_type: type[M], demand: Demand, bounds: Bounds) -> Req
     names, described, has_rows = demand.names, message_type.DESCRIPTOR, carries_rows(message_type)
     is_insert = "insertion" in described.fields_by_name
 
-    def read(data: bytes, caller: Caller, stream_table: str) -> Framed[M]:
+    def read(data: Content, caller: Caller, stream_table: str) -> Framed[M]:
         bounds.check_message(len(data))
         try:
-            head, rows = split_rows(data, MOST_FIELDS) if has_rows else (data, NO_ROWS)
+            head, rows = split_rows(data, MOST_FIELDS) if has_rows else (bytes(data), NO_ROWS)
             if len(head) > PLAIN_BYTES:
                 bounds.check_head(len(head), _plain_bytes(described, memoryview(head)), is_insert=is_insert)
             demand.check(caller, None if names is None else names.FromString(head), stream_table)

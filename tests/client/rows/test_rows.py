@@ -38,6 +38,13 @@ def unpacked(schema: Schema, message: bytes) -> tuple[dict[str, Any], replay_pb2
     return column_views(schema, framed.rows, framed.head.insertion.row_count), framed.head
 
 
+def taken_from(block: RowBlock) -> bytes:
+    """The message with a block's rows, which leave the block."""
+    message = b"".join(block.message(write_request(0)))
+    block.clear()
+    return message
+
+
 def write_request(row_count: int) -> replay_pb2.WriteRequest:
     return replay_pb2.WriteRequest(table="t", insertion=replay_pb2.Insertion(row_count=row_count))
 
@@ -64,7 +71,7 @@ def test_rows_one_by_one_are_the_rows_together(data: st.DataObject) -> None:
     block = RowBlock(schema, count, ONE_STREAM)
     for index in range(count):
         add(block, {name: _python(rows[name][index], as_python) for name in schema})
-    got, head = unpacked(schema, block.take(write_request(0)))
+    got, head = unpacked(schema, taken_from(block))
     assert (head.insertion.row_count, head.insertion.priorities, block.count) == (count, b"", 0)
     for name in schema:
         np.testing.assert_array_equal(got[name], rows[name])
@@ -175,7 +182,7 @@ def test_a_value_of_the_same_kind_is_cast(column: Column, value: Any, expected: 
     schema = Schema({"x": column})
     block = RowBlock(schema, 2, ONE_STREAM)
     add(block, {"x": value})
-    got, _ = unpacked(schema, block.take(write_request(0)))
+    got, _ = unpacked(schema, taken_from(block))
     np.testing.assert_array_equal(got["x"], np.asarray([expected], column.dtype))
 
 
@@ -230,7 +237,7 @@ def test_one_row_may_be_nested() -> None:
     block = RowBlock(TWO, 4, ONE_STREAM)
     add(block, {"a": 1.0, "b": {"c": [1.0, 2.0], "d": 3}})
     add(block, {"a": 1.0, "b/c": [1.0, 2.0], "b/d": 3})
-    got, _ = unpacked(TWO, block.take(write_request(0)))
+    got, _ = unpacked(TWO, taken_from(block))
     assert got["b/d"].tolist() == [3, 3]
 
 

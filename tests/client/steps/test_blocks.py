@@ -36,19 +36,21 @@ class FakeDelivery:
     """Takes the blocks that would be sent."""
 
     def __init__(self, block: RowBlock) -> None:
-        self._block = block
+        self.block = block
         self.messages: list[replay_pb2.WriteRequest] = []
 
     def added(self, count: int = 1) -> None:
-        if self._block.room < count:
+        if self.block.room < count:
             self.send(0.0)
 
     def send_if_possible(self) -> None:
         self.send(0.0)
 
     def send(self, _: float) -> None:
-        if self._block.count:
-            self.messages.append(replay_pb2.WriteRequest.FromString(self._block.take(replay_pb2.WriteRequest())))
+        if self.block.count:
+            parts = self.block.message(replay_pb2.WriteRequest())
+            self.messages.append(replay_pb2.WriteRequest.FromString(b"".join(parts)))
+            self.block = self.block.like()
 
 
 class Written:
@@ -63,9 +65,9 @@ class Written:
             "t", b"", self.schema, 1000, "uniform", {}, None, 0, 0, 2000, self.schema.row_bytes, steps=steps
         )
         self.streams = Streams(streams, None if steps is None else steps.window)
-        self.block = RowBlock(self.schema, capacity, self.streams.numbers, of_steps=steps is not None)
-        self.delivery = FakeDelivery(self.block)
-        self.episodes = Episodes(table, self.streams, self.block, self.delivery)  # type: ignore[arg-type]
+        block = RowBlock(self.schema, capacity, self.streams.numbers, of_steps=steps is not None)
+        self.delivery = FakeDelivery(block)
+        self.episodes = Episodes(table, self.streams, self.delivery)  # type: ignore[arg-type]
 
     def rows(self) -> list[list[Row]]:
         """The rows of each message, in its order."""

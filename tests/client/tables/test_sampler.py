@@ -21,7 +21,7 @@ from replay_client import (
     TableReplacedError,
 )
 
-from tests.client.conftest import COLUMNS
+from tests.client.conftest import COLUMNS, ways
 from tests.client.numbered import assert_whole, exhaust, rows
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
@@ -127,6 +127,16 @@ def test_flush_waits_for_updates_and_keeps_the_batches(telling: Table) -> None:
         assert telling.read([0]).priorities.tolist() == [5.0]
         assert sampler.in_flight == 2
         assert [next(sampler).total_mass for _ in range(4)] == [1000.0, 1000.0, 5.0, 5.0]
+
+
+def test_a_sampler_ends_with_its_client(server: ServerProcess, telling: Table, data_path: str) -> None:
+    client = ReplayClient(server.address, **ways(data_path))
+    sampler = client.table(telling.name).sampler(4, beta=0.4)
+    next(sampler)
+    client.close()
+    with pytest.raises(ClosedError):
+        next(sampler)
+    sampler.cancel()
 
 
 def test_leaving_the_block_sends_the_last_update(telling: Table) -> None:

@@ -19,13 +19,17 @@ from replay_client import (
     TableNotFoundError,
     TableReplacedError,
 )
+from replay_client._transport.connection import MessageStream
+from replay_client._transport.sent_frames import SentFrames
 from replay_proto.v1 import replay_pb2
 
-from tests.client.conftest import COLUMNS
+from tests.client.conftest import COLUMNS, ways
 from tests.client.numbered import assert_whole, row, rows
-from tests.support.caller import Caller
+from tests.support.caller import SAME_HOST, Caller
 from tests.support.deadlines import wait_until
 from tests.support.server_process import ServerProcess
+
+ALL_DATA_PATHS = True
 
 NewTable = Callable[..., Table]
 StartServer = Callable[..., ServerProcess]
@@ -251,8 +255,8 @@ def test_an_error_of_the_block_is_not_hidden(table: Table, caplog: pytest.LogCap
     assert "1 rows of table" in caplog.text
 
 
-def test_a_writer_ends_with_its_client(server: ServerProcess, table: Table) -> None:
-    client = ReplayClient(server.address)
+def test_a_writer_ends_with_its_client(server: ServerProcess, table: Table, data_path: str) -> None:
+    client = ReplayClient(server.address, **ways(data_path))
     writer = client.table(table.name).writer(max_delay_s=0.0)
     writer.append(**row(0))
     writer.flush()
@@ -304,3 +308,21 @@ def test_rows_that_were_not_sent_yet_are_unacknowledged(table: Table) -> None:
     assert kept["number"].tolist() == [0, 1, 2]
     assert_whole(kept)
     assert writer.acknowledged == 3
+
+
+def test_a_writer_on_the_servers_host_uses_the_local_socket_and_elsewhere_grpc(table: Table, data_path: str) -> None:
+    with table.writer() as writer:
+        writer.append(**row(0))
+        writer.flush()
+        stream = writer._delivery._stream._stream
+        assert isinstance(stream, SentFrames if data_path == SAME_HOST else MessageStream)
+
+
+def test_a_writer_without_a_local_socket_uses_grpc(start_server: StartServer, connect: Connect) -> None:
+    client = connect(start_server("--max-local-connections", "1"))
+    table = client.create_table("t", columns=COLUMNS, capacity=1000)
+    with table.writer() as first, table.writer() as second:
+        for number, writer in enumerate((first, second)):
+            writer.append(**row(number))
+            writer.flush()
+    assert numbers_in(table) == [0, 1]

@@ -1,6 +1,6 @@
 """A connection to the local socket: a hello, then requests to one endpoint, answered in order.
 
-Requests that do not have to wait are answered synchronously in `data_received`, without a task.
+Requests that do not have to wait are answered synchronously in `buffer_updated`, without a task.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from replay_proto.frames import FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
+from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
 
 from replay_server import errors
 from replay_server.auth.caller import Caller
 from replay_server.errors import RequestError
-from replay_server.flow.bounds import Bounds
 from replay_server.rpc.call import Call, Stream
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.local_socket.eager import start
@@ -28,8 +27,6 @@ _HELLO_BYTES: Final = 1 << 20
 """Maximum size of a hello."""
 _HELLO_TIMEOUT_S: Final = 2.0
 """Time limit for the hello; our client waits equally long for the reply."""
-_QUEUED_BYTES: Final = 4 << 20
-"""Stop reading when more than this is queued behind a running request."""
 _JOINED_BYTES: Final = 1 << 16
 """Contents up to this size are sent together with their head; longer ones are sent separately."""
 _IN_A_ROW: Final = 8
@@ -41,10 +38,9 @@ class Admitted(NamedTuple):
 
     endpoint: AnyEndpoint
     caller: Caller
-    bounds: Bounds
 
 
-class LocalConnection(asyncio.Protocol):
+class LocalConnection(asyncio.BufferedProtocol):
     """A connection, see the module. All methods run on the event loop."""
 
     def __init__(self, host: LocalSocket) -> None:
@@ -76,10 +72,14 @@ class LocalConnection(asyncio.Protocol):
             self._answer_is_sent()
         self._open.close()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """Memory for the next received bytes."""
+        return self._parser.space()
+
+    def buffer_updated(self, count: int) -> None:
         """Process received bytes."""
         if not self._is_closed:
-            self._parser.feed(data)
+            self._parser.received(count)
             self._go_on()
 
     def pause_writing(self) -> None:
@@ -138,7 +138,7 @@ class LocalConnection(asyncio.Protocol):
             self._loop.call_soon(self._go_on)  # let other clients run
         self._read_if_there_is_room()
 
-    def _next_message(self) -> bytes | None:
+    def _next_message(self) -> Content | None:
         """The next complete message; None if there is none, or if the client violates the protocol."""
         try:
             taken = self._parser.take()
@@ -146,8 +146,8 @@ class LocalConnection(asyncio.Protocol):
             if self._admitted is None:
                 self.abort()
             else:
-                setting = self._admitted.bounds.head_setting
-                self._refuse(errors.too_large("bytes of a request", error.limit_bytes, error.got_bytes, setting))
+                most, setting = self._admitted.endpoint.longest
+                self._refuse(errors.too_large("bytes of a request", most, error.got_bytes, setting))
             return None
         except FrameError:
             self.abort()
@@ -157,7 +157,7 @@ class LocalConnection(asyncio.Protocol):
             return None
         return None if taken is None else taken[1]
 
-    def _answer(self, message: bytes) -> None:
+    def _answer(self, message: Content) -> None:
         if self._admitted is None:
             self._greet(message)
             return
@@ -185,7 +185,7 @@ class LocalConnection(asyncio.Protocol):
             self._send(made.result())
         self._go_on()
 
-    def _greet(self, hello: bytes) -> None:
+    def _greet(self, hello: Content) -> None:
         self._silence.cancel()
         try:
             self._admitted = self._host.admit(hello)
@@ -194,7 +194,7 @@ class LocalConnection(asyncio.Protocol):
         except RequestError as refusal:
             self._refuse(refusal)
             return
-        self._parser.limit_bytes = self._admitted.bounds.max_head_bytes
+        self._parser.limit_bytes, _ = self._admitted.endpoint.longest
         self._send(b"")
 
     @contextmanager
@@ -241,12 +241,10 @@ class LocalConnection(asyncio.Protocol):
         self._transport.close()
 
     def _read_if_there_is_room(self) -> None:
-        """Pause reading while a request is running and too much is queued behind it."""
+        """Pause reading while no more requests fit behind the one that is running."""
         if self._is_closed:
             return
-        wants = self._is_free or self._parser.waiting_bytes <= _QUEUED_BYTES
-        if self._is_stopping:
-            wants = False
+        wants = self._parser.has_space and not self._is_stopping
         if wants != self._is_reading:
             self._is_reading = wants
             self._transport.resume_reading() if wants else self._transport.pause_reading()

@@ -19,6 +19,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 from replay_proto.errors import FieldError
+from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 
 SOCKET_NAME: Final = ".socket"
 """Name in the tables' folder; not a valid table name."""
-METHODS: Final = ("Learn", "Sample", "UpdatePriorities")
-"""Supported methods; a learner needs no others for a step."""
+METHODS: Final = ("Learn", "Sample", "UpdatePriorities", "Write")
+"""Supported methods: those of learners' steps and of writers."""
 MOST_SILENT: Final = 64
 """Maximum connections without a hello. Clients send it immediately, so there are never many."""
 _PRIVATE: Final = 0o600
@@ -101,14 +102,14 @@ class LocalSocket:
         finally:
             del self._connections[connection]
 
-    def admit(self, hello: bytes) -> Admitted:
+    def admit(self, hello: Content) -> Admitted:
         """Admit a client that can read the nonce of a table.
 
         Raises:
             RequestError: the client is refused.
         """
         try:
-            said = replay_pb2.FrameHello.FromString(hello)
+            said = replay_pb2.FrameHello.FromString(bytes(hello))
         except DecodeError as error:
             got = f"bytes that could not be parsed ({error})"
             raise errors.invalid_field(FieldError("hello", "a replay.v1.FrameHello", got)) from None
@@ -123,7 +124,7 @@ class LocalSocket:
             raise errors.invalid_field(FieldError("nonce", "the content of the table's file", "something else"))
         # The equivalent gRPC metadata.
         metadata = [("authorization", said.authorization)] if said.authorization else []
-        return Admitted(self._endpoints[said.method], self._authenticator.caller_of(metadata), bounds)
+        return Admitted(self._endpoints[said.method], self._authenticator.caller_of(metadata))
 
 
 def _bound(path: Path) -> socket.socket:
