@@ -5,7 +5,6 @@ python -m benchmarks.compact atari
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -154,9 +153,8 @@ def measure_sequences(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Secti
         client = stack.enter_context(ReplayClient(address))
         table = client.create_table("r2d2", columns=columns, capacity=ATARI.capacity, steps=SEQUENCE)
         write_steps(table, table.slots + ATARI.capacity // 50)
-        workload = dataclasses.replace(ATARI, batch_size=SEQUENCES_DRAWN)
         times = take_turns(
-            {"sampler": _sequence_steps(table), "np.take of the frames": _takes(workload)}, rounds, window_s
+            {"sampler": _sequence_steps(table), "np.take of the frames": _takes(table)}, rounds, window_s
         )
     base = statistics.median(times["np.take of the frames"])
     return Section(
@@ -232,23 +230,24 @@ def _steps_per_second(table: Table, window_s: float) -> float:
 
 def _sequence_steps(table: Table) -> Window:
     def window(window_s: float) -> float:
-        with table.sampler(SEQUENCES_DRAWN, beta=BETA, prefetch=1) as sampler:
+        with table.sampler(SEQUENCES_DRAWN, beta=BETA, prefetch=_PREFETCH) as sampler:
             return us_per_step(lambda: _ignore(touch(next(sampler))), window_s)
 
     return window
 
 
-def _takes(workload: Workload) -> Window:
-    frames = np.zeros((workload.capacity, 84 * 84), np.uint8)
-    frames += np.arange(workload.capacity, dtype=np.uint8)[:, None]  # touch every page
+def _takes(table: Table) -> Window:
+    """Copies the frames of as many sequences from the places where they are in the table's ring."""
+    frames = np.ones((table.slots, 84 * 84), np.uint8)
+    in_order = np.concatenate([rows.row_keys for rows in table.rows(order="episode")]) % table.slots
     length = SEQUENCE.burn_in + SEQUENCE.length
-    buffers = [np.ones((workload.batch_size * length, 84 * 84), np.uint8) for _ in range(2)]
+    buffers = [np.ones((SEQUENCES_DRAWN * length, 84 * 84), np.uint8) for _ in range(2)]
     rng = np.random.default_rng(1)
     turn = iter(_alternating(len(buffers)))
 
     def step() -> None:
-        starts = rng.integers(0, workload.capacity - length, workload.batch_size)
-        rows = (starts[:, None] + np.arange(length)).ravel()
+        starts = rng.integers(0, len(in_order) - length, SEQUENCES_DRAWN)
+        rows = in_order[(starts[:, None] + np.arange(length)).ravel()]
         np.take(frames, rows, axis=0, out=buffers[next(turn)], mode="clip")
 
     return lambda window_s: us_per_step(step, window_s)

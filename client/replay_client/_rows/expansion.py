@@ -18,6 +18,7 @@ from replay_proto.framing import Array
 from replay_proto.schema import Column
 from replay_proto.steps import Discount, Mask, Return, Sequences, Stack, Steps, Transitions
 
+from replay_client._rows.copying import copy_rows
 from replay_client._rows.windows import Indices, Layout, Windows
 
 RowBytes: TypeAlias = NDArray[np.uint8]
@@ -77,8 +78,7 @@ def _taken(source: str, stored: Column, layout: Layout) -> Recipe:
     def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
         places = windows.places(layout)
         rows = column.reshape(-1).view(np.uint8).reshape(-1, row_bytes)
-        # With any mode but "raise", take() writes directly to its output; all rows are in range.
-        carried[source].take(places.rows, axis=0, out=rows, mode="clip")
+        copy_rows(carried[source], places.rows, rows)
         if places.padded is not None:
             rows[places.padded] = 0
 

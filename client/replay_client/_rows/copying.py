@@ -1,0 +1,45 @@
+"""Copies many rows with several threads.
+
+One thread does not use the bandwidth of the memory. Batches of sequences of images have tens of megabytes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_THREADS: Final = min(4, os.cpu_count() or 1)
+_BYTES_EACH: Final = 4 << 20
+"""Minimum bytes that each thread copies, which takes 0.5 ms: ten times as long as starting it."""
+
+
+def copy_rows(source: NDArray[np.uint8], rows: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
+    """Copy rows.
+
+    Args:
+        source: uint8[n, row_bytes].
+        rows: int64[m], which ones, all in range.
+        into: uint8[m, row_bytes].
+    """
+    parts = max(1, min(_THREADS, into.nbytes // _BYTES_EACH))
+    ends = [len(rows) * part // parts for part in range(parts + 1)]
+    threads = [
+        threading.Thread(target=_copy, args=(source, rows[start:end], into[start:end]), name="replay-copies")
+        for start, end in zip(ends[1:-1], ends[2:], strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        _copy(source, rows[: ends[1]], into[: ends[1]])
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+def _copy(source: NDArray[np.uint8], rows: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
+    # With any mode but "raise", take() writes directly to its output.
+    source.take(rows, axis=0, out=into, mode="clip")
