@@ -5,6 +5,7 @@ One thread does not use the bandwidth of the memory. Batches of sequences of ima
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from typing import Final
@@ -29,7 +30,7 @@ def copy_rows(source: NDArray[np.uint8], rows: NDArray[np.int64], into: NDArray[
     ends = [len(rows) * part // parts for part in range(parts + 1)]
     threads = [
         threading.Thread(target=_copy, args=(source, rows[start:end], into[start:end]), name="replay-copies")
-        for start, end in zip(ends[1:-1], ends[2:], strict=True)
+        for start, end in itertools.pairwise(ends)
     ]
     for thread in threads:
         thread.start()
