@@ -30,7 +30,7 @@ def copy_rows(source: NDArray[np.uint8], rows: NDArray[np.int64], into: NDArray[
     ends = [len(rows) * part // parts for part in range(parts + 1)]
     threads = [
         threading.Thread(target=_copy, args=(source, rows[start:end], into[start:end]), name="replay-copies")
-        for start, end in itertools.pairwise(ends)
+        for start, end in itertools.pairwise(ends[1:])
     ]
     for thread in threads:
         thread.start()
