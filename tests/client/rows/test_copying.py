@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from replay_client._rows import copying
+
+Bytes = NDArray[np.uint8]
+Rows = NDArray[np.int64]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 100])
@@ -12,8 +16,13 @@ from replay_client._rows import copying
 def test_every_row_is_copied_to_its_place(monkeypatch: pytest.MonkeyPatch, count: int, threads: int) -> None:
     copied: list[int] = []
     copy = copying._copy
+
+    def counted(source: Bytes, part: Rows, place: Bytes) -> None:
+        copied.append(len(part))
+        copy(source, part, place)
+
     monkeypatch.setattr(copying, "_THREADS", threads)
-    monkeypatch.setattr(copying, "_copy", lambda *parts: (copied.append(len(parts[1])), copy(*parts)))
+    monkeypatch.setattr(copying, "_copy", counted)
     monkeypatch.setattr(copying, "_BYTES_EACH", 16)
     rng = np.random.default_rng(count)
     source = rng.integers(0, 256, (50, 8), np.uint8)
