@@ -25,6 +25,15 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
+STARTING = "import replay_client; replay_client.LocalServer()"
+SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
+ORIGINS = """
+import replay_agent, replay_client, replay_proto, replay_pytest, replay_server
+for package in replay_agent, replay_client, replay_proto, replay_pytest, replay_server:
+    print(package.__file__)
+"""
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's source archive, unpacked."""
@@ -76,6 +85,8 @@ def test_a_base_install_is_the_client_without_what_the_extras_add(wheel: Path, t
     installed = {canonicalize_name(found["name"]) for found in json.loads(run(*pip, "list", "--format", "json"))}
     assert installed & added == set()
     run(python, "-I", "-W", "error", "-c", "import replay_client; replay_client.ReplayClient")
+    started = subprocess.run((python, "-c", STARTING), capture_output=True, text=True, check=False, timeout=60)
+    assert re.search(r"MissingExtraError: .*numba.* not installed; .*pip install '\.\[server\]'\n$", started.stderr)
 
     for command in metadata()["project"]["scripts"]:
         told = subprocess.run((python.with_name(command),), capture_output=True, text=True, check=False, timeout=60)
@@ -84,3 +95,23 @@ def test_a_base_install_is_the_client_without_what_the_extras_add(wheel: Path, t
         assert told.stderr.startswith(f"{command}: ")
         assert asked is not None
         assert set(asked[1].split(",")) <= set(extras)
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_what_is_installed_with_all_libraries_has_the_commands_and_the_pytest_plugin(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Libraries are those of this environment, so nothing is downloaded."""
+    venv.create(tmp_path, symlinks=True)
+    python = tmp_path / "bin" / "python"
+    site, libraries = (Path(run(each, "-c", SITE).strip()) for each in (python, sys.executable))
+    (site / "libraries.pth").write_text(f"{libraries}\n")  # without the .pth files there, which lead to this project
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    offline = ("--quiet", "--no-compile", "--no-index", "--no-deps", "--no-build-isolation")
+    run(*pip, "install", *offline, request.getfixturevalue(kind))
+
+    assert {Path(origin).parents[1] for origin in run(python, "-I", "-c", ORIGINS).split()} == {site}
+    version = metadata()["project"]["version"]
+    assert run(python.with_name("replay-server"), "--version") == f"replay-server {version}\n"
+    fixtures = run(python, "-m", "pytest", "--fixtures", "-p", "no:cacheprovider", "-q", cwd=tmp_path)
+    assert "replay_server [session scope]" in fixtures
