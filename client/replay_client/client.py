@@ -6,9 +6,9 @@
 The first call fails quickly if there is no server (`wait_for_server_s`). Later calls wait up to `timeout_s` for a
 restarting server. Threads may share a client, but processes may not: in a forked child, it raises `ForkedError`.
 
-Clients and tables can be pickled and copied; they reconnect on first use. Tokens are not pickled: if the client had
-one, its copy in another process reads REPLAY_TOKEN, and raises `UnauthenticatedError` if that is not set. TLS files
-are pickled as paths.
+Clients and tables can be pickled and copied; they reconnect on first use. A token is pickled only for a process that
+`multiprocessing` spawns. Otherwise, if the client had one, its copy in another process reads REPLAY_TOKEN, and raises
+`UnauthenticatedError` if that is not set. TLS files are pickled as paths.
 
 Any call to the server may raise `ReplayError`; methods list only more specific errors.
 """

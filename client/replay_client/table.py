@@ -41,7 +41,7 @@ from replay_client.sampler import Sampler
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
 
 if TYPE_CHECKING:
-    from replay_client.torch import Device, TensorSampler
+    from replay_client._tensors import Device, TensorSampler
 
 READ_BYTES: Final = 32 << 20
 """Maximum bytes of rows per reply: larger reads are split."""
@@ -370,7 +370,7 @@ class Table:
         )
         if device is None:
             return sampler
-        from replay_client.torch import TensorSampler  # torch is optional
+        from replay_client._tensors import TensorSampler  # torch is optional
 
         return TensorSampler(sampler, device)
 

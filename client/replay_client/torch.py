@@ -1,4 +1,4 @@
-"""Batches as torch tensors. Only this module imports torch.
+"""Batches as torch tensors.
 
     from replay_client.torch import to_torch
 
@@ -16,310 +16,104 @@ so the copy overlaps with computation on the device.
 
 A sampler with a ``device`` makes these copies in a background thread, one batch ahead of the learner. A `TensorBatch`
 is a mapping of its columns, so ``TensorDict(tensors, batch_size=tensors.batch_size).unflatten_keys("/")`` works.
+
+    loader = DataLoader(TableDataset(table, 256, beta=0.4), batch_size=None, num_workers=2)
+    for tensors in loader:
+        table.update_priorities(tensors, td_errors)
+
+Training frameworks want a `TableDataset`; in a loop of one's own, a sampler is faster.
 """
 
 from __future__ import annotations
 
-import math
-import threading
-import time
-from collections import deque
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+import copy
+from collections.abc import Iterator
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from torch.utils.data import IterableDataset, get_worker_info
 
-from replay_client._rows.checks import as_array, checked_keys, checked_priorities
-from replay_client._rows.columns import BatchOrKeys
-from replay_client._transport.time_limits import left_s
-from replay_client.batch import Batch, Drawn
-from replay_client.errors import ClosedError, DeadlineExceededError
-from replay_client.sampler import Sampler
+from replay_client._tensors import Device, TensorBatch, TensorSampler, to_torch
+from replay_client.draws import DrawMode, WeightNorm, beta_for, checked_beta
+from replay_client.table import Table
 
-Device = torch.device | str
-"""A device, or its name."""
-
-_AHEAD: Final = 1
-"""Batches prefetched to the device. One is enough to hide the copy; more would delay updates further."""
+__all__ = ["Device", "TableDataset", "TensorBatch", "TensorSampler", "to_torch"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class TensorBatch(Drawn[torch.Tensor]):
-    """A `Batch` as tensors on a device; the keys remain a NumPy array."""
+class TableDataset(IterableDataset[TensorBatch]):
+    """An endless dataset of batches, drawn from a table by priority; for a `DataLoader` with ``batch_size=None``.
 
-
-def to_torch(batch: Batch, device: Device = "cpu") -> TensorBatch:
-    """Copy a batch to a device.
-
-    Args:
-        batch: the batch.
-        device: the device.
-
-    Returns:
-        Tensors. On the CPU, they are views of the batch's arrays. On other devices, the copy may still be running in
-        the current stream.
-    """
-    target = torch.device(device)
-    moved = {
-        "columns": {name: _on_device(array, target) for name, array in batch.columns.items()},
-        "probabilities": _on_device(batch.probabilities, target),
-        "weights": _on_device(batch.weights, target),
-    }
-    return TensorBatch(**{**vars(batch), **moved})
-
-
-def _on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(np.require(array, requirements="W"))
-    if device.type == "mps" and tensor.dtype is torch.float64:
-        tensor = tensor.float()  # Apple's GPUs have no float64
-    if device.type == "cpu":
-        return tensor
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
-@dataclass(frozen=True, eq=False)
-class _Computed:
-    """Priorities on a device other than the CPU, which may still be computing them."""
-
-    values: torch.Tensor
-    done: torch.cuda.Event | None
-    """Signals that the values are ready; None: reading the values waits for the device."""
-
-
-class TensorSampler:
-    """A `Sampler` that prefetches batches to a device. For use in one thread.
-
-    A background thread fetches batches from the sampler and copies them to the device while the learner computes.
-    Updates are sent with that thread's next request, so a draw misses the last `prefetch` updates, one more than with
-    `Sampler`.
+    Each worker of the loader has a connection of its own. Draws are random on the server, so workers draw different
+    batches. Workers may be spawned. They may also be forked if this process has no open writers or samplers, because
+    gRPC may crash in processes that are forked while it is busy.
     """
 
-    def __init__(self, sampler: Sampler, device: Device) -> None:
-        """Take ownership of a sampler; the first `next()` starts the thread."""
-        self.device = torch.device(device)
-        """Device of the batches."""
-        self._sampler = sampler
-        self._stream: torch.cuda.Stream | None = None
-        if self.device.type == "cuda":
-            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._changed = threading.Condition()
-        self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
-        self._updates: deque[tuple[NDArray[np.int64], NDArray[np.float64] | _Computed]] = deque()
-        self._moving = 0  # batches being copied to the device: 0 or 1
-        self._error: Exception | None = None
-        self._thread: threading.Thread | None = None
-        self._is_fetching = False
-        self._is_paused = False
-        self._is_closed = False
+    def __init__(
+        self,
+        table: Table,
+        batch_size: int,
+        *,
+        beta: float | None = None,
+        weight_norm: WeightNorm = "batch",
+        draw_mode: DrawMode = "stratified",
+        prefetch: int = 3,
+        timeout_s: float | None = 0.0,
+        reconnect_timeout_s: float | None = 60.0,
+        device: Device | None = None,
+    ) -> None:
+        """Use a table.
+
+        Args:
+            table: the table.
+            batch_size: rows in a batch, at least 1.
+            beta: exponent of the weights, as for `Table.sample`; can be changed later.
+            weight_norm: as for `Table.sample`.
+            draw_mode: as for `Table.sample`.
+            prefetch: batches in flight, in each worker.
+            timeout_s: seconds to wait for a batch, as for `Table.sampler`.
+            reconnect_timeout_s: seconds to retry an unreachable server, as for `Table.sampler`.
+            device: without workers, prefetch batches to this device, as for `Table.sampler`. None: batches on the CPU.
+                Workers always return batches on the CPU; `to_torch` copies them to a device.
+
+        Raises:
+            InvalidArgumentError: for a missing or invalid `beta`. Other arguments are checked when iteration begins.
+        """
+        super().__init__()
+        self._table = table
+        self._batch_size = batch_size
+        self._options: dict[str, Any] = {
+            "weight_norm": weight_norm,
+            "draw_mode": draw_mode,
+            "prefetch": prefetch,
+            "timeout_s": timeout_s,
+            "reconnect_timeout_s": reconnect_timeout_s,
+        }
+        self._device = device
+        # Workers see changes, because they share the memory.
+        self._beta = torch.tensor(beta_for(table.backend, beta), dtype=torch.float64)
+        self._beta.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def beta(self) -> float:
-        """Exponent of the weights for future requests."""
-        return self._sampler.beta
+        """Exponent of the weights for future requests, also in workers; `TensorBatch.beta` is that of a batch."""
+        return float(self._beta)
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        self._sampler.beta = beta
+        self._beta.fill_(checked_beta(beta))
 
-    @property
-    def prefetch(self) -> int:
-        """Batches in flight while the thread waits, at least 1; can be changed."""
-        return self._sampler.prefetch
-
-    @prefetch.setter
-    def prefetch(self, prefetch: int) -> None:
-        self._sampler.prefetch = prefetch
-
-    @property
-    def in_flight(self) -> int:
-        """Batches requested but not yet returned, including those on the device."""
-        with self._changed:
-            return self._sampler.in_flight + self._moving + len(self._ready)
-
-    @property
-    def updated(self) -> int:
-        """Number of rows updated so far, according to the server's replies."""
-        return self._sampler.updated
-
-    @property
-    def stale(self) -> int:
-        """Number of stale keys so far, according to the server's replies."""
-        return self._sampler.stale
-
-    def __reduce__(self) -> NoReturn:
-        self._sampler.__reduce__()
-
-    def __iter__(self) -> TensorSampler:
-        return self
-
-    def __next__(self) -> TensorBatch:
-        """Return the next batch, ready for use in the device's current stream.
+    def __iter__(self) -> Iterator[TensorBatch]:
+        """Draw batches, over a stream that ends with the iterator.
 
         Raises:
-            ReplayError: as for `Sampler`.
+            ReplayError: as for `Table.sampler` and its iteration.
         """
-        self._start()
-        with self._changed:
-            while not self._ready:
-                self._check()
-                self._changed.wait()
-            tensors, copied = self._ready.popleft()
-            self._changed.notify_all()
-        if copied is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(copied)
-            for tensor in (*tensors.columns.values(), tensors.probabilities, tensors.weights):
-                tensor.record_stream(current)
-        return tensors
-
-    def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
-        """Update priorities; see `Sampler.update_priorities`.
-
-        Args:
-            batch_or_keys: a batch, or keys int64[n]. For duplicate keys, the last priority counts.
-            priorities: finite absolute TD errors float64[n], as an array or a tensor. If a device is still computing
-                the tensor, this call does not wait; if the values are invalid, a later call raises.
-
-        Raises:
-            InvalidArgumentError: the keys or the priorities are invalid.
-            ReplayError: an earlier request was refused.
-        """
-        keys = checked_keys(batch_or_keys)
-        update = keys.copy(), self._taken(priorities, len(keys))  # the caller may reuse its arrays
-        with self._changed:
-            self._check()
-            self._updates.append(update)
-
-    def flush(self, *, timeout_s: float | None = None) -> None:
-        """Wait until all updates are acknowledged; see `Sampler.flush`."""
-        deadline = self._sampler.deadline(timeout_s)
-        self._pause(deadline)
-        self._hand_over()
-        self._sampler.flush(timeout_s=max(0.0, deadline - time.monotonic()))
-
-    def close(self, *, timeout_s: float | None = None) -> None:
-        """Flush and close; see `Sampler.close`."""
-        if self._is_closed:
-            return
-        try:
-            if self._updates or self._sampler.unacknowledged:
-                self.flush(timeout_s=timeout_s)
-        finally:
-            self._cancel()
-
-    def __enter__(self) -> TensorSampler:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Flush and close. After an error in the block, only close."""
-        if error is None:
-            self.close()
-        else:
-            self._cancel()
-
-    def _cancel(self) -> None:
-        """Close without a flush, even while the thread waits."""
-        self._is_closed = True
-        self._sampler.cancel(is_waited_for=True)
-        self._pause(math.inf)
-        self._sampler.cancel()
-
-    def _start(self) -> None:
-        with self._changed:
-            self._check()
-            self._is_paused = False
-            if not self._is_fetching:
-                self._is_fetching = True
-                self._thread = threading.Thread(target=self._fetch, name="replay-to-device", daemon=True)
-                self._thread.start()
-
-    def _pause(self, deadline: float) -> None:
-        """Stop the thread; finished batches are kept, and the next `next()` starts another thread.
-
-        Raises:
-            DeadlineExceededError: the thread is still waiting for a batch.
-        """
-        with self._changed:
-            self._is_paused = True
-            self._changed.notify_all()
-            while self._is_fetching and self._thread is not None and self._thread.is_alive():  # not after a fork
-                left = left_s(deadline)
-                if left == 0:
-                    raise DeadlineExceededError("a batch requested earlier did not arrive in time")
-                self._changed.wait(left)
-        if self._thread is not None:
-            self._thread.join()
-
-    def _check(self) -> None:
-        if self._is_closed:
-            raise ClosedError("this sampler is closed")
-        error, self._error = self._error, None
-        if error is not None:
-            raise error  # the thread has ended; calling again retries
-
-    def _fetch(self) -> None:
-        """Keep a batch ready until paused; runs in the background thread."""
-        while True:
-            with self._changed:
-                while not self._is_paused and len(self._ready) >= _AHEAD:
-                    self._changed.wait()
-                if self._is_paused:
-                    self._end_fetching()
-                    return
-            try:
-                self._hand_over()
-                batch = next(self._sampler)
-                self._moving = 1
-                made = self._to_device(batch)
-            except Exception as error:
-                with self._changed:
-                    self._error, self._moving = error, 0
-                    self._end_fetching()
-                return
-            with self._changed:
-                self._ready.append(made)
-                self._moving = 0
-                self._changed.notify_all()
-
-    def _end_fetching(self) -> None:
-        self._is_fetching = False
-        self._changed.notify_all()
-
-    def _taken(self, priorities: ArrayLike, row_count: int) -> NDArray[np.float64] | _Computed:
-        """Copy and check priorities, unless a device may still be computing them."""
-        if not isinstance(priorities, torch.Tensor) or priorities.device.type == "cpu":
-            return checked_priorities(priorities, row_count).copy()
-        if self._stream is None or priorities.device != self._stream.device:
-            return _Computed(priorities.detach().clone(), None)
-        with torch.cuda.device(self._stream.device):
-            values = priorities.detach().clone()
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-        return _Computed(values, done)
-
-    def _hand_over(self) -> None:
-        while self._updates:
-            keys, priorities = self._updates.popleft()
-            self._sampler.update_priorities(
-                keys, self._fetched(priorities) if isinstance(priorities, _Computed) else priorities
-            )
-
-    def _fetched(self, priorities: _Computed) -> NDArray[Any]:
-        if self._stream is None or priorities.done is None:
-            return as_array(priorities.values)
-        self._stream.wait_event(priorities.done)
-        with torch.cuda.stream(self._stream):  # wait only for this stream
-            return as_array(priorities.values)
-
-    def _to_device(self, batch: Batch) -> tuple[TensorBatch, torch.cuda.Event | None]:
-        if self._stream is None:
-            return to_torch(batch, self.device), None
-        with torch.cuda.stream(self._stream):
-            tensors = to_torch(batch, self.device)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(self._stream)
-        return tensors, copied
+        if get_worker_info() is None:
+            table, device = self._table, self._device or "cpu"
+        else:  # a forked worker needs another connection, and CUDA another process
+            table, device = copy.deepcopy(self._table), "cpu"
+        with table.sampler(self._batch_size, beta=self.beta, device=device, **self._options) as sampler:
+            while True:
+                if sampler.beta != self.beta:
+                    sampler.beta = self.beta
+                yield next(sampler)

@@ -26,7 +26,7 @@ ONLY_IN = {
     ("replay_proto", "pydantic"): {"access", "command_line.py"},
     ("replay_server", "torch"): set[str](),
     ("replay_server", "gymnasium"): set[str](),
-    ("replay_client", "torch"): {"torch.py"},
+    ("replay_client", "torch"): {"_tensors.py", "torch.py"},
     ("replay_client", "jax"): {"jax.py"},
     ("replay_client", "gymnasium"): {"gymnasium.py", "spaces.py"},
     ("replay_client", "numba"): set[str](),

@@ -1,7 +1,8 @@
 """State shared by a client and its tables: the connection to the server, and shortcuts to the tables.
 
-A pickled or copied link contains only its options; its first call opens a new connection. Tokens are not pickled: if
-the link had one, the receiving process reads its own from REPLAY_TOKEN.
+A pickled or copied link contains only its options; its first call opens a new connection. Tokens are pickled only for
+processes that `multiprocessing` spawns, which get the pickle through a pipe, so no token is stored anywhere. Any other
+receiver of a link with a token reads its own from REPLAY_TOKEN.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 from replay_proto.v1 import replay_pb2
@@ -73,6 +76,8 @@ class ServerLink:
         connection.close()
 
     def __reduce__(self) -> tuple[Callable[..., ServerLink], tuple[object, ...]]:
+        if get_spawning_popen() is not None:
+            return partial(ServerLink, lacks_token=self._lacks_token), (self.options, self._token)
         return _arrived, (self.options, self._lacks_token or self._token is not None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ServerLink:

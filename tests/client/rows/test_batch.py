@@ -148,7 +148,7 @@ def test_a_column_may_be_called_like_an_attribute(new_table: Callable[..., Table
 def test_tensors_have_all_that_arrays_have(nested: Table) -> None:
     batch = nested.sample(8, beta=0.4)
     tensors = to_torch(batch)
-    assert public(tensors) == public(batch)
+    assert public(tensors) - {"clear", "pop", "popitem", "setdefault", "update"} == public(batch)
     for name in ("beta", "size", "total_mass", "smallest_probability", "inserted", "batch_size"):
         assert getattr(tensors, name) == getattr(batch, name)
     assert tensors.row_keys is batch.row_keys
