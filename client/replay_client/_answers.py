@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from replay_proto.frames import Content
 from replay_proto.framing import Array, column_views, split_message
 from replay_proto.schema import Schema
-from replay_proto.steps import Steps
+from replay_proto.steps import Steps, WindowShape
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.buffers import ColumnBuffers
@@ -132,7 +132,7 @@ class _WindowReader:
         """
         row_count = len(message.window_keys) // _KEY_BYTES
         _check_size(rows, row_count, self.row_bytes(message))
-        windows = _windows(message, np.arange(row_count), starts_apart=True)
+        windows = _windows(message, np.arange(row_count), self._steps.window, starts_apart=True)
         views = column_views(self._steps.carried, rows, row_count, windows=len(windows))
         columns = self._buffers.blank(len(windows))
         self._expansion.write(windows, {name: as_bytes(view) for name, view in views.items()}, columns)
@@ -142,7 +142,7 @@ class _WindowReader:
         """The columns of rows in mapped files; None if inserts overtook the copy."""
         assert self._mapped is not None
         keys = np.frombuffer(message.window_keys, "<i8")
-        windows = _windows(message, self._mapped.slots_of(keys))
+        windows = _windows(message, self._mapped.slots_of(keys), self._steps.window)
         columns = self._buffers.blank(len(windows))
         self._expansion.write(windows, self._mapped.as_bytes, columns)
         return columns if self._mapped.are_whole(keys) else None
@@ -177,11 +177,13 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
     )
 
 
-def _windows(message: replay_pb2.Batch, rows: NDArray[np.int64], *, starts_apart: bool = False) -> Windows:
+def _windows(
+    message: replay_pb2.Batch, rows: NDArray[np.int64], shape: WindowShape, *, starts_apart: bool = False
+) -> Windows:
     before, after = np.frombuffer(message.before, "<i4"), np.frombuffer(message.after, "<i4")
     ends = np.frombuffer(message.ends, "u1")
     if len(before) == len(after) == len(ends) == len(message.keys) // _KEY_BYTES:
-        windows = Windows(before, after, ends, rows, starts_apart=starts_apart)
+        windows = Windows(before, after, ends, rows, shape, starts_apart=starts_apart)
         if windows.row_count == len(rows):
             return windows
     raise InternalServerError(f"the server sent windows that do not match their {len(rows)} rows")

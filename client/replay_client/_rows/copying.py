@@ -26,7 +26,10 @@ def copy_rows(source: NDArray[np.uint8], rows: NDArray[np.int64], into: NDArray[
         rows: int64[m], which ones, all in range.
         into: uint8[m, row_bytes].
     """
-    parts = max(1, min(_THREADS, into.nbytes // _BYTES_EACH))
+    parts = min(_THREADS, into.nbytes // _BYTES_EACH)
+    if parts < 2:
+        _copy(source, rows, into)
+        return
     ends = [len(rows) * part // parts for part in range(parts + 1)]
     threads = [
         threading.Thread(target=_copy, args=(source, rows[start:end], into[start:end]), name="replay-copies")

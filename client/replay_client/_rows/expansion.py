@@ -98,7 +98,7 @@ def _n_step_return(source: str, stored: Column, item: Transitions) -> Recipe:
     def write(windows: Windows, carried: Mapping[str, RowBytes], column: Array) -> None:
         rows = carried[source].take(windows.next_rows(item.n_step), axis=0)
         rewards = rows.view(stored.dtype).reshape(item.n_step, len(windows), *stored.shape).astype(np.float64)
-        if windows.after.min() < item.n_step:
+        if not windows.are_whole and windows.after.min() < item.n_step:
             rewards[places >= windows.after] = 0.0  # the last row comes after the last reward
         total = rewards[-1]
         for reward in rewards[-2::-1]:

@@ -1,6 +1,6 @@
 """Where the rows of drawn windows are, and which of them belong to each place of a column.
 
-    windows = Windows(before, after, ends, rows=np.arange(r))
+    windows = Windows(before, after, ends, np.arange(r), steps.window)
     places = windows.places(Layout(count=4))        # the last four rows up to each anchor
     source.take(places.rows, axis=0, out=column)
     column[places.padded] = 0
@@ -11,10 +11,13 @@ numbered through: all places of the first item, then those of the second.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from replay_proto.steps import WindowShape
 from replay_proto.v1 import replay_pb2
 
 Indices = NDArray[np.int64]
@@ -53,6 +56,7 @@ class Windows:
         after: NDArray[np.int32],
         ends: NDArray[np.uint8],
         rows: Indices,
+        shape: WindowShape,
         *,
         starts_apart: bool = False,
     ) -> None:
@@ -63,6 +67,7 @@ class Windows:
             after: int32[b], rows after it.
             ends: uint8[b], whether the last row closes the episode, an `EpisodeEnd` each.
             rows: int64[r], where each row of the windows is in the columns that it is taken from.
+            shape: of a whole window, which an episode's end or beginning may cut off.
             starts_apart: whether columns at the start have only their b values, one for each window.
         """
         self.after = after
@@ -71,19 +76,34 @@ class Windows:
         """int32[b]: rows before each anchor."""
         self._ends = ends
         self._rows = rows
+        self._shape = shape
         self._starts_apart = starts_apart
-        self._lasts = np.cumsum(before + after, dtype=np.int64) + np.arange(len(after))
-        self._anchors = self._lasts - after
-        self._firsts = self._anchors - before
         self._places: dict[Layout, Places] = {}
+        self.row_count = int((before + after).sum()) + len(after)
+        """Rows of all windows together."""
+        width = shape.backward + 1 + shape.forward
+        self._grid = rows.reshape(-1, width) if self.row_count == len(after) * width == len(rows) else None
+        """int64[b, width]: the rows of each window, if all windows are whole, as most are."""
 
     def __len__(self) -> int:
         return len(self.after)
 
     @property
-    def row_count(self) -> int:
-        """Rows of all windows together."""
-        return int(self._lasts[-1]) + 1 if len(self) else 0
+    def are_whole(self) -> bool:
+        """Whether no episode's end or beginning cuts off a window."""
+        return self._grid is not None
+
+    @cached_property
+    def _lasts(self) -> Indices:
+        return np.cumsum(self.before + self.after, dtype=np.int64) + np.arange(len(self))
+
+    @cached_property
+    def _anchors(self) -> Indices:
+        return self._lasts - self.after
+
+    @cached_property
+    def _firsts(self) -> Indices:
+        return self._anchors - self.before
 
     @property
     def is_closed(self) -> NDArray[np.bool_]:
@@ -106,7 +126,9 @@ class Windows:
     def next_rows(self, count: int) -> Indices:
         """int64[count, b]: where the anchor and the rows after it are; beyond the last row of a window, anywhere."""
         rows: Indices
-        if count == 1:
+        if self._grid is not None:
+            rows = self._grid[:, self._shape.backward : self._shape.backward + count].T
+        elif count == 1:
             rows = self._rows.take(self._anchors)[None]
         else:
             rows = self._rows.take(np.minimum(self._anchors + np.arange(count)[:, None], self._lasts))
@@ -120,6 +142,8 @@ class Windows:
         return found
 
     def _placed(self, layout: Layout) -> Places:
+        if self._grid is not None:
+            return Places(self._in_grid(self._grid, layout).reshape(-1), None)
         base = self._lasts if layout.ahead else self._anchors
         if layout.stacked == 1 and not layout.before and not layout.after:
             return Places(self._rows[base], None)
@@ -133,6 +157,14 @@ class Windows:
         rows = np.minimum(np.maximum(wanted, firsts), lasts)
         padded = (places < firsts) | (places > lasts)
         return self._found(rows, padded if layout.repeats else padded | (wanted < firsts))
+
+    def _in_grid(self, grid: Indices, layout: Layout) -> Indices:
+        """int64[b, places, stacked] or int64[b, places]: rows of whole windows."""
+        base = grid.shape[1] - 1 if layout.ahead else self._shape.backward
+        rows = grid[:, base - layout.before + 1 - layout.stacked : base + layout.after + 1]
+        if layout.stacked == 1 or layout.before == layout.after == 0:
+            return rows
+        return sliding_window_view(rows, layout.stacked, axis=1)
 
     def _found(self, rows: Indices, padded: NDArray[np.bool_] | None) -> Places:
         is_padded = padded is not None and bool(padded.any())
