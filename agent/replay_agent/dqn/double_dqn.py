@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from replay_agent.dqn import losses
-from replay_agent.dqn.learner import DoubleDQNConfig, Graded, Learner
+from replay_agent.dqn.learner import DoubleDQNConfig, Learner, LossResult
 from replay_agent.dqn.networks import NetworkSpec, QNetwork, build_network
 
 
@@ -39,15 +39,14 @@ class DoubleDQN(Learner[QNetwork, TransitionBatch]):
     def __init__(self, spec: NetworkSpec, config: DoubleDQNConfig, device: torch.device) -> None:
         """Build both networks with the same random weights, from torch's global generator."""
         super().__init__(spec, build_network(spec), config, device)
-        self._config = config
 
-    def grade(self, batch: TransitionBatch) -> Graded:
-        """See `Learner.grade`."""
+    def compute_loss(self, batch: TransitionBatch) -> LossResult:
+        """See `Learner.compute_loss`."""
         targets = self._targets(batch)
         values = losses.values_of(self.online(batch.obs), batch.action)
         td_errors = targets - values
         loss = losses.weighted_huber_loss(td_errors, batch.weights, self._config.huber_delta)
-        return Graded(loss, td_errors.detach().abs(), values.detach().mean())
+        return LossResult(loss, td_errors.detach().abs(), values.detach().mean())
 
     def values(self, network: QNetwork, batch: TransitionBatch) -> Tensor:
         """Compute the action values of ``batch.obs``, float32[batch, actions]."""

@@ -47,7 +47,7 @@ class UpdateResult:
     mean_value: Tensor
 
 
-class Graded(NamedTuple):
+class LossResult(NamedTuple):
     """What an algorithm computes from a batch; only the loss has a gradient. See `UpdateResult`."""
 
     loss: Tensor
@@ -66,7 +66,7 @@ class Learner(ABC, Generic[Network, BatchT]):
         self.figures = FiguresMeter(device)
         """Figures of this learner's own gradient steps."""
         self._latest: BatchT | None = None
-        self._shared = config
+        self._config = config
         self.online: Network = online.to(device)
         self.target: Network = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = torch.optim.Adam(
@@ -74,7 +74,7 @@ class Learner(ABC, Generic[Network, BatchT]):
         )
 
     @abstractmethod
-    def grade(self, batch: BatchT) -> Graded:
+    def compute_loss(self, batch: BatchT) -> LossResult:
         """Compute the loss and the priorities of a batch."""
 
     @abstractmethod
@@ -83,25 +83,25 @@ class Learner(ABC, Generic[Network, BatchT]):
 
     def update(self, batch: BatchT) -> UpdateResult:
         """Take a gradient step, and update the target network if due. This does not wait for the device."""
-        graded = self.grade(batch)
+        computed = self.compute_loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
-        graded.loss.backward()  # type: ignore[no-untyped-call]
-        grad_norm = nn.utils.clip_grad_norm_(self.online.parameters(), self._shared.max_grad_norm)
+        computed.loss.backward()  # type: ignore[no-untyped-call]
+        grad_norm = nn.utils.clip_grad_norm_(self.online.parameters(), self._config.max_grad_norm)
         self.optimizer.step()
         self.updates += 1
         self._latest = batch
         self._follow()
-        result = UpdateResult(graded.priorities, graded.loss.detach(), grad_norm, graded.mean_value)
+        result = UpdateResult(computed.priorities, computed.loss.detach(), grad_norm, computed.mean_value)
         self.figures.add(result.loss, result.grad_norm, result.mean_value)
         return result
 
     @torch.no_grad()
     def _follow(self) -> None:
         """If due, move the target network towards the online network by the fraction ``target_tau``; 1 copies it."""
-        if self.updates % self._shared.target_interval:
+        if self.updates % self._config.target_interval:
             return
         for target, online in zip(self.target.parameters(), self.online.parameters(), strict=True):
-            target.lerp_(online, self._shared.target_tau)
+            target.lerp_(online, self._config.target_tau)
 
     @torch.no_grad()
     def latest_values(self) -> list[Tensor]:

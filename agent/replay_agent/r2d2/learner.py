@@ -14,7 +14,7 @@ from replay_client import sequence_priorities
 from torch import Tensor
 
 from replay_agent.dqn import losses
-from replay_agent.dqn.learner import DoubleDQNConfig, Graded, Learner
+from replay_agent.dqn.learner import DoubleDQNConfig, Learner, LossResult
 from replay_agent.dqn.networks import NetworkSpec
 from replay_agent.r2d2.losses import n_step_targets, rescaled, unscaled
 from replay_agent.r2d2.networks import RecurrentQNetwork, build_recurrent_network
@@ -57,13 +57,14 @@ class SequenceBatch:
 class R2D2(Learner[RecurrentQNetwork, SequenceBatch]):
     """Learns by R2D2. Values and TD errors are rescaled."""
 
+    _config: R2D2Config
+
     def __init__(self, spec: NetworkSpec, config: R2D2Config, device: torch.device) -> None:
         """Build both networks with the same random weights, from torch's global generator."""
         super().__init__(spec, build_recurrent_network(spec), config, device)
-        self._config = config
 
-    def grade(self, batch: SequenceBatch) -> Graded:
-        """See `Learner.grade`."""
+    def compute_loss(self, batch: SequenceBatch) -> LossResult:
+        """See `Learner.compute_loss`."""
         config = self._config
         q_values = self.values(self.online, batch)
         targets = self._targets(batch, q_values.detach())
@@ -73,7 +74,7 @@ class R2D2(Learner[RecurrentQNetwork, SequenceBatch]):
         td_errors = targets - values
         loss = losses.weighted_huber_loss(td_errors, batch.weights.unsqueeze(1) * mask, config.huber_delta)
         returns = unscaled(values.detach(), config.rescaling_epsilon)
-        return Graded(loss, sequence_priorities(td_errors, mask, config.eta), (returns * mask).sum() / mask.sum())
+        return LossResult(loss, sequence_priorities(td_errors, mask, config.eta), (returns * mask).sum() / mask.sum())
 
     def values(self, network: RecurrentQNetwork, batch: SequenceBatch) -> Tensor:
         """Compute the rescaled action values after the burn-in, float32[batch, sequence_length + n_step, actions]."""

@@ -130,7 +130,7 @@ def test_what_masked_places_hold_does_not_matter_except_for_the_final_observatio
 def test_gradients_do_not_reach_into_the_burn_in() -> None:
     learner, batch = make_learner(), make_batch()
     before = batch.obs.requires_grad_()
-    learner.grade(batch).loss.backward()  # type: ignore[no-untyped-call]
+    learner.compute_loss(batch).loss.backward()  # type: ignore[no-untyped-call]
     assert before.grad is not None
     assert not before.grad[:, :BURN_IN].any()
     assert before.grad[:, BURN_IN].any()
