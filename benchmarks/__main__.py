@@ -12,7 +12,7 @@ from replay_server.backends import BACKENDS
 from replay_server.process.warming import warm_up
 from rich.console import Console
 
-from benchmarks import backends, capacities, inserts, learner_step, many_writers, memory, reference_buffers
+from benchmarks import backends, capacities, compact, inserts, learner_step, many_writers, memory, reference_buffers
 from benchmarks.contestants import ROUNDS, WINDOW_S
 from benchmarks.pictures import draw_growth
 from benchmarks.report import Section, write_document
@@ -66,6 +66,9 @@ def main(*, quick: bool = False, peers: Path = Path(".peers"), output: Path = Pa
         ):
             section.show(console)
             sections.append(section)
+    for section in compact.measure_all(peers, rounds, window_s):
+        section.show(console)
+        sections.append(section)
     for section in (
         capacities.measure(rounds, window_s),
         many_writers.measure(rounds, window_s),

@@ -1,14 +1,15 @@
 """Tables of steps, compared with tables of whole transitions: learner steps, writing, sequences, memory.
 
-python -m benchmarks.compact atari
+python -m benchmarks.compact atari [--peers FOLDER]
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -30,7 +31,7 @@ from replay_client import (
 from replay_proto.command_line import new_app, run_app
 from rich.console import Console
 
-from benchmarks.contestants import ROUNDS, WINDOW_S, Window, take_turns
+from benchmarks.contestants import REVERB, ROUNDS, WINDOW_S, Window, start_reverb, take_turns
 from benchmarks.learner_step import BETA, sampler_steps, touch, us_per_step
 from benchmarks.memory import resident_bytes
 from benchmarks.report import Section, spread
@@ -47,6 +48,9 @@ _PREFETCH: Final = 3
 _VECTOR: Final = 64
 """Environments of a vectorized actor."""
 _MILLION: Final = 1_000_000
+MEMORY_NEEDED: Final = 10_000_000_000
+"""Bytes of memory that must be free for `measure_memory`."""
+_PEERS: Final = Path(".peers")
 
 
 def columns_of(workload: Workload) -> dict[str, Any]:
@@ -91,8 +95,10 @@ def step_table(client: ReplayClient, workload: Workload, n_step: int) -> Table:
     return table
 
 
-def measure_steps(workload: Workload, rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
-    """Learner steps on one host and over gRPC."""
+def measure_steps(
+    workload: Workload, peers: Path = _PEERS, rounds: int = ROUNDS, window_s: float = WINDOW_S
+) -> Section:
+    """Learner steps on one host and over gRPC, and of Reverb if the workload has frames."""
     with ExitStack() as stack:
         address, _ = stack.enter_context(running_server())
         near = stack.enter_context(ReplayClient(address))
@@ -103,28 +109,63 @@ def measure_steps(workload: Workload, rounds: int = ROUNDS, window_s: float = WI
         for path, client in (("one host", near), ("gRPC", far)):
             for kind, name in tables.items():
                 contestants[f"{kind}, {path}"] = sampler_steps(client.table(name), workload, _PREFETCH)
+        reverb = start_reverb(stack, workload.name, peers, "steps") if workload is ATARI else {}
+        contestants |= reverb
         times = take_turns(contestants, rounds, window_s)
-        sent = {name: _bytes_per_step(window) if "gRPC" in name else None for name, window in contestants.items()}
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    rows = []
-    for name, values in times.items():
-        base = f"transitions, {name.rpartition(', ')[2]}"
-        kilobytes = sent[name]
-        wire = "" if kilobytes is None else f"{kilobytes:,.0f}"
-        rows.append([name, spread(values), f"{medians[name] / medians[base]:.2f}", wire])
+        sent = {name: _kilobytes_per_step(window) for name, window in contestants.items() if "one host" not in name}
+    notes = [
+        f"Samplers have a prefetch of {_PREFETCH}.",
+        f"{rounds} rounds with windows of {window_s:g} s; the contestants take turns.",
+        "`transitions` stores whole transitions, `steps` stores each step once and draws transitions over n steps.",
+    ]
+    if workload is ATARI:
+        notes.append("Batches have stacks of 4 frames of 84 x 84. `steps` and Reverb store each frame once.")
+    notes += [_about_reverb(peer.facts) for peer in reverb.values()]
     return Section(
         title=f"Tables of steps, {workload.name}: learner steps, batches of {workload.batch_size}",
         command=f"python -m benchmarks.compact {workload.name}",
-        header=["table", "us per step", "ratio to transitions", "KB per step on the wire"],
-        rows=rows,
-        notes=[f"Samplers with prefetch {_PREFETCH}; the contestants take turns, {rounds} windows of {window_s:g} s."],
+        header=[
+            "table",
+            "us per step",
+            "ratio to transitions",
+            *(f"ratio to {name}" for name in reverb),
+            "KB per step on the wire",
+        ],
+        rows=step_rows(times, sent),
+        notes=notes,
     )
+
+
+def step_rows(times: Mapping[str, Sequence[float]], sent: Mapping[str, float]) -> list[list[str]]:
+    """Rows of the table of learner steps.
+
+    Args:
+        times: microseconds per step in each round, by contestant: ``"transitions, PATH"`` and others with the same
+            path, and peers.
+        sent: kilobytes per step of those that use the network.
+    """
+    medians = {name: statistics.median(values) for name, values in times.items()}
+
+    def ratio(name: str, base: str) -> str:
+        return f"{medians[name] / medians[base]:.3f}" if base in medians else ""
+
+    return [
+        [
+            name,
+            spread(values),
+            ratio(name, f"transitions, {name.rpartition(', ')[2]}"),
+            *([ratio(name, REVERB)] if REVERB in times else []),
+            f"{sent[name]:,.0f}" if name in sent else "",
+        ]
+        for name, values in times.items()
+    ]
 
 
 def measure_writing(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section:
     """The actor's time per step, and the throughput of one writer after the ring has wrapped."""
     with running_server() as (address, _), ReplayClient(address) as client:
         table = step_table(client, ATARI, 1)
+        row_bytes = table.schema.row_bytes
         appends, vectors = list(_append_us(table, 1)), list(_append_us(table, _VECTOR))
         arriving = [_steps_per_second(table, window_s) for _ in range(rounds)]
     return Section(
@@ -132,10 +173,12 @@ def measure_writing(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section
         command="python -m benchmarks.compact writing",
         header=["figure", "value"],
         rows=[
-            ["append, us", spread(appends)],
-            [f"append_all of {_VECTOR} streams, us per row", spread(vectors)],
-            [f"one writer, {_VECTOR} streams, steps/s", spread(arriving)],
+            ["time of `append` in short bursts, us per step", spread(appends)],
+            [f"time of `append_all` of {_VECTOR} streams in short bursts, us per step", spread(vectors)],
+            [f"steps arriving per second, one writer with {_VECTOR} streams", spread(arriving)],
+            ["MB arriving per second", f"{statistics.median(arriving) * row_bytes / 1e6:.0f}"],
         ],
+        notes=["Steps with a frame of 84 x 84, into a full ring. In a short burst, the actor never waits."],
     )
 
 
@@ -161,12 +204,18 @@ def measure_sequences(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Secti
         title=f"Tables of steps: {SEQUENCES_DRAWN} sequences of {SEQUENCE.burn_in + SEQUENCE.length} frames",
         command="python -m benchmarks.compact sequences",
         header=["contestant", "us per batch", "ratio"],
-        rows=[[name, spread(values), f"{statistics.median(values) / base:.2f}"] for name, values in times.items()],
+        rows=[[name, spread(values), f"{statistics.median(values) / base:.3f}"] for name, values in times.items()],
+        notes=[
+            f"A sampler on one host, with prefetch {_PREFETCH}, draws sequences as R2D2 does: {SEQUENCE.burn_in} steps "
+            f"of burn-in, {SEQUENCE.length} to learn from. Frames have 84 x 84 bytes. `np.take` copies as many frames "
+            f"of consecutive steps from memory, and nothing else: a lower bound. {rounds} rounds with windows of "
+            f"{window_s:g} s; the contestants take turns."
+        ],
     )
 
 
 def measure_memory() -> Section:
-    """Memory and files of a million drawable Atari transitions."""
+    """Memory and files of a million drawable Atari transitions; see `MEMORY_NEEDED`."""
     with running_server() as (address, pid), ReplayClient(address) as client:
         process = psutil.Process(pid)
         empty = resident_bytes(process)
@@ -184,11 +233,34 @@ def measure_memory() -> Section:
         command="python -m benchmarks.compact memory",
         header=["figure", "value"],
         rows=[["drawable transitions", f"{steps.drawable:,}"], ["memory and files, GB", f"{added / 1e9:.2f}"]],
-        notes=["Frames of 84 x 84, stacks of 4 and the next stack, episodes of 1,000 steps."],
+        notes=[
+            f"Transitions with stacks of 4 frames of 84 x 84 and the next stack, from episodes of {EPISODE:,} steps. "
+            f"Memory is what the full table adds to an empty server, with the mapped files. Whole transitions would "
+            f"take {steps.drawable * ATARI.row_bytes / 1e9:.1f} GB."
+        ],
     )
 
 
-def _bytes_per_step(window: Window) -> float:
+def measure_all(peers: Path, rounds: int, window_s: float) -> Iterator[Section]:
+    """Measure all subjects. Memory is left out unless enough is free."""
+    for workload in WORKLOADS.values():
+        yield measure_steps(workload, peers, rounds, window_s)
+    yield measure_writing(rounds, window_s)
+    yield measure_sequences(rounds, window_s)
+    if psutil.virtual_memory().available >= MEMORY_NEEDED:
+        yield measure_memory()
+
+
+def _about_reverb(facts: Mapping[str, float]) -> str:
+    workers = "its own number of" if facts["workers"] < 0 else f"{facts['workers']:.0f}"
+    return (
+        f"{REVERB}: an item refers to a stack and the next one (n = 1), in chunks of frames that items share. It is "
+        f"measured with the fastest of several settings: chunks of {facts['chunk_length']:.0f}, {workers} workers per "
+        f"iterator, {facts['in_flight']:.0f} batches in flight for each."
+    )
+
+
+def _kilobytes_per_step(window: Window) -> float:
     """Kilobytes that the loopback interface carries per step, in a second."""
     before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
     us = window(1.0)
@@ -262,32 +334,30 @@ def _ignore(_: object) -> None:
     pass
 
 
-_PARTS: Final[Mapping[str, Callable[..., Section]]] = {
-    "writing": measure_writing,
-    "sequences": measure_sequences,
-}
-
-
 def main(
     what: Literal["atari", "cartpole", "writing", "sequences", "memory"],
     /,
     *,
+    peers: Path = _PEERS,
     rounds: int = ROUNDS,
     window_s: float = WINDOW_S,
 ) -> None:
     """Measure one subject.
 
     Args:
-        what: learner steps of a workload, or another subject. ``memory`` needs 8 GB.
+        what: learner steps of a workload, or another subject. ``memory`` needs 10 GB.
+        peers: where benchmarks/peers/install.sh put them.
         rounds: measurements of each contestant.
         window_s: seconds of a measurement.
     """
     if what == "memory":
         section = measure_memory()
-    elif what in _PARTS:
-        section = _PARTS[what](rounds, window_s)
+    elif what == "writing":
+        section = measure_writing(rounds, window_s)
+    elif what == "sequences":
+        section = measure_sequences(rounds, window_s)
     else:
-        section = measure_steps(WORKLOADS[what], rounds, window_s)
+        section = measure_steps(WORKLOADS[what], peers, rounds, window_s)
     section.show(Console())
 
 

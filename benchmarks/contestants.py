@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final, Literal
 
 WINDOW_S = 5.0
 ROUNDS = 5
 WARM_UP_S = 1.0
+REVERB: Final = "Reverb 0.14"
 
 Window = Callable[[float], float]
 """Measures for a number of seconds, and returns microseconds per step."""
@@ -77,9 +79,17 @@ def start_peers(stack: ExitStack, workload: str, folder: Path) -> dict[str, Peer
     peers = {"bare TCP round trip": Peer(stack, Path(sys.executable), "tcp_peer.py", workload)}
     if (python := folder / "cpprb" / "bin" / "python").exists():
         peers["cpprb 11, in process"] = Peer(stack, python, "cpprb_peer.py", workload)
-    if (python := folder / "reverb" / "bin" / "python").exists():
-        peers["Reverb 0.14"] = Peer(stack, python, "reverb_peer.py", workload, str(_free_port()))
-    return peers
+    return peers | start_reverb(stack, workload, folder, "transitions")
+
+
+def start_reverb(
+    stack: ExitStack, workload: str, folder: Path, storage: Literal["transitions", "steps"]
+) -> dict[str, Peer]:
+    """Start Reverb if it is installed in ``folder``. It stores whole transitions, or steps that items refer to."""
+    python = folder / "reverb" / "bin" / "python"
+    if not python.exists():
+        return {}
+    return {REVERB: Peer(stack, python, "reverb_peer.py", workload, str(_free_port()), storage)}
 
 
 def _free_port() -> int:

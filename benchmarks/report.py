@@ -83,7 +83,7 @@ def write_document(path: Path, sections: Sequence[Section]) -> None:
         "more than absolute times. Figures are medians, followed by minimum and maximum in parentheses.",
         "",
         "`make bench` runs all benchmarks and writes this page. With `ARGS=--quick`, it measures in windows of 1 s and "
-        "takes a few minutes.",
+        "takes a few minutes. It leaves out the memory of a million Atari transitions unless 10 GB are free.",
         "To include cpprb and Reverb, run `benchmarks/peers/install.sh` first.",
         "",
         f"![Time per learner step]({picture.name})",

@@ -12,6 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+EPISODE = 1000
+"""Steps of an episode, where steps are stored."""
+STACK = 4
+"""Frames of an observation, where steps are stored."""
 _US_PER_S = 1e6
 
 
