@@ -89,7 +89,7 @@ class LearnerServer:
         methods = {
             "Join": self._unary(learner_pb2.JoinRequest, service.join),
             "Report": self._unary(learner_pb2.ReportRequest, service.report),
-            "GetWeights": self._unary(learner_pb2.GetWeightsRequest, service.get_weights, beside=True),
+            "GetWeights": self._unary(learner_pb2.GetWeightsRequest, service.get_weights, in_thread=True),
         }
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
         address = f"{self.host}:{port}"
@@ -105,15 +105,15 @@ class LearnerServer:
         return bound
 
     def _unary(
-        self, message_type: type[M], answer: Callable[[M], Message], *, beside: bool = False
+        self, message_type: type[M], answer: Callable[[M], Message], *, in_thread: bool = False
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Create a handler that calls ``answer`` in a worker thread if ``beside`` is true, else on the event loop."""
+        """Create a handler that calls ``answer`` in a worker thread if ``in_thread``, else on the event loop."""
 
         async def call(_requests: object, context: Context) -> bytes:
             try:
                 self._gate.check(context.invocation_metadata() or ())
                 request = message_type.FromString(await only_message(context))
-                if beside:
+                if in_thread:
                     return (await self._loop.run_in_executor(self._threads, answer, request)).SerializeToString()
                 return answer(request).SerializeToString()
             except RefusedError as error:
