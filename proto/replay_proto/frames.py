@@ -1,4 +1,4 @@
-"""Frames, which carry messages without gRPC.
+"""Splits the bytes of a local socket into frames, each of which contains one message.
 
     link.sendall(frame_head(len(request)) + request)
     parser.received(link.recv_into(parser.space()))
@@ -53,26 +53,30 @@ def frame_head(content_bytes: int, kind: FrameKind = FrameKind.MESSAGE) -> bytes
 
 
 class FrameParser:
-    """Splits received bytes into frames."""
+    """Splits received bytes into frames.
+
+    Short frames are read from a chunk of memory that is reused. The content of a longer frame is received directly into
+    memory of its own.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         """Maximum length of a frame's content; can be changed."""
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
-        self._start = self._end = 0  # of the unread bytes in the chunk
-        self._long: memoryview | None = None  # the content of the next frame, if it is long
+        self._start = self._end = 0  # bounds of the unread bytes in the chunk
+        self._long: memoryview | None = None  # content of a frame that does not fit into the chunk
         self._long_kind = FrameKind.MESSAGE
-        self._long_end = 0  # bytes of it that have arrived
+        self._long_end = 0  # number of bytes of `_long` that have arrived
 
     @property
     def has_space(self) -> bool:
-        """Whether `space` has any; otherwise, frames must be taken first."""
+        """Whether `space` returns any memory; if not, take frames first."""
         if self._long is not None and self._long_end < len(self._long):
             return True
         return self._end - self._start < _CHUNK_BYTES
 
     def space(self) -> memoryview:
-        """Memory for the next received bytes; see `received`."""
+        """Memory to receive the next bytes into; call `received` afterwards."""
         if self._long is not None and self._long_end < len(self._long):
             return self._long[self._long_end :]
         if self._start and (self._start == self._end or self._end == _CHUNK_BYTES):
@@ -82,7 +86,7 @@ class FrameParser:
         return self._chunk[self._end :]
 
     def received(self, count: int) -> None:
-        """Take note that ``count`` bytes were written to the beginning of `space`."""
+        """Record that ``count`` bytes were received into the beginning of `space`."""
         if self._long is not None and self._long_end < len(self._long):
             self._long_end += count
         else:
@@ -112,7 +116,7 @@ class FrameParser:
         return None
 
     def _next_head(self) -> tuple[FrameKind, int] | None:
-        """Kind of the next frame in the chunk and length of its content; None until they have arrived."""
+        """Kind of the next frame in the chunk, and length of its content; None if its header is incomplete."""
         if self._end - self._start < HEAD_BYTES:
             return None
         size, kind = _HEAD.unpack_from(self._chunk, self._start)
@@ -123,7 +127,7 @@ class FrameParser:
         return FrameKind(kind), size
 
     def _begin_long(self, kind: FrameKind, size: int) -> None:
-        """Receive the rest of this frame into memory of its own."""
+        """Allocate memory for this frame, and copy the part that has already arrived."""
         content = self._chunk[self._start + HEAD_BYTES : self._end]
         self._long, self._long_kind, self._long_end = np.empty(size, np.uint8).data, kind, len(content)
         self._long[: len(content)] = content

@@ -7,10 +7,11 @@
         "next_obs": Stack("frame", 4, ahead=True),
         "n_return": Return("reward"),
     }
-    steps, schema = Steps.of(columns, Transitions(n_step=3, gamma=0.99))
+    steps = Steps.of(columns, Transitions(n_step=3, gamma=0.99))
 
-Writers store each step of an episode once. A drawn item is a window of consecutive steps, which belongs to its anchor:
-one step with what n steps lead to (`Transitions`), or several steps in a row (`Sequences`).
+Writers store each step of an episode once. A draw chooses steps by priority. Each of these steps is the anchor of a
+window of consecutive steps, from which the client computes either a transition with its n-step return (`Transitions`),
+or a sequence (`Sequences`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from replay_proto.v1 import replay_pb2
 MAX_WINDOW: Final = 4096
 """Maximum rows of a window."""
 Padding = Literal["zero", "repeat"]
-"""Fills the places of a stack before an episode's first step: zeros, or the first value."""
+"""What a stack has at positions before an episode's first step: zeros, or that step's value."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Stack:
     count: int
     """Number of steps, at least 1."""
     padding: Padding = "zero"
-    """Fills the places before the episode's first step."""
+    """What the stack has at positions before the episode's first step."""
     ahead: bool = False
-    """False: ends at the drawn step. True: ends n steps later, or at the episode's end. Only with `Transitions`."""
+    """False: ends at the anchor. True: ends n steps later, or at the episode's end. Only with `Transitions`."""
 
 
 def Next(of: str) -> Stack:  # noqa: N802 - used like the classes beside it
@@ -53,35 +54,36 @@ def Next(of: str) -> Stack:  # noqa: N802 - used like the classes beside it
 
 @dataclass(frozen=True)
 class Return:
-    """The n-step return: ``sum of gamma**i * value`` over the steps of the window but its last. With `Transitions`."""
+    """The n-step return: the sum of ``gamma**i * value`` over n steps from the anchor on. Only with `Transitions`."""
 
     of: str
-    """The stored column, of a floating-point dtype, which the return has, too."""
+    """The stored column, of a floating-point dtype. The return has the same dtype."""
 
 
 @dataclass(frozen=True)
 class Discount:
-    """The factor of the value that follows, float32; 0 after a terminal state.
+    """The factor by which a target multiplies the value of the next observation, as float32.
 
-    With `Transitions`, ``gamma**k`` after the k steps of the return; with `Sequences`, ``gamma`` at each step.
+    With `Transitions`, it is ``gamma**k`` if the return sums k steps; with `Sequences`, ``gamma`` at each step. It is 0
+    if the next observation is a terminal state.
     """
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Which places of a sequence hold a step, bool. Only with `Sequences`."""
+    """Which positions of a sequence hold a step, as bool. Only with `Sequences`."""
 
 
 Derived: TypeAlias = Stack | Return | Discount | Mask
-"""A column that batches have, and rows do not."""
+"""A column of batches that clients compute from stored columns."""
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """Draws single steps, each with what the next n steps lead to."""
+    """Draws single steps, each with its n-step return and the observation n steps later."""
 
     n_step: int = 1
-    """n, at least 1; at the end of an episode, fewer."""
+    """n, at least 1. Steps near the end of an episode use as many steps as are left."""
     gamma: float = 0.99
     """Discount factor, 0 to 1."""
 
@@ -90,17 +92,17 @@ class Transitions:
 class Sequences:
     """Draws sequences of steps: columns have the shape ``[burn_in + length, *shape]``.
 
-    A sequence belongs to its anchor at place ``burn_in``, the first step to learn from. Steps before an episode's
-    beginning and after its end are zero. ``Sequences(length=L, period=L)`` draws whole episodes of up to L steps with
-    their last observation, and slices of longer ones.
+    The anchor of a sequence is the first step to learn from, at position ``burn_in``. Positions before the beginning of
+    an episode and after its end are zero. ``Sequences(length=L, period=L)`` draws whole episodes of up to L - 1 steps
+    with their final observation, and slices of longer ones.
     """
 
     length: int
-    """Steps from the anchor on, at least 1."""
+    """Number of positions from the anchor on, at least 1."""
     burn_in: int = 0
-    """Steps before the anchor, at least 0."""
+    """Number of positions before the anchor, at least 0."""
     period: int = 1
-    """Steps whose number in the episode is a multiple of this are anchors; 1 to the length."""
+    """Steps from one anchor to the next, 1 to `length`; an episode's first step is an anchor."""
     gamma: float = 0.99
     """Discount factor, 0 to 1."""
 
@@ -110,14 +112,14 @@ Item: TypeAlias = Transitions | Sequences
 
 
 class WindowShape(NamedTuple):
-    """How far windows reach."""
+    """The rows of a window, counted from its anchor."""
 
     forward: int
-    """Rows beyond the anchor, unless the episode ends earlier."""
+    """Number of rows after the anchor; fewer if the episode ends earlier."""
     backward: int
-    """Rows before the anchor, unless the episode begins later."""
+    """Number of rows before the anchor; fewer if the episode begins later."""
     period: int = 1
-    """Anchors are the steps whose number is a multiple of it."""
+    """Steps from one anchor to the next; an episode's first step is an anchor."""
 
     @property
     def rows(self) -> int:
@@ -137,10 +139,10 @@ class Steps:
     """The stored columns."""
 
     def __post_init__(self) -> None:
-        """Check that everything fits together.
+        """Check that the item, the stored columns and the derived columns are valid together.
 
         Raises:
-            InvalidArgumentError: names the field that does not.
+            InvalidArgumentError: names the invalid field.
         """
         _check_item(self.item)
         for name, column in self.derived.items():
@@ -157,12 +159,12 @@ class Steps:
 
     @property
     def is_sequences(self) -> bool:
-        """Whether it draws sequences."""
+        """Whether the table draws sequences."""
         return isinstance(self.item, Sequences)
 
     @cached_property
     def window(self) -> WindowShape:
-        """The windows that it draws."""
+        """The shape of its windows."""
         stacked = max((column.count - 1 for column in self.derived.values() if isinstance(column, Stack)), default=0)
         if isinstance(self.item, Transitions):
             return WindowShape(self.item.n_step, stacked)
@@ -170,7 +172,7 @@ class Steps:
 
     @cached_property
     def carried(self) -> Mapping[str, Column]:
-        """The stored columns that batches need: those that are sampled, or the source of another."""
+        """The stored columns that a reply needs: sampled ones, and the sources of derived ones."""
         sources = {column.of for column in self.derived.values() if isinstance(column, Stack | Return)}
         return {name: column for name, column in self.schema.items() if column.sampled or name in sources}
 

@@ -250,21 +250,21 @@ class _EpisodeEnd:
 class _EpisodeEndEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_EpisodeEnd.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     EPISODE_END_UNSPECIFIED: _EpisodeEnd.ValueType  # 0
-    """It goes on."""
+    """The row is a step; the episode continues."""
     EPISODE_END_TRUNCATED: _EpisodeEnd.ValueType  # 1
-    """The last row closes it: the episode was cut off there."""
+    """The row closes the episode, which was truncated."""
     EPISODE_END_TERMINATED: _EpisodeEnd.ValueType  # 2
-    """The last row closes it, and its observation is a terminal state."""
+    """The row closes the episode; its observation is a terminal state."""
 
 class EpisodeEnd(_EpisodeEnd, metaclass=_EpisodeEndEnumTypeWrapper):
-    """How an episode stands after its last inserted row."""
+    """Whether and how a row closes its episode."""
 
 EPISODE_END_UNSPECIFIED: EpisodeEnd.ValueType  # 0
-"""It goes on."""
+"""The row is a step; the episode continues."""
 EPISODE_END_TRUNCATED: EpisodeEnd.ValueType  # 1
-"""The last row closes it: the episode was cut off there."""
+"""The row closes the episode, which was truncated."""
 EPISODE_END_TERMINATED: EpisodeEnd.ValueType  # 2
-"""The last row closes it, and its observation is a terminal state."""
+"""The row closes the episode; its observation is a terminal state."""
 global___EpisodeEnd = EpisodeEnd
 
 class _DrawMode:
@@ -337,15 +337,15 @@ class Column(google.protobuf.message.Message):
     """
     @property
     def stored(self) -> global___StoredColumn:
-        """Values that are inserted with each row, in a table without steps."""
+        """In a table without steps: values that are inserted with each row."""
 
     @property
     def derived(self) -> global___DerivedColumn:
-        """Values that are computed from a stored column of a drawn window."""
+        """In a table of steps: values that clients compute from the rows of a drawn window."""
 
     @property
     def step(self) -> global___StepColumn:
-        """Values that are inserted with each step."""
+        """In a table of steps: values that are inserted with each step."""
 
     def __init__(
         self,
@@ -400,7 +400,7 @@ class StepColumn(google.protobuf.message.Message):
     """If true, a drawn sequence has only the value of its first row. Only in tables of sequences."""
     @property
     def values(self) -> global___StoredColumn:
-        """Its values."""
+        """Element type and shape of its values."""
 
     def __init__(
         self,
@@ -434,11 +434,11 @@ class DerivedColumn(google.protobuf.message.Message):
 
     @property
     def discount(self) -> global___Discount:
-        """The discount of the value that follows."""
+        """The factor by which a target multiplies the value of the next observation."""
 
     @property
     def mask(self) -> global___Mask:
-        """Which steps of a sequence are real."""
+        """Which positions of a sequence hold a step."""
 
     def __init__(
         self,
@@ -456,7 +456,7 @@ global___DerivedColumn = DerivedColumn
 
 @typing.final
 class Stack(google.protobuf.message.Message):
-    """The values of a column at `count` consecutive steps, oldest first: `[count, *shape]`, or `[*shape]` if the count is 1."""
+    """The values of a column at `count` consecutive steps, oldest first: `[count, *shape]`, or `[*shape]` if `count` is 1."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -469,10 +469,10 @@ class Stack(google.protobuf.message.Message):
     count: builtins.int
     """Number of steps, at least 1."""
     repeats: builtins.bool
-    """If true, places before an episode's first step repeat its value; otherwise they are zero."""
+    """Fills the positions before an episode's first step. True: with that step's value. False: with zeros."""
     ahead: builtins.bool
-    """False: the stack ends at the drawn step. True: it ends at the last row of the window, n steps later, or at the row
-    that closes the episode. Only in tables of transitions.
+    """False: the stack ends at the anchor. True: it ends at the last row of the window, which is n steps later, or is the
+    row that closes the episode. Only in tables of transitions.
     """
     def __init__(
         self,
@@ -488,15 +488,15 @@ global___Stack = Stack
 
 @typing.final
 class Return(google.protobuf.message.Message):
-    """The n-step return: the sum of gamma^i * value over the steps i = 0, 1, ... of the window, without its last row. Only
-    in tables of transitions. Of the dtype and shape of the column, which has floating-point numbers.
+    """The n-step return: the sum of gamma^i * value over the steps i = 0, 1, ... from the anchor up to, but not including,
+    the last row of the window. It has the dtype and shape of the stored column. Only in tables of transitions.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OF_FIELD_NUMBER: builtins.int
     of: builtins.str
-    """The stored column."""
+    """The stored column, of a floating-point dtype."""
     def __init__(
         self,
         *,
@@ -508,8 +508,9 @@ global___Return = Return
 
 @typing.final
 class Discount(google.protobuf.message.Message):
-    """float32: in transitions gamma^k, where k is the number of steps that were added up; in sequences gamma at each step.
-    0 if the last row, or the next one of the sequence, closes its episode as terminated.
+    """The factor by which a target multiplies the value of the next observation, as float32. In transitions: gamma^k, where
+    k is the number of steps in the return, or 0 if the last observation is a terminal state. In sequences: gamma at each
+    step, but 0 at a step that leads to a terminal state, and 0 at positions without a step.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -522,8 +523,8 @@ global___Discount = Discount
 
 @typing.final
 class Mask(google.protobuf.message.Message):
-    """bool: which places of a sequence hold a step. False before the episode's first step, at the row that closes it, and
-    beyond. Only in tables of sequences.
+    """bool: whether a position of a sequence holds a step. False before the episode's first step, at the row that closes
+    the episode, and after it. Only in tables of sequences.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -539,9 +540,9 @@ class Steps(google.protobuf.message.Message):
     """What a table of steps draws: windows of consecutive steps of one episode, each with an anchor, whose key and priority
     are those of the item.
 
-    Writers send each step once. An episode ends with a closing row: the final observation, with zeros in columns that
-    the last step has no value for. A closing row is stored and evicted like any row, but is no anchor. A row is drawable
-    while all rows of its window are live. A priority update for any other row is stale.
+    Writers send each step once. An episode ends with a closing row, which has the final observation, and zeros in
+    columns without a final value, such as the action. A closing row is stored and evicted like any row, but is never an
+    anchor. An anchor is drawable while all rows of its window are live. Priority updates for all other rows are stale.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -553,11 +554,11 @@ class Steps(google.protobuf.message.Message):
     """Discount factor, 0 to 1."""
     @property
     def transitions(self) -> global___Transitions:
-        """One step, with what n steps lead to."""
+        """Single steps, each with its n-step return and the observation n steps later."""
 
     @property
     def sequences(self) -> global___Sequences:
-        """Several steps in a row."""
+        """Sequences of consecutive steps."""
 
     def __init__(
         self,
@@ -574,8 +575,8 @@ global___Steps = Steps
 
 @typing.final
 class Transitions(google.protobuf.message.Message):
-    """Every step is an anchor. Its window reaches n_step rows ahead, or to the closing row, and back as far as the longest
-    stack needs, or to the episode's first step.
+    """Every step is an anchor. Its window ends n_step rows later, or at the closing row if that comes first. It begins as
+    many rows earlier as the longest stack needs, or at the episode's first step.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -594,8 +595,9 @@ global___Transitions = Transitions
 
 @typing.final
 class Sequences(google.protobuf.message.Message):
-    """Every step whose number is a multiple of the period is an anchor. Columns have the shape `[burn_in + length, ...]`;
-    the anchor is at place `burn_in`. Places before the episode's first step and after its end are zero.
+    """Every step whose number in its episode is a multiple of the period is an anchor. Columns have the shape
+    `[burn_in + length, ...]`, with the anchor at position `burn_in`. Positions before the episode's first step and after
+    its closing row are zero.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -604,11 +606,11 @@ class Sequences(google.protobuf.message.Message):
     BURN_IN_FIELD_NUMBER: builtins.int
     PERIOD_FIELD_NUMBER: builtins.int
     length: builtins.int
-    """Rows from the anchor on, at least 1; fewer if the episode ends."""
+    """Number of rows from the anchor on, at least 1. At the end of an episode, a window has fewer."""
     burn_in: builtins.int
-    """Rows before the anchor, at least 0; fewer if the episode begins there."""
+    """Number of rows before the anchor, at least 0. At the beginning of an episode, a window has fewer."""
     period: builtins.int
-    """1 to the length."""
+    """Steps from one anchor to the next, 1 to `length`."""
     def __init__(
         self,
         *,
@@ -923,8 +925,8 @@ global___KeyRange = KeyRange
 
 @typing.final
 class Runs(google.protobuf.message.Message):
-    """Divides inserted rows into runs. The rows of a run are consecutive steps of one episode. All arrays have one value for
-    each run.
+    """Divides inserted rows into runs: consecutive rows that are consecutive steps of one episode. Each array has one value
+    per run.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -935,7 +937,7 @@ class Runs(google.protobuf.message.Message):
     FIRST_STEPS_FIELD_NUMBER: builtins.int
     ENDS_FIELD_NUMBER: builtins.int
     row_counts: builtins.bytes
-    """int64[m]: rows of each run, at least 1. Their sum is `row_count`."""
+    """int64[m]: number of rows of each run, at least 1. They add up to `row_count`."""
     streams: builtins.bytes
     """uint64[m]: number of the stream of experience (one environment of one actor), chosen by the caller."""
     episodes: builtins.bytes
@@ -943,7 +945,7 @@ class Runs(google.protobuf.message.Message):
     first_steps: builtins.bytes
     """int64[m]: number of the run's first step within its episode, from 0. Only in tables of steps."""
     ends: builtins.bytes
-    """uint8[m]: an EpisodeEnd each. Only in tables of steps."""
+    """uint8[m]: EpisodeEnd of each run's last row. Only in tables of steps."""
     def __init__(
         self,
         *,
@@ -976,9 +978,9 @@ class Insertion(google.protobuf.message.Message):
     """Number of rows: 1 to slots - capacity of the table, and at most 8192. All become live at the same moment."""
     priorities: builtins.bytes
     """float64[row_count], finite and not negative. Empty: every row gets the largest live priority, read once before the
-    rows become live. If the table is empty or this priority is 0, they get 1.0. In a table of steps, they belong to
-    the anchors whose windows these rows complete, run after run, each run's in the order of steps: the steps that the
-    window's length separates from a step of the run and, if the run closes its episode, all later ones.
+    rows become live. If the table is empty or this priority is 0, they get 1.0.
+    In a table of steps, the array has one priority for each anchor whose window these rows complete. These anchors may
+    belong to earlier inserts. The order is that of the runs, and within a run that of the steps.
     """
     sequence: builtins.int
     """Sequence number of this insert: the writer's first insert has 1. 0 if and only if there is no writer."""
@@ -988,7 +990,9 @@ class Insertion(google.protobuf.message.Message):
     """
     @property
     def runs(self) -> global___Runs:
-        """Where the rows come from; stored with each row. Required in tables of steps. Unset: stream 0, episode 0."""
+        """The streams and episodes that the rows belong to, which are stored with the rows. Required in tables of steps.
+        Unset: stream 0, episode 0.
+        """
 
     def __init__(
         self,
@@ -1193,7 +1197,7 @@ class Batch(google.protobuf.message.Message):
     probabilities: builtins.bytes
     """float64[batch_size]: mass / total mass. A row is expected to occur batch_size * probability times in the batch."""
     weights: builtins.bytes
-    """float32[batch_size]: (size * probability) ** -beta, divided by the requested norm (Schaul et al. 2016, section
+    """float32[batch_size]: (drawable * probability) ** -beta, divided by the requested norm (Schaul et al. 2016, section
     3.4).
     """
     beta: builtins.float
@@ -1207,16 +1211,16 @@ class Batch(google.protobuf.message.Message):
     inserted: builtins.int
     """Rows ever inserted."""
     window_keys: builtins.bytes
-    """In a table of steps, int64[r]: keys of the rows of each window, oldest first, window after window. `rows` has the
-    columns of these rows, except that columns with `at_start` have the first row of each sequence only. Columns that are
-    neither sampled nor the source of another are left out.
+    """In a table of steps, int64[r]: keys of the rows of each window, oldest first, window after window. `rows` has these
+    rows. Columns with `at_start` have only the first row of each sequence. A column is omitted if batches do not
+    contain it and no derived column is computed from it.
     """
     before: builtins.bytes
-    """In a table of steps, int32[batch_size]: rows of each window before its anchor."""
+    """In a table of steps, int32[batch_size]: number of rows of each window before its anchor."""
     after: builtins.bytes
-    """In a table of steps, int32[batch_size]: rows of each window after its anchor."""
+    """In a table of steps, int32[batch_size]: number of rows of each window after its anchor."""
     ends: builtins.bytes
-    """In a table of steps, uint8[batch_size]: an EpisodeEnd each, of the last row of the window."""
+    """In a table of steps, uint8[batch_size]: EpisodeEnd of the last row of each window."""
     drawable: builtins.int
     """Drawable rows: in a table of steps, those with a complete window; otherwise all live rows."""
     def __init__(
@@ -1357,7 +1361,7 @@ class ReadResponse(google.protobuf.message.Message):
     steps: builtins.bytes
     """In a table of steps, int64[m]: number of each step within its episode."""
     ends: builtins.bytes
-    """In a table of steps, uint8[m]: an EpisodeEnd each."""
+    """In a table of steps, uint8[m]: EpisodeEnd of each row."""
     rows: builtins.bytes
     """The rows, in the order of `keys`."""
     def __init__(
@@ -1970,7 +1974,7 @@ class TableStats(google.protobuf.message.Message):
 
     @property
     def steps(self) -> global___StepStats:
-        """Rows by what they are; absent if the table has no steps."""
+        """Rows of a table of steps, counted by whether they can be drawn; absent for other tables."""
 
     def __init__(
         self,
@@ -2009,7 +2013,9 @@ global___TableStats = TableStats
 
 @typing.final
 class StepStats(google.protobuf.message.Message):
-    """Live rows of a table of steps. Those that are counted nowhere here are no anchors."""
+    """Counts of live rows of a table of steps: anchors in three states, and closing rows. Steps between the anchors of
+    sequences are not counted.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2020,7 +2026,7 @@ class StepStats(google.protobuf.message.Message):
     drawable: builtins.int
     """Anchors with a complete window, which can be drawn."""
     pending: builtins.int
-    """Anchors whose window is not complete yet."""
+    """Anchors that wait for later rows of their window."""
     broken: builtins.int
     """Anchors that can never be drawn again: rows of their window were evicted, lost, or never inserted."""
     closing: builtins.int
