@@ -91,7 +91,7 @@ _PONG: Mapping[str, Any] = MappingProxyType(
 # For --algorithm r2d2; without memory, no algorithm solves these.
 _MASKED_CARTPOLE: Mapping[str, Any] = MappingProxyType(
     {
-        "steps": 60_000,
+        "steps": 100_000,
         "capacity": 50_000,
         "hidden_sizes": (64,),
         "learning_rate": 1e-3,
@@ -100,8 +100,8 @@ _MASKED_CARTPOLE: Mapping[str, Any] = MappingProxyType(
         "gamma": 0.99,
         "sequence_length": 16,
         "burn_in": 8,
-        "target_interval": 1,
-        "target_tau": 0.01,
+        "target_interval": 250,
+        "target_tau": 1.0,
         "replay_ratio": 0.125,
         "learning_starts": 1_000,
         "epsilon_steps": 10_000,
@@ -115,9 +115,6 @@ _MASKED_CARTPOLE: Mapping[str, Any] = MappingProxyType(
 _TMAZE: Mapping[str, Any] = MappingProxyType(
     {
         **_MASKED_CARTPOLE,
-        "steps": 100_000,
-        "target_interval": 250,
-        "target_tau": 1.0,
         # A whole episode without detours has 21 steps.
         "sequence_length": 30,
         "sequence_period": 15,
