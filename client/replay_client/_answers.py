@@ -41,7 +41,7 @@ class AnswerReader:
         return self._batch(head.batch, rows)
 
     def learned(self, answer: Content) -> tuple[replay_pb2.UpdateResult, list[Batch | None]]:
-        """Decode a reply to Learn: the result of the update, and the batches as returned by `sampled`."""
+        """Decode a reply to Learn: the result of the update, and the batches; a batch is None as in `sampled`."""
         head, rows = split_message(replay_pb2.LearnResponse, answer)
         batches, start = [], 0
         for message in head.batches:
@@ -65,7 +65,7 @@ class AnswerReader:
         )
 
     def _row_bytes(self, message: replay_pb2.Batch) -> int:
-        """Bytes of a batch's rows in a reply that has them."""
+        """Return the length of the field ``rows`` for this batch, if the reply includes rows."""
         if self._windows is not None:
             return self._windows.row_bytes(message)
         return len(message.keys) // _KEY_BYTES * self._schema.row_bytes
@@ -120,12 +120,12 @@ class _WindowReader:
         self._expansion = Expansion(steps)
 
     def row_bytes(self, message: replay_pb2.Batch) -> int:
-        """Bytes of a batch's rows in a reply that has them."""
+        """Return the length of the field ``rows`` for this batch, if the reply includes rows."""
         rows, windows = len(message.window_keys) // _KEY_BYTES, len(message.keys) // _KEY_BYTES
         return self._steps.window_bytes(rows, windows)
 
     def received(self, message: replay_pb2.Batch, rows: memoryview) -> dict[str, Array]:
-        """The columns of received rows.
+        """Build the columns from rows in the reply.
 
         Raises:
             InternalServerError: the reply does not match the table.
@@ -139,7 +139,7 @@ class _WindowReader:
         return columns
 
     def copied(self, message: replay_pb2.Batch) -> dict[str, Array] | None:
-        """The columns of rows in mapped files; None if inserts overtook the copy."""
+        """Build the columns from the mapped files; None if inserts overwrote rows during the copy."""
         assert self._mapped is not None
         keys = np.frombuffer(message.window_keys, "<i8")
         windows = _windows(message, self._mapped.slots_of(keys), self._steps.window)
@@ -149,7 +149,7 @@ class _WindowReader:
 
 
 def selected_rows(rows: Rows, places: NDArray[np.intp]) -> Rows:
-    """Copy some rows; places: int64[n]."""
+    """Copy the rows at these positions, int64[n]."""
     return Rows(
         row_keys=rows.row_keys[places],
         columns={name: column[places] for name, column in rows.columns.items()},

@@ -20,11 +20,11 @@ class Drawn(Columns[T_co]):
     """Rows drawn by priority, as arrays or tensors; all values are from the time of the draw."""
 
     row_keys: NDArray[np.int64]
-    """int64[batch]: key of each row, in a table of steps of each anchor; a NumPy array even for tensors, because
-    updates are sent from the CPU."""
+    """int64[batch]: key of each row; in a table of steps, of each anchor. Always a NumPy array, also in a batch of
+    tensors, because updates are sent from the CPU."""
     columns: Mapping[str, T_co]
-    """By column, in the order of the schema: ``dtype[batch, *shape]``. In a table of steps, the sampled and the derived
-    columns; those of sequences are ``dtype[batch, burn_in + length, *shape]``."""
+    """Arrays by column name, in the order of the schema: ``dtype[batch, *shape]``. A table of steps has sampled and
+    derived columns; for sequences, they are ``dtype[batch, burn_in + length, *shape]``."""
     probabilities: T_co
     """float64[batch]: mass of each row divided by the total mass."""
     weights: T_co
@@ -58,7 +58,7 @@ class Rows(Columns[NDArray[Any]]):
     row_keys: NDArray[np.int64]
     """int64[n]: key of each row."""
     columns: Mapping[str, NDArray[Any]]
-    """By column, in the order of the schema: ``dtype[n, *shape]``."""
+    """Arrays by column name, in the order of the schema: ``dtype[n, *shape]``."""
     priorities: NDArray[np.float64]
     """float64[n]: priority of each row, without the exponent."""
     streams: NDArray[np.uint64]
@@ -68,7 +68,8 @@ class Rows(Columns[NDArray[Any]]):
     steps: NDArray[np.int64] | None = None
     """int64[n]: the number of each step within its episode; None: not a table of steps."""
     ends: NDArray[np.uint8] | None = None
-    """uint8[n]: 1 where a row closes its episode as truncated, 2 as terminated, otherwise 0; None as above."""
+    """uint8[n]: 0 for a step, 1 for a row that closes a truncated episode, 2 for one that closes a terminated episode.
+    None: not a table of steps."""
 
 
 @dataclass(frozen=True)

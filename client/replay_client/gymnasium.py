@@ -9,10 +9,10 @@
         while ...:
             obs, *_ = envs.step(policy(obs))
 
-Each step is stored once: the observation before it, the action and the reward. The final observation of an episode
-closes it. Steps with which a vector environment only resets are not stored. A time limit truncates; so does a reset in
-the middle of an episode. All autoreset modes of Gymnasium 1.x are supported. In ``SAME_STEP`` mode,
-Gymnasium passes on the array of the final observation, so an environment must not use it again when it resets.
+Each step is stored once: the observation before it, the action and the reward. The final observation is stored in the
+row that closes the episode. An episode counts as truncated if a time limit or a reset ends it. Steps in which a vector
+environment only resets are not stored. All autoreset modes of Gymnasium 1.x are supported. In ``SAME_STEP`` mode,
+Gymnasium does not copy the final observation, so an environment must not reuse its array in `reset`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from replay_client.writer import Writer
 
 
 class _Names(NamedTuple):
-    """The columns of what is recorded; None: it is not stored."""
+    """Names of the columns for observation, action and reward; None: not stored."""
 
     obs: str
     action: str | None
     reward: str | None
 
     def step(self, obs: Any, action: Any, reward: Any, others: Mapping[str, Any]) -> dict[str, Any]:
-        """The row of a step, or of one step of each environment."""
+        """Build the row of a step, or the columns of one step in all environments of a vector environment."""
         named = ((self.obs, obs), (self.action, action), (self.reward, reward))
         return {name: value for name, value in named if name is not None} | dict(others)
 
@@ -56,11 +56,11 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._others: dict[str, Any] = {}
 
     def with_next_step(self, **columns: Any) -> None:
-        """Store values of other columns with the next step, such as the state of a recurrent network."""
+        """Set additional columns of the next step's row, such as the state of a recurrent network."""
         self._others.update(columns)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; an episode that was running is truncated."""
+        """Reset the environment. This truncates a running episode."""
         if self._is_running:
             self._stream.end_episode({self._names.obs: self._obs})
         obs, info = self.env.reset(seed=seed, options=options)
@@ -101,18 +101,18 @@ class RecordedVectorEnv(VectorWrapper):
         self._writer = writer
         self._names = names
         self._obs: Any = None
-        self._steps_next = np.zeros(self.num_envs, bool)  # environments whose next step is no reset
-        self._is_lost = np.zeros(self.num_envs, bool)  # those whose episode could not be sent
+        self._steps_next = np.zeros(self.num_envs, bool)  # whether the next step of each environment is a real one
+        self._is_lost = np.zeros(self.num_envs, bool)  # whether recording of its current episode has failed
         self._others: dict[str, Any] = {}
 
     def with_next_step(self, **columns: Any) -> None:
-        """Store values of other columns with the next steps, ``[num_envs, *shape]`` by column."""
+        """Set additional columns of the next rows, ``[num_envs, *shape]`` by column."""
         self._others.update(columns)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the environments, or those of ``options["reset_mask"]``; episodes that were running are truncated."""
+        """Reset all environments, or those in ``options["reset_mask"]``. This truncates running episodes."""
         mask = np.array((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
         is_running = mask & self._steps_next & ~self._is_lost
         if is_running.any():
@@ -150,7 +150,7 @@ class RecordedVectorEnv(VectorWrapper):
         return obs, rewards, terminated, truncated, infos
 
     def _end(self, done: NDArray[np.bool_], terminated: Any, obs: Any, infos: Mapping[str, Any]) -> None:
-        """End episodes; ``obs`` are the final observations, unless the environments have reset already."""
+        """End the episodes in ``done``. Final observations are in ``obs``, or in ``SAME_STEP`` mode in ``infos``."""
         if self._mode is not AutoresetMode.SAME_STEP:
             if done.any():
                 self._writer.end_episodes(done, {self._names.obs: obs}, terminated=terminated)
@@ -186,11 +186,12 @@ def RecordSteps(  # noqa: N802 - used like Gymnasium's wrappers
     action: str | None = "action",
     reward: str | None = "reward",
 ) -> RecordedEnv | RecordedVectorEnv:
-    """Wrap environments, so that a writer gets each of their steps once.
+    """Wrap an environment or a vector environment, so that its steps are recorded.
 
     Args:
         envs: an environment, or a vector environment.
-        writer: of a table of steps, with one stream for each environment; for a single one also ``writer[i]``.
+        writer: a writer of a table of steps, with one stream per environment. For a single environment, it may also be
+            one stream, ``writer[i]``.
         obs: the column of observations; nested ones are ``obs/name``.
         action: the column of actions; None: not stored.
         reward: the column of rewards; None: not stored.
@@ -199,8 +200,8 @@ def RecordSteps(  # noqa: N802 - used like Gymnasium's wrappers
         The wrapped environments: `RecordedEnv` or `RecordedVectorEnv`.
 
     Raises:
-        InvalidArgumentError: the writer has another number of streams, its table has no steps, or the vector
-            environment does not tell its autoreset mode.
+        InvalidArgumentError: the writer has another number of streams, its table is not a table of steps, or the vector
+            environment does not specify its autoreset mode.
     """
     names = _Names(obs, action, reward)
     if isinstance(writer, Writer) and writer.steps is None:
@@ -217,7 +218,7 @@ def RecordSteps(  # noqa: N802 - used like Gymnasium's wrappers
 
 
 def _part(observations: Any, index: int) -> Any:
-    """The observation of one environment, of an array of observations or of nested arrays."""
+    """Return the observation of one environment from the (possibly nested) observations of all."""
     if isinstance(observations, Mapping):
         return {name: _part(part, index) for name, part in observations.items()}
     if isinstance(observations, tuple):

@@ -3,13 +3,13 @@
     import replay_client.jax
 
     batch = jax.tree.map(jnp.asarray, next(sampler))      # a Batch of JAX arrays
-    td_errors = step(params, batch)                       # a jitted function accepts it, and is compiled once
+    td_errors = step(params, batch)                       # jitted functions accept batches, and are compiled once
     sampler.update_priorities(batch, abs(td_errors))
 
-The leaves are the values that each row has: columns, keys, probabilities and weights. So an operation on all leaves (a
-slice, a permutation, stacking batches) also applies to the keys. By default, JAX truncates integers to 32 bits, but
-keys have 64. So the leaf of the keys stores each key as two halves, ``uint32[n, 2]``, and `row_keys` is a `Wide`, which
-`update_priorities` and `numpy.asarray` convert back.
+The leaves are the arrays with one value per row: columns, keys, probabilities and weights. So an operation on all
+leaves (a slice, a permutation, stacking batches) also applies to the keys. Keys have 64 bits, but by default, JAX
+truncates integers to 32 bits. So the leaf of the keys stores each key as two halves, ``uint32[n, 2]``, and `row_keys`
+is a `Wide`, which `update_priorities` and `numpy.asarray` convert back.
 
 Values of the whole batch (`beta`, `size`, `inserted`, ...) are not leaves. Inside traced functions, and in their
 results, they are None.

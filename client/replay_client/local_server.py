@@ -5,9 +5,9 @@
 
     client = LocalServer().client()         # in a notebook: the server runs as long as the client is in use
 
-The server ends with `close`, when neither it nor a client of it is in use, and with this process, even if that is
-killed. It listens on a free port of the loopback interface. Other users of the machine can reach the port, so the
-server requires a random token, which its clients have.
+The server stops when `close` is called, when the `LocalServer` and all clients that it created have been freed, and
+when this process ends, even by SIGKILL. It listens on a free port of the loopback interface. Other users of the machine
+can reach that port, so the server requires a random token. Clients from `LocalServer.client` send it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LocalServer:
 
         Args:
             data_dir: directory that keeps the tables; None: a temporary one in memory, removed when the server ends.
-            token: the token that clients need; None: a random one.
-            log_path: file that the server's log is appended to; None: only errors of the start show its last lines.
+            token: the token that clients must send; None: a random one.
+            log_path: file that the server appends its log to; None: the log is discarded, but errors quote its end.
             keep_open: file descriptors that the server inherits.
             **settings: further settings of `replay-server`, such as ``max_tables=10``; see docs/server.md. Variables
                 ``REPLAY_SERVER_*`` do not apply.
@@ -74,7 +74,7 @@ class LocalServer:
         """
         check_extra("server", *NEEDED)
         self.token: Final = token or new_token()
-        """The token that clients need."""
+        """The token that clients must send."""
         self._unnamed: list[IO[str]] = []
         tokens_path = self._unnamed_file(token_entry(self.token))
         self._log_path = self._unnamed_file() if log_path is None else Path(log_path)
@@ -142,10 +142,10 @@ class LocalServer:
         return f"<LocalServer at {self.address}, process {self.pid}>"
 
     def _unnamed_file(self, content: str = "") -> Path:
-        """Create a file that has no name and vanishes with this process, however it ends.
+        """Create a file without a directory entry, which disappears when this process ends for any reason.
 
         Returns:
-            A path by which processes of the same user can open the file.
+            A path under which processes of the same user can open the file.
         """
         file = tempfile.TemporaryFile("w")  # noqa: SIM115 - open as long as this object
         file.write(content)
@@ -187,7 +187,7 @@ def _flags(settings: Mapping[str, object]) -> Iterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's variables without settings of other servers. Python imports nothing from the current directory."""
+    """Return this process's variables, without ``REPLAY_SERVER_*``, and with imports from the current directory off."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)}
     return {**kept, "PYTHONSAFEPATH": "1"}
 
@@ -198,7 +198,7 @@ def _end(process: subprocess.Popen[str], owner: int) -> None:
 
 
 def _relay_progress(lines: Sequence[str]) -> None:
-    """Show that the first start compiles kernels; a warning is shown even if logging is not configured."""
+    """Log that the first start compiles kernels, as warnings, which are shown even if logging is not configured."""
     for line in lines:
         if found := _PROGRESS.search(line):
             log.warning("replay server: %s", found[0])

@@ -1,9 +1,9 @@
 """Reads all rows of a table, for export, statistics or offline training.
 
-reader = table.rows(order="episode", progress=True)
-for rows in reader:                     # `Rows`, up to 10,000 at a time
-save(rows["obs"], rows.episodes, rows.steps)
-print(reader.overtaken, "rows were removed before they were read")
+    reader = table.rows(order="episode", progress=True)
+    for rows in reader:                     # `Rows`, up to 10,000 at a time
+        save(rows["obs"], rows.episodes, rows.steps)
+    print(reader.overtaken, "rows were removed before they were read")
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class RowReader:
         self.inserted: Final = table.inserted
         """Rows ever inserted into the table when the reader was created. Rows inserted later are not read."""
         self.total: Final = table.size
-        """Live rows at that time, which the reader returns except for those in `overtaken`."""
+        """Number of live rows at that time. The reader returns all of them, except those counted in `overtaken`."""
         self.overtaken = 0
-        """Number of rows so far that were removed from the table before they could be read."""
+        """Number of rows that were evicted or reset before they could be read, so far."""
         self._read = read
         self._name = table.name
         self._chunk = checked_count("chunk", chunk)
@@ -90,7 +90,7 @@ class RowReader:
             )
 
     def _by_episode(self, parts: Iterator[Rows]) -> Iterator[Rows]:
-        """Return episodes as they end; rows of unfinished ones stay in memory meanwhile."""
+        """Yield the rows of each episode once all of them have been read. Until then, they stay in memory."""
         unfinished: dict[int, list[Rows]] = {}
         ready: list[Rows] = []
         for part in parts:
@@ -115,7 +115,7 @@ class RowReader:
 
 
 def _runs(rows: Rows) -> Iterator[Rows]:
-    """Split rows in order of their keys into those of each episode, in step order."""
+    """Split rows, which are in order of their keys, by episode; the rows of each episode are in step order."""
     order = np.argsort(rows.streams, kind="stable")
     streams, episodes = rows.streams[order], rows.episodes[order]
     ends = (streams[1:] != streams[:-1]) | (episodes[1:] != episodes[:-1])

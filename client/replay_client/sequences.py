@@ -1,7 +1,7 @@
 """Priorities of sequences, for recurrent learners.
 
-td = ...                                            # [batch, places], at each place of the sequences
-sampler.update_priorities(batch, sequence_priorities(td, batch["mask"]))
+    td = ...                                        # TD errors [batch, positions]
+    sampler.update_priorities(batch, sequence_priorities(td, batch["mask"]))
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ A = TypeVar("A")
 def sequence_priorities(td: A, mask: Any, eta: float = 0.9) -> A:
     """The priority of each sequence: ``eta * max + (1 - eta) * mean`` of the absolute TD errors of its steps.
 
-    See Kapturowski et al. 2019, section 2.3. TD errors of burn-in steps do not belong here: pass the places from
-    ``burn_in`` on.
+    See Kapturowski et al. 2019, section 2.3. Exclude the burn-in: pass only positions from ``burn_in`` on.
 
     Args:
-        td: TD errors, float[b, places]; an array, or a torch tensor on any device.
-        mask: bool[b, places] of the same library: which places count. Without any, the priority is 0.
-        eta: weight of the largest, 0 to 1.
+        td: TD errors, float[b, positions]; an array, or a torch tensor on any device.
+        mask: bool[b, positions], of the same library: which positions count. A sequence without any has priority 0.
+        eta: weight of the largest error, 0 to 1.
 
     Returns:
-        float[b], of the same library and device.
+        The priorities, float[b], of the same library and on the same device as ``td``.
 
     Raises:
         InvalidArgumentError: for shapes that differ, or an eta out of range.

@@ -21,7 +21,7 @@ is a mapping of its columns, so ``TensorDict(tensors, batch_size=tensors.batch_s
     for tensors in loader:
         table.update_priorities(tensors, td_errors)
 
-Training frameworks want a `TableDataset`; in a loop of one's own, a sampler is faster.
+Use a `TableDataset` with frameworks that require a dataset. In your own training loop, a sampler is faster.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = ["Device", "TableDataset", "TensorBatch", "TensorSampler", "to_torch"]
 class TableDataset(IterableDataset[TensorBatch]):
     """An endless dataset of batches, drawn from a table by priority; for a `DataLoader` with ``batch_size=None``.
 
-    Each worker of the loader has a connection of its own. Draws are random on the server, so workers draw different
-    batches. Workers may be spawned. They may also be forked if this process has no open writers or samplers, because
-    gRPC may crash in processes that are forked while it is busy.
+    Each worker of the loader has its own connection. The server chooses rows at random, so workers get different
+    batches. Workers may be spawned. They may also be forked, unless this process has open writers or samplers: gRPC may
+    crash in processes that are forked while it is busy.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TableDataset(IterableDataset[TensorBatch]):
 
     @property
     def beta(self) -> float:
-        """Exponent of the weights for future requests, also in workers; `TensorBatch.beta` is that of a batch."""
+        """Exponent of the weights in future requests, also those of workers. `TensorBatch.beta` is that of a batch."""
         return float(self._beta)
 
     @beta.setter

@@ -173,7 +173,7 @@ class Writer:
         stream.end_episode(values, terminated=terminated, priorities=priorities)
 
     def abandon_episode(self) -> None:
-        """Leave the current episode of the only stream without an end; see `WriterStream.abandon_episode`."""
+        """Stop the current episode of the only stream without closing it; see `WriterStream.abandon_episode`."""
         stream = self._only or self._refuse()
         stream.abandon_episode()
 
@@ -191,14 +191,14 @@ class Writer:
         Args:
             rows: values by column, as an alternative to keyword arguments.
             where: bool[streams]: which streams get their row; None: all.
-            priorities: float64[streams]: as for `WriterStream.append`, except that the values of streams without a
-                priority to give are ignored.
+            priorities: float64[streams]: as for `WriterStream.append`. Values are ignored for streams whose row
+                completes no window.
             **columns: values ``[streams, *shape]`` by column.
 
         Raises:
-            InvalidArgumentError: the rows do not match the table or the streams. None was appended.
-            ReplayError: an earlier row could not be sent. No row was appended, or with more streams than
-                rows in a block, those of the first streams; a note says how many.
+            InvalidArgumentError: the rows do not match the table or the streams. No row was appended.
+            ReplayError: an earlier row could not be sent. No row was appended. If there are more streams than rows in a
+                block, rows of the first streams may have been appended; a note on the error says how many.
         """
         checked = self._checked(columns if rows is None else {**rows, **columns}, is_partial=False)
         given = None if priorities is None else checked_array("priorities", _PRIORITY, priorities)
@@ -222,14 +222,15 @@ class Writer:
         """End the current episodes of several streams.
 
         Args:
-            done: bool[streams]: which.
+            done: bool[streams]: which episodes end.
             rows: final values by column, as an alternative to keyword arguments.
-            terminated: bool[streams]: which of these ended with a terminal state; None: none.
+            terminated: bool[streams]: which of these ended in a terminal state; the others were truncated. None: all
+                were truncated.
             **columns: final values ``[streams, *shape]`` by column, as for `WriterStream.end_episode`.
 
         Raises:
             InvalidArgumentError: the values do not match the table or the streams. No episode was ended.
-            ReplayError: an earlier row could not be sent. Calling again ends the episodes that go on.
+            ReplayError: an earlier row could not be sent. Some episodes may have ended; calling again ends the others.
         """
         which = self._flags("done", done).nonzero()[0]
         is_terminated = self._flags("terminated", np.zeros(len(self), bool) if terminated is None else terminated)

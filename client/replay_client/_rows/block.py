@@ -1,12 +1,13 @@
 """A block of rows from several streams of experience, added one by one and sent together.
 
     block = RowBlock(schema, capacity=1024, streams=numbers)
-    block.add({"obs": obs, "action": 1}, stream=0)              # copied
-    block.begin_run(stream=0, row=0, episode=0, step=5)         # later rows of stream 0 are steps 6, 7, ...
-    parts = block.message(head)                                 # the wire form, in parts
+    block.add({"obs": obs, "action": 1}, stream=0)              # copies the row
+    block.begin_run(stream=0, row=0, episode=0, step=5)         # that row is step 5; later rows are steps 6, 7, ...
+    parts = block.message(head)                                 # the serialized message, in parts
     block.clear()
 
-Rows are kept in the order in which they arrive, and sorted by stream when they are sent.
+A run is a sequence of rows that are consecutive steps of one episode. The block stores rows in order of arrival, and
+`message` sorts them by stream, so that each stream has few runs.
 
 Every step of every actor calls `add`, so it has a fast path: plain numbers, and arrays with exactly the column's dtype
 and shape, are stored directly. All other values take the slow path, where `replay_client._rows.checks` checks and casts
@@ -32,10 +33,10 @@ from replay_client.errors import InvalidArgumentError
 _PRIORITY: Final = Column("float64")
 _NO_RUN: Final = -1
 _SLOW_DTYPES: Final = ("float16",)
-"""Dtypes that memoryview cannot store."""
+"""Dtypes whose values cannot be assigned through a memoryview."""
 _LONG_BYTES: Final = 256
-"""Values of at least this size are copied by memoryview, which keeps the interpreter lock. NumPy would release it, and
-could only continue once the threads of the writer give it back."""
+"""Values of at least this size are copied through a memoryview, which holds the GIL. NumPy would release it, and then
+have to wait until the writer's threads release it again."""
 _BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
 _INTEGERS: Final[frozenset[type]] = frozenset(
     {int, bool, *(dtype.type for dtype in map(np.dtype, DTYPES) if dtype.kind in "iu")}
@@ -46,10 +47,17 @@ _TYPES: Final[Mapping[str, frozenset[type]]] = {"b": _BOOLEANS, "i": _INTEGERS, 
 
 
 class RowBlock:
-    """A buffer for rows, filled in order."""
+    """A buffer for the rows of one insert."""
 
     def __init__(self, schema: Schema, capacity: int, streams: NDArray[np.uint64], *, of_steps: bool = False) -> None:
-        """``streams``: uint64[n], their numbers; ``of_steps``: whether rows are steps, whose numbers are sent."""
+        """Allocate an empty block.
+
+        Args:
+            schema: the stored columns.
+            capacity: maximum number of rows.
+            streams: uint64[n], numbers of the streams; methods refer to streams by index.
+            of_steps: whether the table is a table of steps, whose messages include step numbers.
+        """
         self.capacity = capacity
         self.count = 0
         """Number of rows in the block."""
@@ -64,11 +72,11 @@ class RowBlock:
         self._runs: list[list[int]] = []  # stream, row, episode, step, end
         self._run_of = np.full(len(streams), _NO_RUN)
         self.run_of = self._run_of.data
-        """By stream: number of its current run in the block, or a negative number."""
+        """By stream: index of its current run in the block; negative if it has none."""
         self._priorities: list[float] = []
         self._prioritized: list[int] = []  # the stream of each priority
         self.has_priorities: bool | None = None
-        """Whether the anchors that the block completes have given priorities: all, or none. None: there are none."""
+        """Whether the writer gave priorities for the anchors that this block completes. None: it completes none yet."""
         self._scalars: list[tuple[str, memoryview[Any], frozenset[type]]] = []
         self._arrays: list[tuple[str, Array, np.dtype[Any], tuple[int, ...]]] = []
         self._long_arrays: list[tuple[str, memoryview, int, np.dtype[Any], tuple[int, ...]]] = []
@@ -83,15 +91,15 @@ class RowBlock:
 
     @property
     def room(self) -> int:
-        """Rows that still fit."""
+        """Number of rows that still fit."""
         return self.capacity - self.count
 
     def accepts(self, *, priorities: bool) -> bool:
-        """Whether anchors with, or without, given priorities fit in."""
+        """Whether the block may complete more anchors with given ``priorities``, or without; it cannot have both."""
         return self.has_priorities is None or self.has_priorities is priorities
 
     def begin_run(self, stream: int, row: int, episode: int, step: int) -> None:
-        """Note that a run of rows of one episode begins.
+        """Begin a run, which becomes the current run of its stream.
 
         Args:
             stream: index of the stream.
@@ -103,23 +111,23 @@ class RowBlock:
         self._runs.append([stream, row, episode, step, replay_pb2.EPISODE_END_UNSPECIFIED])
 
     def without_run(self, streams: NDArray[np.intp]) -> list[int]:
-        """Those of these streams that have no current run. streams: int64[n]."""
+        """Return those of the given streams that have no current run. streams: int64[n], indices."""
         found: list[int] = streams[self._run_of[streams] < 0].tolist()
         return found
 
     def end_run(self, stream: int, end: replay_pb2.EpisodeEnd.ValueType = replay_pb2.EPISODE_END_UNSPECIFIED) -> None:
-        """End the current run of a stream, if any; ``end``: how its last row closes the episode."""
+        """End the current run of a stream, if any; ``end`` says whether its last row closes the episode, and how."""
         run = self.run_of[stream]
         if run >= 0:
             self._runs[run][-1] = end
             self.run_of[stream] = _NO_RUN
 
     def add(self, values: Mapping[str, Any], stream: int) -> None:
-        """Copy a row into the block, which must have room for it. If its stream has no current run, begin one.
+        """Copy a row into the block, which must have room. If the stream has no current run, call `begin_run` as well.
 
         Args:
-            values: by column.
-            stream: index of its stream.
+            values: values by column.
+            stream: index of the row's stream.
 
         Raises:
             InvalidArgumentError: the row does not match the schema. The block is unchanged.
@@ -132,7 +140,7 @@ class RowBlock:
         self.count = row + 1
 
     def add_closing(self, values: Mapping[str, Any], stream: int) -> None:
-        """Copy a row that closes an episode; missing columns are zero. See `add`.
+        """Copy a row that closes an episode, like `add`; missing columns are set to zero.
 
         Raises:
             InvalidArgumentError: a value does not match the schema. The block is unchanged.
@@ -145,7 +153,7 @@ class RowBlock:
         self.count += 1
 
     def add_all(self, columns: Mapping[str, Array], streams: NDArray[np.intp]) -> None:
-        """Copy one row for each of several streams; there must be room for all. See `add`.
+        """Copy one row for each of several streams, like `add`; there must be room for all.
 
         Args:
             columns: from `checked_rows`, with a row for every stream of the block.
@@ -159,11 +167,11 @@ class RowBlock:
         self.count = rows.stop
 
     def add_priorities(self, streams: Sequence[int], priorities: Sequence[float] | None) -> None:
-        """Note the priorities of anchors that the last rows complete, in the order of steps of each stream.
+        """Record the priorities of the anchors that the last rows complete; `accepts` must allow that.
 
         Args:
-            streams: index of the stream of each anchor.
-            priorities: one for each, or None: the block, which must accept that, leaves them to the server.
+            streams: index of each anchor's stream. Anchors of the same stream are in step order.
+            priorities: one priority per anchor; None: the server chooses them.
         """
         if not streams:
             return
@@ -173,15 +181,18 @@ class RowBlock:
             self._prioritized += streams
 
     def columns(self) -> dict[str, Array]:
-        """Return views of the block's rows, by column."""
+        """Return the block's rows by column, as views."""
         return {name: column[: self.count] for name, column in self._columns.items()}
 
     def like(self) -> RowBlock:
-        """An empty block with the same schema, capacity and streams."""
+        """Create an empty block with the same schema, capacity and streams."""
         return RowBlock(self._schema, self.capacity, self._streams, of_steps=self._of_steps)
 
     def message(self, head: replay_pb2.WriteRequest) -> list[Content]:
-        """Serialize the rows with ``head``, which is changed, as one message in parts; some are views of the block."""
+        """Serialize the block as one message, in parts; some of them are views of the block.
+
+        ``head`` has the other fields of the message. This method adds row count, runs and priorities to it.
+        """
         order = np.argsort(self._stream_of[: self.count], kind="stable") if len(self._streams) > 1 else None
         head.insertion.row_count = self.count
         head.insertion.runs.CopyFrom(self._runs_in_order(order))
@@ -201,13 +212,13 @@ class RowBlock:
         self._prioritized.clear()
 
     def _in_order(self, column: Array, order: NDArray[np.intp] | None) -> memoryview:
-        """The block's values of a column as bytes; None: in the order of arrival."""
+        """Return a column's values as bytes, in the given order of rows; None: in order of arrival."""
         values = column[: self.count] if order is None else column.take(order, axis=0)
         in_bytes: memoryview = values.astype(values.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data
         return in_bytes
 
     def _runs_in_order(self, order: NDArray[np.intp] | None) -> replay_pb2.Runs:
-        """The runs of the block's rows, which are in this order."""
+        """Return the runs of the rows in the given order; None: in order of arrival."""
         streams, rows, episodes, steps, ends = np.array(sorted(self._runs), np.int64).T
         firsts = rows if order is None else self._places(streams, rows, order)
         runs = replay_pb2.Runs(
@@ -221,7 +232,7 @@ class RowBlock:
         return runs
 
     def _places(self, streams: NDArray[np.int64], rows: NDArray[np.int64], order: NDArray[np.intp]) -> NDArray[np.intp]:
-        """int64[m]: place in this order of the first row of each run, which began before the row ``rows``."""
+        """int64[m]: position, in the given order, of the first row of each run; ``rows`` is its index by arrival."""
         in_order = self._stream_of[order] * self.capacity + order
         return in_order.searchsorted(streams * self.capacity + rows)
 

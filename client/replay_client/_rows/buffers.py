@@ -31,7 +31,7 @@ class ColumnBuffers:
     """A pool of columns of batches. Thread-safe."""
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
-        """``columns``: by name, with the shape of one item's value: a schema, or `Steps.sampled`."""
+        """Create a pool for batches with these columns: a schema, or `Steps.sampled`."""
         self._columns = columns
         self._buffers = Buffers()
         self._layout = lru_cache(maxsize=1)(partial(_layout, columns))

@@ -1,6 +1,6 @@
 """Copies many rows with several threads.
 
-One thread does not use the bandwidth of the memory. Batches of sequences of images have tens of megabytes.
+A single thread cannot saturate the memory bandwidth, and a batch of image sequences can have tens of megabytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _BYTES_EACH: Final = 4 << 20
 
 
 def copy_rows(source: NDArray[np.uint8], rows: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
-    """Copy rows.
+    """Copy rows, with several threads if that is faster.
 
     Args:
         source: uint8[n, row_bytes].
-        rows: int64[m], which ones, all in range.
-        into: uint8[m, row_bytes].
+        rows: int64[m], indices of the rows to copy; all must be in range.
+        into: uint8[m, row_bytes], the output.
     """
     parts = min(_THREADS, into.nbytes // _BYTES_EACH)
     if parts < 2:

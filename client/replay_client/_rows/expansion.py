@@ -3,8 +3,9 @@
     expansion = Expansion(steps)
     expansion.write(windows, carried, columns)      # `columns` are uninitialized arrays, as `steps.sampled` describes
 
-Every value is copied once, from where its row is to its place in the batch, and padded places are cleared afterwards.
-Rows are copied as bytes, because received ones are not aligned. Columns with the same layout share their indices.
+Each value is copied once, directly to its position in the batch. Positions without a row are then set to zero. Values
+are copied as bytes, because the columns of a received message are not aligned. Columns with the same layout share the
+indices of their rows.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from replay_client._rows.copying import copy_rows
 from replay_client._rows.windows import Indices, Layout, Windows
 
 RowBytes: TypeAlias = NDArray[np.uint8]
-"""uint8[n, row_bytes]: a column of rows, as bytes."""
+"""uint8[n, row_bytes]: a stored column as bytes."""
 Recipe: TypeAlias = Callable[[Windows, Mapping[str, RowBytes], Array], None]
-"""Writes a column of a batch from the stored columns, by name."""
+"""Writes one column of a batch. Arguments: the windows, the stored columns by name, and the output."""
 
 
 class Expansion:
@@ -37,8 +38,8 @@ class Expansion:
         """Write all columns.
 
         Args:
-            windows: of the batch.
-            carried: stored columns by name, `Steps.carried` at least.
+            windows: the windows of the batch.
+            carried: stored columns by name; at least those in `Steps.carried`.
             columns: output arrays by name, C-contiguous ``dtype[b, *shape]``.
         """
         for name, recipe in self._recipes.items():
@@ -46,7 +47,7 @@ class Expansion:
 
 
 def as_bytes(column: Array) -> RowBytes:
-    """A contiguous column ``dtype[n, *shape]`` as bytes."""
+    """View a contiguous column ``dtype[n, *shape]`` as bytes."""
     return column.reshape(len(column), -1).view(np.uint8)
 
 
@@ -130,7 +131,7 @@ def _discounts(item: Sequences) -> Recipe:
 
 
 def _is_step(windows: Windows, around: Layout) -> NDArray[np.bool_]:
-    """bool[b, places]: which places of sequences hold a step."""
+    """bool[b, positions]: which positions of sequences hold a step."""
     places: Indices = np.arange(-around.before, around.after + 1)
     last_step = windows.after - windows.is_closed
     return (places >= -windows.before[:, None]) & (places <= last_step[:, None])

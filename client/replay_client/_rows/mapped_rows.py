@@ -59,16 +59,16 @@ class MappedRows:
         return self.are_whole(keys)
 
     def slots_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n]: where these rows are in the columns."""
+        """int64[n]: the slot of each row with these keys."""
         return keys % self._slots
 
     @cached_property
     def as_bytes(self) -> Mapping[str, NDArray[np.uint8]]:
-        """All rows by column, as uint8[slots, row_bytes]."""
+        """Return each column of the ring as bytes, uint8[slots, row_bytes]."""
         return {name: column.view(np.uint8) for name, column in self._columns.items()}
 
     def are_whole(self, keys: NDArray[np.int64]) -> bool:
-        """Whether no insert has overwritten these rows, as far as they are copied already."""
+        """Whether copies of these rows that were made before this call are intact: no insert has overwritten a row."""
         return int(keys.min()) + self._slots >= int(self._header[WRITE_HORIZON])
 
 

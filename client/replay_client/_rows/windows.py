@@ -1,12 +1,13 @@
-"""Where the rows of drawn windows are, and which of them belong to each place of a column.
+"""Finds the rows of drawn windows that each column of a batch is made of.
 
     windows = Windows(before, after, ends, np.arange(r), steps.window)
     places = windows.places(Layout(count=4))        # the last four rows up to each anchor
     source.take(places.rows, axis=0, out=column)
     column[places.padded] = 0
 
-A window has consecutive steps of one episode, oldest first; all windows of a batch follow each other. Places are
-numbered through: all places of the first item, then those of the second.
+A window consists of consecutive steps of one episode, oldest first. The windows of a batch are concatenated. A column
+has one or more positions per window (the positions of a sequence), and each position has one or more rows (of a stack).
+Positions without a row, before or after the episode, are padded.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ Indices = NDArray[np.int64]
 
 
 class Layout(NamedTuple):
-    """Which rows a column has, relative to the anchor of each window."""
+    """Which rows a column takes from each window, relative to a base row: the anchor, or the last row if ``ahead``."""
 
     before: int = 0
-    """Places before the base. All places of a column are consecutive steps."""
+    """Number of positions before the base. Positions are consecutive steps."""
     after: int = 0
-    """Places after it."""
+    """Number of positions after the base."""
     stacked: int = 1
-    """Rows at each place; the others are the steps before."""
+    """Number of rows at each position: its own row, preceded by those of the steps before it."""
     repeats: bool = False
-    """Whether the first row of the window stands for rows that would be before it."""
+    """Whether a stack repeats the first row of the window in place of missing earlier rows; otherwise they are zero."""
     ahead: bool = False
-    """Whether the base is the last row of the window, and not its anchor."""
+    """Whether the base is the last row of the window instead of its anchor."""
 
 
 class Places(NamedTuple):
-    """The rows of a column."""
+    """The rows of a column: window by window, position by position, and oldest first within a stack."""
 
     rows: Indices
-    """int64[items * places * count]: where each is; anywhere for padded ones."""
+    """int64[windows * positions * stacked]: index of each row in the stored column; arbitrary where padded."""
     padded: NDArray[np.bool_] | None
-    """bool, of the same shape: those without a row. None: there are none."""
+    """bool, of the same shape: which entries have no row. None: all have one."""
 
 
 class Windows:
@@ -63,34 +64,34 @@ class Windows:
         """Describe the windows.
 
         Args:
-            before: int32[b], rows before each anchor.
-            after: int32[b], rows after it.
-            ends: uint8[b], whether the last row closes the episode, an `EpisodeEnd` each.
-            rows: int64[r], where each row of the windows is in the columns that it is taken from.
-            shape: of a whole window, which an episode's end or beginning may cut off.
-            starts_apart: whether columns at the start have only their b values, one for each window.
+            before: int32[b], number of rows before each anchor.
+            after: int32[b], number of rows after each anchor.
+            ends: uint8[b], the `EpisodeEnd` of the last row of each window.
+            rows: int64[r], index of each row of the windows in the stored columns.
+            shape: shape of a whole window. The beginning or end of an episode makes windows shorter.
+            starts_apart: whether columns with ``at="start"`` are stored separately, with one value per window.
         """
         self.after = after
-        """int32[b]: rows after each anchor."""
+        """int32[b]: number of rows after each anchor."""
         self.before = before
-        """int32[b]: rows before each anchor."""
+        """int32[b]: number of rows before each anchor."""
         self._ends = ends
         self._rows = rows
         self._shape = shape
         self._starts_apart = starts_apart
         self._places: dict[Layout, Places] = {}
         self.row_count = int((before + after).sum()) + len(after)
-        """Rows of all windows together."""
+        """Number of rows of all windows together."""
         width = shape.backward + 1 + shape.forward
         self._grid = rows.reshape(-1, width) if self.row_count == len(after) * width == len(rows) else None
-        """int64[b, width]: the rows of each window, if all windows are whole, as most are."""
+        """int64[b, width]: the rows of each window, if all windows are whole; otherwise None."""
 
     def __len__(self) -> int:
         return len(self.after)
 
     @property
     def are_whole(self) -> bool:
-        """Whether no episode's end or beginning cuts off a window."""
+        """Whether all windows have the full length: none is cut off by the beginning or end of an episode."""
         return self._grid is not None
 
     @cached_property
@@ -118,13 +119,16 @@ class Windows:
         return is_terminated
 
     def first_rows(self, before: int) -> Indices:
-        """int64[b]: where columns at the start have the first row, at most ``before`` rows before each anchor."""
+        """int64[b]: index, for columns with ``at="start"``, of the row ``before`` rows before each anchor.
+
+        If the window begins later, this is its first row.
+        """
         if self._starts_apart:
             return np.arange(len(self))
         return self._rows.take(self._anchors - np.minimum(self.before, before))
 
     def next_rows(self, count: int) -> Indices:
-        """int64[count, b]: where the anchor and the rows after it are; beyond the last row of a window, anywhere."""
+        """int64[count, b]: indices of the anchor and the rows after it; arbitrary beyond the last row of a window."""
         rows: Indices
         if self._grid is not None:
             rows = self._grid[:, self._shape.backward : self._shape.backward + count].T
@@ -135,7 +139,7 @@ class Windows:
         return rows
 
     def places(self, layout: Layout) -> Places:
-        """The rows of all columns with a layout."""
+        """Find the rows of the columns with this layout; results are cached."""
         found = self._places.get(layout)
         if found is None:
             found = self._places[layout] = self._placed(layout)
@@ -159,7 +163,7 @@ class Windows:
         return self._found(rows, padded if layout.repeats else padded | (wanted < firsts))
 
     def _in_grid(self, grid: Indices, layout: Layout) -> Indices:
-        """int64[b, places, stacked] or int64[b, places]: rows of whole windows."""
+        """Find the rows if all windows are whole: int64[b, positions, stacked], or int64[b, positions]."""
         base = grid.shape[1] - 1 if layout.ahead else self._shape.backward
         rows = grid[:, base - layout.before + 1 - layout.stacked : base + layout.after + 1]
         if layout.stacked == 1 or layout.before == layout.after == 0:

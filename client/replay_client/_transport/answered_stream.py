@@ -2,7 +2,7 @@
 
     stream = AnsweredStream(connection, "Learn", reconnect_timeout_s=60.0, keep_refused=False)
     stream.send(request)                            # returns immediately
-    request, answer = stream.receive()              # waits; replies have the order of the requests
+    request, answer = stream.receive()              # waits; replies come in the order of the requests
 
 Unanswered requests are kept. If the server goes away, the stream is reopened with backoff and sends these requests
 again, in order. So requests must be idempotent or carry a sequence number. If the server refuses a request, `receive`
@@ -40,9 +40,9 @@ class Request(ABC):
 
     @abstractmethod
     def parts(self) -> Sequence[Content]:
-        """The serialized message, in parts. It is self-contained: it may become the first message of a new stream.
+        """Return the serialized message, in parts. It must be complete, because it may be the first on a new stream.
 
-        Called by the sending thread without `AnsweredStream.changed`.
+        The sending thread calls this method without holding `AnsweredStream.changed`.
         """
 
 
@@ -71,9 +71,9 @@ class AnsweredStream(Generic[R]):
             reconnect_timeout_s: seconds to retry an unreachable server before `receive` raises.
             keep_refused: whether refused requests stay pending, so that the next `receive` sends them again.
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
-                call `send`. It returns after how many seconds it must be called again, or None.
+                call `send`. It returns the seconds until the next call, or None.
             open_around: opens a stream that bypasses gRPC, or returns None if that is impossible.
-            sends_in_background: whether a thread sends on such a stream, as on those of gRPC. Otherwise, `send` does.
+            sends_in_background: whether requests on such a stream are sent by a background thread; if not, by `send`.
         """
         self.changed = threading.Condition()
         """Guards all state of this object and its owner; notified of every change."""

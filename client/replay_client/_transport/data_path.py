@@ -1,4 +1,4 @@
-"""Shortcuts that bypass gRPC if client and server share a host: for the rows of a table, and for a learner's calls.
+"""Shortcuts that bypass gRPC if client and server share a host: mapped files for rows, and a local socket for calls.
 
 The server tells clients a table's directory and a socket. A client that can read the nonce in that directory is on the
 same host and may use both.

@@ -1,8 +1,8 @@
-"""A connection that carries the same messages as gRPC in frames, at a fraction of gRPC's cost.
+"""A connection to the server's local socket, which carries the same messages as gRPC at a fraction of the cost.
 
     stream = FrameStream(link)                  # a connected socket
     stream.send(request)
-    answer = stream.receive()                   # replies have the order of the requests
+    answer = stream.receive()                   # replies come in the order of the requests
 
 See `FrameHello` in the protocol.
 """
@@ -43,8 +43,8 @@ class FrameStream:
     def send(self, message: bytes) -> None:
         """Send a message. If the connection is broken, `receive` raises.
 
-        Data that the server does not read soon is kept for the next `receive` or `send`. Waiting here could deadlock:
-        the server may itself be waiting until its replies are read.
+        If the server does not read the data soon, this method returns, and the next `receive` or `send` continues.
+        Waiting here could deadlock, because the server may itself be waiting until its replies are read.
         """
         frame = frame_head(len(message)) + message
         # Do not wait if the server has not even read the last message.
@@ -54,7 +54,7 @@ class FrameStream:
             pass
 
     def send_whole(self, parts: Sequence[Content]) -> bool:
-        """Send a message, given in parts, however long that takes, from a thread that does not receive.
+        """Send a message, given in parts, and wait until the socket has accepted it. Not for the receiving thread.
 
         Returns:
             False if the connection has ended.

@@ -1,4 +1,4 @@
-"""A stream of frames whose requests another thread sends, like those of a gRPC stream."""
+"""A stream over the local socket whose requests are sent by a background thread, as gRPC does for its streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SentFrames:
     """See the module. One thread receives and closes; any thread may cancel."""
 
     def __init__(self, frames: FrameStream, requests: Iterator[Sequence[Content]]) -> None:
-        """Send ``requests``, each in parts, until they end, or the connection does."""
+        """Start the thread. It sends ``requests``, each in parts, until the iterator or the connection ends."""
         self._frames = frames
         self._requests = requests
         self._sender = threading.Thread(target=self._send_all, name="replay-writer-sends", daemon=True)
@@ -29,7 +29,7 @@ class SentFrames:
         self._frames.cancel()
 
     def close(self) -> None:
-        """Wait for the sending thread, and close the socket. ``requests`` must have ended, or `cancel` been called."""
+        """Wait for the thread to end, and close the socket. Call `cancel` first, unless ``requests`` has ended."""
         self._sender.join()
         self._frames.close()
 

@@ -59,12 +59,12 @@ class _Block(Request):
         return self.head.insertion.sequence
 
     def parts(self) -> Sequence[Content]:
-        """The message. The sending thread builds it, so that `append` does not take the time."""
+        """Serialize the message. This runs in the sending thread, so `append` does not spend time on it."""
         return self.rows.message(self.head)
 
 
 class Delivery:
-    """See the module. Methods other than `close` expect that the caller holds `changed`."""
+    """See the module. Callers of all methods except `close` must hold the lock `changed`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Delivery:
         reconnect_timeout_s: float | None,
         open_around: Callable[[], FrameStream | None],
     ) -> None:
-        """The first block opens the stream; ``open_around`` one that bypasses gRPC, if available."""
+        """Connect when the first block is sent. ``open_around`` opens a stream that bypasses gRPC, if available."""
         self.acknowledged = 0
         """Acknowledged rows."""
         self._table = table
@@ -85,13 +85,13 @@ class Delivery:
         """Rows that have not been sent."""
         self._spare: list[RowBlock] = []
         self._block_began_s = 0.0
-        self._is_timed = True  # whether some thread wakes up in time for the block
+        self._is_timed = True  # whether the sending thread will wake up when the block is due
         self._max_delay_s = max_delay_s
         self._max_blocks_in_flight = max_blocks_in_flight
         self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
         self._sequence = 0
-        self._error: ReplayError | None = None  # to be raised by the next call
-        self._is_paused = False  # the background thread waits for a call before it retries
+        self._error: ReplayError | None = None  # the next call raises it
+        self._is_paused = False  # whether the background thread waits for a call before it retries
         self._is_closed = False
         self._stream: AnsweredStream[_Block] = AnsweredStream(
             connection,
@@ -108,35 +108,35 @@ class Delivery:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether `close` was called."""
         return self._is_closed
 
     @property
     def in_flight(self) -> int:
-        """Rows that are not acknowledged, including those of the block."""
+        """Number of unacknowledged rows, including those in the current block."""
         return self.block.count + sum(block.rows.count for block in self._stream.pending)
 
     def added(self, count: int = 1) -> None:
-        """Take note of ``count`` added rows; send the block if as many do not fit again, unless that needs a wait."""
+        """Call this after adding ``count`` rows to the block. If no ``count`` more rows fit, send it if possible."""
         if self.block.count == count:
             self._begin_block()
         if self.block.room < count:
             self.send_if_possible()
 
     def send_if_possible(self) -> None:
-        """Send the block, unless that needs a wait."""
+        """Send the block, unless too many blocks are in flight."""
         if self.block.count and not self._is_full:
             self._hand_over()
 
     def send(self, deadline: float) -> None:
-        """Send the block once fewer blocks are in flight; raises like `wait`."""
+        """Wait until fewer blocks are in flight, and send the block; raises like `wait_for_all`."""
         while self.block.count and self._is_full:
             self._wait(deadline)
         if self.block.count:
             self._hand_over()
 
     def check(self) -> None:
-        """Raise the background thread's error. If it is temporary and was already raised, let the thread retry."""
+        """Raise the background thread's error, if any. A temporary error is raised once; the next call retries."""
         if self._error is None and not self._is_paused and not self._is_closed:
             return
         if self._is_closed:
@@ -177,7 +177,7 @@ class Delivery:
         return [*(block.rows.columns() for block in self._stream.pending), self.block.columns()]
 
     def close(self) -> None:
-        """Stop; waits for the background thread."""
+        """Stop sending, and wait for the background thread to end."""
         with self.changed:
             self._is_closed = True
             self.changed.notify_all()
@@ -206,7 +206,7 @@ class Delivery:
         left = left_s(self._block_began_s + self._max_delay_s)
         if left != 0:
             return left
-        self.send_if_possible()  # otherwise woken by an acknowledgement
+        self.send_if_possible()  # if impossible, the next acknowledgement wakes this thread
         return None
 
     def _hand_over(self) -> None:
@@ -250,13 +250,13 @@ class Delivery:
             raise InternalServerError(f"expected a reply to block {block.sequence}, got one to block {sequence}")
         with self.changed:
             self.acknowledged += block.rows.count
-            if block.attempts == 1:  # no thread of an earlier stream may still be building the message
+            if block.attempts == 1:  # otherwise, the thread of an earlier stream may still be reading the block
                 block.rows.clear()
                 self._spare.append(block.rows)
             self.changed.notify_all()
 
     def _acknowledge_unanswered(self) -> None:
-        """Acknowledge the oldest block: it was applied long ago. Its keys, since forgotten, are not needed."""
+        """Acknowledge the oldest block, which the server applied long ago. The server has forgotten the keys."""
         with self.changed:
             oldest, *others = self._stream.pending
             self._stream.replace_pending(others)
@@ -265,7 +265,7 @@ class Delivery:
     def _begin_anew(self) -> bool:
         """Switch to a new writer id; False if that could insert rows twice.
 
-        The server forgets idle writers. If no pending block was sent on an earlier stream, none was applied.
+        The server forgets idle writers. If no pending block was sent on an earlier stream, the server has applied none.
         """
         with self.changed:
             if any(block.attempts > 1 for block in self._stream.pending):

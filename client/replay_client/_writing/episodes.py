@@ -1,11 +1,12 @@
-"""Adds rows to the episodes of several streams, and hands them over for delivery.
+"""Adds rows to the episodes of a writer's streams: numbers their steps, and collects them in blocks for delivery.
 
     episodes = Episodes(table, connection, streams=8, ...)
     episodes.append(stream=3, values={"obs": obs, "action": 1}, priority=None)
     episodes.end(stream=3, values={"obs": final}, is_terminated=True, priorities=None)
 
-This keeps the numbers of episodes and steps, and knows which anchors are completed by a row, whose priorities it may
-carry. All anchors that a block completes have a given priority, or none has. Otherwise another block begins.
+A row may complete the windows of one or more anchors (see `replay_client._writing.streams`). The priorities of these
+anchors are sent with the row. In one block, either all completed anchors have given priorities, or none has; when this
+changes, a new block begins.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from replay_client.results.description import TableDescription
 
 
 class Episodes:
-    """See the module. Callers hold `Delivery.changed`, and have called `Delivery.check`."""
+    """See the module. Callers must hold the lock `Delivery.changed`, and call `Delivery.check` first."""
 
     def __init__(self, table: TableDescription, streams: Streams, delivery: Delivery) -> None:
-        """The block of ``delivery`` has these streams."""
+        """Add rows to the block of ``delivery``, which must have the same streams."""
         self.streams = streams
-        """Where they are."""
+        """Current episode and step of each stream."""
         self._schema = table.schema
         self._steps = table.steps
         self._needed_at_end = frozenset[str]() if table.steps is None else _needed_at_end(table.steps)
@@ -148,5 +149,5 @@ class Episodes:
 
 
 def _needed_at_end(steps: Steps) -> frozenset[str]:
-    """The columns whose final values are in items of transitions."""
+    """Return the columns that transitions take from the final observation."""
     return frozenset(column.of for column in steps.derived.values() if isinstance(column, Stack) and column.ahead)

@@ -41,7 +41,7 @@ class Inserts:
             priorities: float64[n], or None.
             wait_s: seconds that the server waits for the rate limiter, or for room in a queue.
             timeout_s: seconds to wait for the server.
-            margin_s: added, so that the server times out first.
+            margin_s: additional seconds for the client, so that the server times out first.
 
         Returns:
             The keys of the rows, as ranges.

@@ -1,7 +1,7 @@
-"""Where the streams of a writer are in their episodes, and which anchors their rows complete.
+"""Tracks the current episode and step of each stream of a writer, and which anchors the next rows complete.
 
-An anchor is complete once its window is. In a table of steps, this happens ``forward`` steps later, or when the episode
-ends; in a table of rows, every row is complete at once.
+In a table of steps, an anchor is complete once all rows of its window have been appended: ``forward`` steps later, or
+when the episode ends. In other tables, every row is an anchor and is complete immediately.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class Streams:
     """The streams of one writer."""
 
     def __init__(self, count: int, window: WindowShape | None) -> None:
-        """Begin an episode in each; ``window`` is None in a table of rows."""
+        """Begin an episode in each of ``count`` streams; ``window`` is None unless the table is a table of steps."""
         self.numbers = np.array([secrets.randbits(_STREAM_BITS) or 1 for _ in range(count)], np.uint64)
-        """uint64[count]: random numbers, stored with every row."""
+        """uint64[count]: random number of each stream, stored with its rows."""
         self.episodes = np.zeros(count, np.uint64)
-        """uint64[count]: the current episode of each, stored with every row."""
+        """uint64[count]: number of each stream's current episode, stored with its rows."""
         self.steps = np.zeros(count, np.int64)
-        """int64[count]: number of the next step in that episode."""
+        """int64[count]: number of each stream's next step in that episode."""
         self.next_steps = self.steps.data
-        """The same; faster for single values."""
+        """A view of `steps`, faster for single values."""
         self._next_episodes = self.episodes.data
         self._forward, _, self._period = window or _ROWS
 
@@ -36,22 +36,22 @@ class Streams:
         return len(self.numbers)
 
     def place(self, stream: int) -> tuple[int, int]:
-        """The numbers of the current episode and the next step of a stream."""
+        """Return the numbers of a stream's current episode and next step."""
         return self._next_episodes[stream], self.next_steps[stream]
 
     def completes(self, stream: int) -> bool:
-        """Whether the next step of a stream completes an anchor, ``forward`` steps back."""
+        """Whether the next step of a stream completes the window of an anchor, ``forward`` steps earlier."""
         anchor: int = self.next_steps[stream] - self._forward
         return anchor >= 0 and anchor % self._period == 0
 
     def which_complete(self, streams: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """bool[n]: `completes` for each of several streams."""
+        """bool[n]: the result of `completes` for each of these streams."""
         anchors = self.steps[streams] - self._forward
         complete: NDArray[np.bool_] = (anchors >= 0) & (anchors % self._period == 0)
         return complete
 
     def completed_by_end(self, stream: int) -> int:
-        """How many anchors are completed by the row that closes the current episode of a stream."""
+        """Number of anchors whose windows the closing row of a stream's current episode would complete."""
         end, period = self.next_steps[stream], self._period
         first = max(0, end - self._forward)
         return len(range(-(-first // period) * period, end, period))

@@ -37,12 +37,14 @@ class WriterStream:
 
         Args:
             row: values by column, as an alternative to keyword arguments (a column may be named ``priority``).
-            priority: the absolute TD error, if known; None: the largest live priority. In a table of steps, that of the
-                step whose window this row completes: n steps back (`Transitions`), or ``length - 1`` (`Sequences`).
+            priority: the absolute TD error, if known; None: the largest live priority. In a table of steps, this is the
+                priority of the anchor whose window this row completes: the step n steps earlier (`Transitions`), or
+                ``length - 1`` steps earlier (`Sequences`).
             **columns: values ``[*shape]`` by column; nested observations as mappings or tuples.
 
         Raises:
-            InvalidArgumentError: the row does not match the table, or completes no window that the priority is for.
+            InvalidArgumentError: the row does not match the table, or a priority is given although the row completes no
+                window.
             ReplayError: an earlier row could not be sent. This row was not appended.
         """
         self._connection.check_not_forked()
@@ -51,9 +53,9 @@ class WriterStream:
             self._episodes.append(self._stream, columns if row is None else {**row, **columns}, priority)
 
     def abandon_episode(self) -> None:
-        """Leave the current episode without an end; later rows belong to the next one.
+        """Stop the current episode without closing it; later rows belong to the next one.
 
-        In a table of steps, its last steps, whose windows are not complete, are never drawn.
+        In a table of steps, the last steps of the episode have incomplete windows, so they are never drawn.
         """
         with self._delivery.changed:
             self._episodes.begin_episode(self._stream)
@@ -69,20 +71,21 @@ class WriterStream:
     ) -> None:
         """End the current episode; later rows belong to the next one.
 
-        In a table of steps, this appends the row that closes the episode, with the final observation. An episode
-        without steps leaves no row. In a table without steps, give no values.
+        In a table of steps, this appends the row that closes the episode, with the final observation; if the episode
+        has no steps, it appends nothing. In other tables, give no values.
 
         Args:
             row: final values by column, as an alternative to keyword arguments.
             terminated: whether the final observation is a terminal state. False: the episode was truncated.
-            priorities: float64[n]: of the steps whose windows this completes, oldest first: in `Transitions`, the last
-                n steps, or all of a shorter episode. None: the largest live priority.
-            **columns: final values by column. Required are those that a `Next` or a stack ahead shows; with
-                `Sequences`, at least one. Others are zero.
+            priorities: float64[n]: priorities of the steps whose windows this row completes, oldest first. With
+                `Transitions`, these are the last n steps, or all steps of a shorter episode. None: the largest live
+                priority.
+            **columns: final values by column. Sources of `Next` and of stacks with ``ahead=True`` are required; with
+                `Sequences`, at least one column. Other columns are set to zero.
 
         Raises:
             InvalidArgumentError: the values do not match the table.
-            ReplayError: an earlier row could not be sent. The episode goes on.
+            ReplayError: an earlier row could not be sent. The episode has not ended.
         """
         values = columns if row is None else {**row, **columns}
         self._connection.check_not_forked()

@@ -75,7 +75,7 @@ class TimesSampled:
 
 @dataclass(frozen=True)
 class StepStats:
-    """Live rows of a table of steps. The rest are no anchors."""
+    """Counts of live rows of a table of steps. Steps between the anchors of sequences are not counted."""
 
     drawable: int
     """Anchors with a complete window, which can be drawn."""
