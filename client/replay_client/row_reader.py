@@ -4,6 +4,8 @@
     for rows in reader:                     # `Rows`, up to 10,000 at a time
         save(rows["obs"], rows.episodes, rows.steps)
     print(reader.overtaken, "rows were removed before they were read")
+
+Rows that are inserted after the call of `Table.rows` are not read.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
     td = ...                                        # TD errors [batch, positions]
     sampler.update_priorities(batch, sequence_priorities(td, batch["mask"]))
+
+The results are the new priorities of the sequences.
 """
 
 from __future__ import annotations
