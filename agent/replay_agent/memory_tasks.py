@@ -3,7 +3,7 @@
     replay-train --algorithm r2d2 --env replay_agent.memory_tasks:TMaze-v0
     gymnasium.make("replay_agent.memory_tasks:MaskedCartPole-v1")
 
-`MaskedCartPole-v1` is CartPole-v1 without velocities; `TMaze-v0` asks for what its first observation said.
+`MaskedCartPole-v1` is CartPole-v1 without velocities. In `TMaze-v0`, only the first observation shows the goal's side.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Move(IntEnum):
 class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
     """The T-maze of Bakker (2001, "Reinforcement Learning with Long Short-Term Memory").
 
-    A corridor leads east from the start to a junction. The observation at the start says whether the goal is north or
-    south of the junction; all places of the corridor look the same. Turning to the goal gives 4, turning to the other
-    side -0.1, and both end the episode. Moving against a wall gives -0.1. Without memory, no policy has a mean return
-    above 1.95.
+    A corridor leads east from the start to a junction. The observation at the start shows whether the goal is north or
+    south of the junction. All positions in the corridor look the same. At the junction, a turn toward the goal gives a
+    reward of 4 and a turn in the other direction -0.1; both end the episode. A move against a wall gives -0.1. Without
+    memory, no policy has a mean return above 1.95.
 
     Observations are float32[3]: (0, 1, 1) or (1, 1, 0) at the start, (1, 0, 1) in the corridor, (0, 1, 0) at the
     junction.
@@ -77,7 +77,7 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Move to a neighboring place."""
+        """Move one position in the direction of the action."""
         if action in (Move.NORTH, Move.SOUTH):
             at_junction = self._place == self._length
             reward = GOAL_REWARD if at_junction and action == self._goal else MISTAKE_REWARD

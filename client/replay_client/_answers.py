@@ -33,7 +33,7 @@ class AnswerReader:
         self._buffers = ColumnBuffers(schema)
         self._windows = None if steps is None else _WindowReader(steps, mapped)
         self._may_copy = mapped is not None and (schema.row_bytes if steps is None else steps.window_bytes(1, 1)) > 0
-        """Whether a reply without rows omits them."""
+        """Whether to copy rows from the mapped files if a reply has none; False if rows have no bytes."""
 
     def sampled(self, answer: Content) -> Batch | None:
         """Decode the batch in a reply to Sample; return None if inserts overwrote its rows during the copy."""

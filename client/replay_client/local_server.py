@@ -37,7 +37,7 @@ NEEDED: Final = ("cyclopts", "grpc_health", "grpc_reflection", "numba", "psutil"
 """Modules of the extra ``server``."""
 READY_PREFIX: Final = "replay-server listening on "
 START_TIMEOUT_S: Final = 300.0
-"""The first start compiles the server's kernels; later ones load them from a cache."""
+"""Time limit for a start. The first start compiles the server's kernels; later ones load them from a cache."""
 STOP_TIMEOUT_S: Final = 15.0
 _LOOK_S: Final = 0.5
 """Interval between checks of the server's log for startup progress."""

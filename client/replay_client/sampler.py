@@ -44,7 +44,7 @@ _MESSAGES_IN_FLIGHT: Final = 4
 _MOST_TOGETHER: Final = 64
 """Maximum batches per message: the server handles no other call while it draws them."""
 UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
-"""Updates are kept until the next request, or until they have this many rows, the maximum of one message."""
+"""Maximum rows of updates that wait for the next request; with more, they are sent immediately."""
 
 
 @dataclass(kw_only=True)

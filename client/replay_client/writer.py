@@ -54,7 +54,7 @@ from replay_client.results.description import TableDescription
 log = logging.getLogger(__name__)
 
 MAX_BLOCKS_IN_FLIGHT: Final = 16
-"""The server remembers this many inserts per writer to recognize retries."""
+"""Maximum unacknowledged blocks. The server recognizes retries of only this many inserts per writer."""
 BLOCK_ROWS: Final = 1024
 """Maximum rows per block, unless there are more streams."""
 BLOCK_BYTES: Final = 1 << 20

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 MAX_PORT = 65535
 EXIT_USAGE = 2
 NONE = "none"
-"""Unsets a setting: TOML has no null."""
+"""The value that unsets a setting, because TOML has no null."""
 
 Source = Callable[[App, tuple[str, ...], ArgumentCollection], None]
 """Supplies values for settings that have none yet; raises CycloptsError."""

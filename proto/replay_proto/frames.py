@@ -16,13 +16,13 @@ from typing import Final, TypeAlias
 import numpy as np
 
 Content: TypeAlias = bytes | memoryview
-"""Of a frame; a long one is a view of memory of its own."""
+"""The content of a frame. The content of a long frame is a view of a separate buffer."""
 
 _HEAD = struct.Struct("<II")
 HEAD_BYTES = _HEAD.size
-"""Bytes of a frame before its content."""
+"""Length of a frame's header, which precedes its content."""
 _CHUNK_BYTES: Final = 1 << 16
-"""Frames up to this size are received together; the content of a longer one is received into memory of its own."""
+"""Size of the chunk that receives short frames. The content of a longer frame is received into a separate buffer."""
 
 
 class FrameKind(IntEnum):
@@ -31,7 +31,7 @@ class FrameKind(IntEnum):
     MESSAGE = 0
     """A message of the connection's method."""
     STATUS = 1
-    """A google.rpc.Status: a refusal."""
+    """A google.rpc.Status, which refuses a request."""
 
 
 class FrameError(Exception):
@@ -55,8 +55,8 @@ def frame_head(content_bytes: int, kind: FrameKind = FrameKind.MESSAGE) -> bytes
 class FrameParser:
     """Splits received bytes into frames.
 
-    Short frames are read from a chunk of memory that is reused. The content of a longer frame is received directly into
-    memory of its own.
+    Short frames are received into a chunk of memory that is reused. The content of a longer frame is received directly
+    into a separate buffer.
     """
 
     def __init__(self, limit_bytes: int) -> None:

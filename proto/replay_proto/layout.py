@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 HEADER_FILE = "header.bin"
-"""Aligned int64 words."""
+"""The table's header: aligned int64 words."""
 HEADER_WORDS = 8
 WRITE_HORIZON = 0
-"""Index of a word: the key after the newest row that was written or is being written. A copy of row k is intact if and
-only if k + slots is at least this key. The other words are private to the server."""
+"""Index of the header word with the key after the newest row that was written or is being written. A copy of row k is
+intact if and only if k + slots is at least this key. The other words are private to the server."""
 
 NONCE_FILE = "nonce"
-"""Random bytes; clients echo them to prove that they can read the directory."""
+"""File with random bytes, which clients send to prove that they can read the directory."""
 NONCE_BYTES = 16
 
 

@@ -39,7 +39,7 @@ MAX_DIMENSIONS = 31
 MAX_VALUE_BYTES = 2**31 - 1
 """Maximum bytes of a value: protobuf messages cannot be larger."""
 At = Literal["step", "start"]
-"""Which values of a column a drawn sequence has: of every step, or only of its first row."""
+"""Whether a drawn sequence has a column's value for each of its steps, or only for its first row."""
 _DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
 _COLUMN_NAME = re.compile(r"[A-Za-z0-9.\-/][A-Za-z0-9_.\-/]{0,127}")
 
@@ -55,7 +55,7 @@ class Column:
     sampled: bool = True
     """Whether batches contain it."""
     at: At = "step"
-    """Which of its values a drawn sequence has."""
+    """``"step"``: a drawn sequence has a value for each of its steps; ``"start"``: only for its first row."""
 
     def __init__(
         self,
@@ -71,9 +71,10 @@ class Column:
             dtype: one of `DTYPES`, in any form that NumPy accepts: ``"float32"``, ``np.float32``, ``float``
                 (float64). Byte order does not matter: rows are sent little-endian.
             shape: sizes of the dimensions of one row's value; ``4`` is short for ``(4,)``.
-            sampled: False in a table of steps: batches do not contain it; other columns may be derived from it.
-            at: ``"start"`` in a table of sequences: a drawn sequence has only the value of its first row, such as the
-                state of a recurrent network.
+            sampled: whether batches contain the column. It can be False only in a table of steps, where other columns
+                may be derived from it.
+            at: ``"start"``, only in a table of sequences: a drawn sequence has only the value of its first row, such as
+                the state of a recurrent network.
 
         Raises:
             InvalidArgumentError: for another dtype, a dimension that is not a whole number of at least 1, more than
@@ -106,7 +107,7 @@ class Schema(Mapping[str, Column]):
     """The columns of a table by name, in the order in which they are sent and stored."""
 
     columns: Mapping[str, Column] = field(hash=False)
-    """At least one."""
+    """The columns by name; at least one."""
 
     def __post_init__(self) -> None:
         """Check the names; `Column` has already checked dtypes and shapes.

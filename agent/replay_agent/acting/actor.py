@@ -40,7 +40,7 @@ class Step(NamedTuple):
         next_obs: the observation after the step, not after a reset.
         terminated: the episode reached a terminal state.
         truncated: the episode was cut off.
-        state: float32[*state_shape], of the network before the step; see `ActingNetwork`.
+        state: float32[*state_shape], the recurrent network's state before the step; see `ActingNetwork`.
     """
 
     obs: NDArray[Any]
@@ -76,7 +76,7 @@ class EpsilonGreedyPolicy:
         self.begin_episode()
 
     def begin_episode(self) -> None:
-        """Forget the episode so far, if the network is recurrent."""
+        """Reset the state of a recurrent network."""
         self._states = initial_states(self._network, episodes=1)
 
     @property
@@ -145,5 +145,5 @@ class Actor:
 
 
 def _kept(observation: NDArray[Any]) -> NDArray[Any]:
-    """Copy an observation: some environments reuse its memory, but its step may not be recorded yet."""
+    """Copy an observation, because some environments overwrite it before its step is recorded."""
     return np.array(observation)

@@ -28,9 +28,9 @@ Environment = gymnasium.Env[Any, Any]
 ATARI_PREFIX = "ALE/"
 ATARI_STACK = 4
 
-# Names of the wrapper's paddings in a table of steps.
+# The padding of a `Stack` that corresponds to each `padding_type` of `FrameStackObservation`.
 _PADDINGS: Mapping[str, Padding] = {"reset": "repeat", "zero": "zero"}
-# Wrappers that pass on each observation of the environment inside, and nothing else.
+# Wrappers that return the observations of the wrapped environment unchanged.
 _TRANSPARENT = (gymnasium.RewardWrapper, OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit)
 
 
@@ -50,7 +50,7 @@ class EnvironmentInfo:
         actions: number of actions, numbered from 0.
         first_action: the number that the environment uses for action 0.
         stack: frames in an observation, oldest first, if a `FrameStackObservation` stacks them; otherwise 1.
-        padding: fills the stack at the beginning of an episode.
+        padding: how the stack is filled up at the beginning of an episode.
     """
 
     env_id: str
@@ -64,7 +64,7 @@ class EnvironmentInfo:
 
     @property
     def frame_shape(self) -> tuple[int, ...]:
-        """Shape of a frame; of a whole observation, if frames are not stacked."""
+        """Shape of one frame of a stack; if frames are not stacked, the shape of an observation."""
         return self.observation_shape if self.stack == 1 else self.observation_shape[1:]
 
 
@@ -120,7 +120,7 @@ def describe_environment(env: Environment, env_id: str) -> EnvironmentInfo:
 
 
 def _frame_stack(env: Environment) -> FrameStackObservation | None:
-    """The wrapper that stacks frames; None if there is none, or if the stacks cannot be restored from their frames."""
+    """Find the wrapper that stacks frames; None if there is none, or if single frames do not suffice for its stacks."""
     while isinstance(env, _TRANSPARENT):
         env = env.env
     if isinstance(env, FrameStackObservation) and env.stack_size > 1 and env.padding_type in _PADDINGS:

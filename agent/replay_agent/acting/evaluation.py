@@ -126,7 +126,7 @@ def greedy_actions(
     Args:
         network: computes the action values.
         observations: any[episodes, *observation_shape].
-        states: float32[episodes, *state_shape], of the network before the step.
+        states: float32[episodes, *state_shape], the network's states before the step.
         device: the network's device; None: the CPU.
 
     Returns:

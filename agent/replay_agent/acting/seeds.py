@@ -44,7 +44,7 @@ class RunSeeds:
 
     Attributes:
         seed: seed of the run.
-        start: how often the run was started before. A resumed run uses new random numbers; otherwise, its actors would
+        start: number of earlier starts of the run. A resumed run uses new random numbers. Otherwise, its actors would
             repeat episodes that are already in the table.
     """
 

@@ -28,7 +28,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class LearnerAccess:
-    """Access control of a learner: which actors may join.
+    """Settings that decide which actors may join a learner.
 
     Attributes:
         tls_cert: TLS certificate; None: connections are not encrypted.

@@ -60,7 +60,7 @@ class PublishedWeights:
         self._newest = _Version(self.version + 1, weights)
 
     def newer_than(self, version: int) -> tuple[int, bytes]:
-        """Return the newest version and its data; no data if ``version`` is the newest, or at the rate limit."""
+        """Return the newest version and its data. The data is empty at the rate limit, and if ``version`` is newest."""
         newest = self._newest
         if version == newest.number:
             return newest.number, b""

@@ -1,4 +1,4 @@
-"""Gradient steps on prioritized batches, and updates of the target network: the same for all algorithms."""
+"""The base class of all algorithms: takes gradient steps on prioritized batches, and updates the target network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class UpdateResult:
 
 
 class LossResult(NamedTuple):
-    """What an algorithm computes from a batch; only the loss has a gradient. See `UpdateResult`."""
+    """The loss of a batch, which has a gradient, and values without one; see `UpdateResult` for the fields."""
 
     loss: Tensor
     priorities: Tensor
@@ -97,7 +97,7 @@ class Learner(ABC, Generic[Network, BatchT]):
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """If due, move the target network towards the online network by the fraction ``target_tau``; 1 copies it."""
+        """If due, move the target network toward the online network by the fraction ``target_tau``; 1 copies it."""
         if self.updates % self._config.target_interval:
             return
         for target, online in zip(self.target.parameters(), self.online.parameters(), strict=True):

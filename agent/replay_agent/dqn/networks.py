@@ -17,14 +17,14 @@ IMAGE_RANK = 3
 GRAYSCALE_RANK = 2
 # Smallest image side for the three layers of Mnih et al. (2015).
 MIN_NATURE_SIDE = 36
-# From this image side on, the small torso halves its output to keep the first dense layer small.
+# For images of at least this side, the small torso halves its output, which keeps the first dense layer small.
 MIN_STRIDED_SIDE = 16
 DEFAULT_VECTOR_HIDDEN_SIZES = (128, 128)
 DEFAULT_IMAGE_HIDDEN_SIZES = (512,)
 
 
 class NetworkKind(StrEnum):
-    """Kind of network; it depends on the observation."""
+    """Kind of network, which the observation determines."""
 
     MLP = "mlp"
     CONV = "conv"
@@ -183,9 +183,10 @@ def combine_dueling(value: Tensor, advantages: Tensor) -> Tensor:
 
 
 class ActingNetwork(nn.Module, ABC):
-    """A network that values the actions of each step of an episode.
+    """A network that computes action values step by step.
 
-    A recurrent network carries a state from step to step; an episode begins with zeros.
+    A recurrent network has a state, which the caller passes from one step of an episode to the next. At the beginning
+    of an episode, the state is zero.
     """
 
     state_shape: tuple[int, ...] = (0,)

@@ -1,8 +1,8 @@
 """R2D2: Double DQN with a recurrent network, on prioritized batches of sequences.
 
-It has the stored states, burn-in, rescaled values and priorities of sequences of Kapturowski et al. (2019, "Recurrent
-Experience Replay in Distributed Reinforcement Learning"). Unlike there, the network sees observations alone, without
-the last action and reward.
+As in Kapturowski et al. (2019, "Recurrent Experience Replay in Distributed Reinforcement Learning"), sequences begin
+with a stored state and a burn-in, values are rescaled, and a sequence's priority combines the largest and the mean TD
+error. Unlike in that paper, the network sees only observations, and neither the last action nor the last reward.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class R2D2Config(DoubleDQNConfig):
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """A batch on the learner's device, with ``burn_in + sequence_length + n_step`` places.
+    """A batch of sequences on the learner's device, each with ``burn_in + sequence_length + n_step`` positions.
 
     Attributes:
-        obs: any[batch, places, *observation_shape].
-        action: int64[batch, places].
-        reward: float32[batch, places].
-        discount: float32[batch, places], factors for the values that follow the steps.
-        mask: bool[batch, places]: which places hold a step.
-        state: float32[batch, 2, lstm_units], of the actor's network before the first step.
+        obs: any[batch, positions, *observation_shape].
+        action: int64[batch, positions].
+        reward: float32[batch, positions].
+        discount: float32[batch, positions], factors for the values of the next observations.
+        mask: bool[batch, positions]: which positions hold a step.
+        state: float32[batch, 2, lstm_units], state of the actor's network before the first step.
         weights: float32[batch], importance-sampling weights.
     """
 
@@ -77,7 +77,7 @@ class R2D2(Learner[RecurrentQNetwork, SequenceBatch]):
         return LossResult(loss, sequence_priorities(td_errors, mask, config.eta), (returns * mask).sum() / mask.sum())
 
     def values(self, network: RecurrentQNetwork, batch: SequenceBatch) -> Tensor:
-        """Compute the rescaled action values after the burn-in, float32[batch, sequence_length + n_step, actions]."""
+        """Run the burn-in, and compute rescaled action values: float32[batch, sequence_length + n_step, actions]."""
         before = self._config.burn_in
         with torch.no_grad():
             states = network.burn_in(batch.obs[:, :before], batch.state, batch.mask[:, :before])
@@ -86,7 +86,7 @@ class R2D2(Learner[RecurrentQNetwork, SequenceBatch]):
 
     @torch.no_grad()
     def _targets(self, batch: SequenceBatch, online: Tensor) -> Tensor:
-        """Compute the rescaled targets of the steps to learn, float32[batch, sequence_length]."""
+        """Compute the rescaled targets of the steps to learn from, float32[batch, sequence_length]."""
         config = self._config
         next_values = losses.bootstrap_values(self.values(self.target, batch), online if config.double else None)
         reward, discount, mask = (part[:, config.burn_in :] for part in (batch.reward, batch.discount, batch.mask))

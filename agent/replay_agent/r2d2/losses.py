@@ -9,31 +9,32 @@ from torch import Tensor
 def rescaled(values: Tensor, epsilon: float) -> Tensor:
     """Compress values, so that one learning rate suits small and large returns.
 
-    This is ``h(x) = sign(x) * (sqrt(abs(x) + 1) - 1) + epsilon * x``, without its cancellation near 0.
+    This computes ``h(x) = sign(x) * (sqrt(abs(x) + 1) - 1) + epsilon * x``, rewritten to stay precise near 0.
     """
     return values / ((values.abs() + 1).sqrt() + 1) + epsilon * values
 
 
 def unscaled(values: Tensor, epsilon: float) -> Tensor:
-    """Invert `rescaled` (Pohlen et al., 2018, arXiv:1805.11593, proposition A.2), without its cancellation."""
+    """Invert `rescaled` (Pohlen et al., 2018, arXiv:1805.11593, proposition A.2), rewritten to stay precise near 0."""
     size = values.abs()
     root = (1 + 4 * epsilon * (size + 1 + epsilon)).sqrt()
     return values.sign() * ((2 * (size + 1 + epsilon) / (root + 1)) ** 2 - 1)
 
 
 def n_step_targets(values: Tensor, rewards: Tensor, discounts: Tensor, mask: Tensor, n_step: int) -> Tensor:
-    """Compute n-step targets; at the end of an episode, of the steps that are left.
+    """Compute n-step targets. Near the end of an episode, they use as many steps as are left.
 
     Args:
-        values: float32[batch, places], values of the observations. The place after an episode's last step has the final
-            observation.
-        rewards: float32[batch, places], after each step.
-        discounts: float32[batch, places], factor for the value that follows a step; 0 after a terminal state.
-        mask: bool[batch, places]: which places hold a step.
-        n_step: n, below the number of places.
+        values: float32[batch, positions], values of the observations. The position after an episode's last step has the
+            final observation.
+        rewards: float32[batch, positions], reward of each step.
+        discounts: float32[batch, positions], factor for the value of the observation after each step; 0 if that is a
+            terminal state.
+        mask: bool[batch, positions]: which positions hold a step.
+        n_step: n, below the number of positions.
 
     Returns:
-        float32[batch, places - n], meaningless where there is no step.
+        The targets, float32[batch, positions - n]; meaningless at positions without a step.
     """
     targets = values
     for length in range(values.shape[1] - 1, values.shape[1] - 1 - n_step, -1):

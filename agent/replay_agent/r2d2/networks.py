@@ -23,14 +23,14 @@ class RecurrentQNetwork(ActingNetwork):
         self.state_shape = (STATE_PARTS, lstm_units)
 
     def forward(self, observations: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Go through sequences.
+        """Process whole sequences.
 
         Args:
-            observations: any[batch, places, *observation_shape], at least one place.
-            states: float32[batch, 2, lstm_units], before the first place.
+            observations: any[batch, positions, *observation_shape], at least one position.
+            states: float32[batch, 2, lstm_units], before the first position.
 
         Returns:
-            Action values, float32[batch, places, actions], and the states after the last place.
+            Action values, float32[batch, positions, actions], and the states after the last position.
         """
         encoded = self.torso(self.inputs(observations.flatten(0, 1))).unflatten(0, observations.shape[:2])
         before = states.transpose(0, 1).contiguous()
@@ -43,12 +43,12 @@ class RecurrentQNetwork(ActingNetwork):
         return values.squeeze(1), after
 
     def burn_in(self, observations: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the states after sequences whose first places may hold no step; these leave the state as it is.
+        """Return the states after sequences. Positions without a step, at the beginning, do not change the state.
 
         Args:
-            observations: any[batch, places, *observation_shape].
+            observations: any[batch, positions, *observation_shape].
             states: float32[batch, 2, lstm_units], before the first step.
-            mask: bool[batch, places]: which places hold a step.
+            mask: bool[batch, positions]: which positions hold a step.
 
         Returns:
             float32[batch, 2, lstm_units].

@@ -45,9 +45,10 @@ class ReplayLink:
         self._recorder.record(step)
 
     def can_draw(self) -> bool:
-        """Whether the table has anything to draw, once it has received the recorded steps.
+        """Whether any row can be drawn.
 
-        Steps of a compact table cannot be drawn before the steps that follow them have arrived.
+        In a compact table, a step can be drawn only after the steps that follow it have arrived, so this method waits
+        for the recorded steps to arrive and asks the table.
         """
         if self.table.steps is None:
             return True

@@ -23,8 +23,8 @@ class Pacer:
     flood a slow learner, and a fast learner does not overfit to few rows. Actors never pause while the learner has too
     little credit or too few rows for a gradient step, because it then needs their rows.
 
-    Rows that close an episode are no steps; they are known once the episode is reported. In a compact table, learning
-    also waits until a step can be drawn.
+    In a compact table, learning also waits until a step can be drawn. Its rows include those that close episodes, which
+    are not environment steps. The pacer subtracts them when the end of the episode is reported.
 
     Rows of actors that died before they reported are counted, too. The trainer's own steps are counted immediately,
     because its rows take a while to arrive. Steps granted to actors count as taken until the table is polled again.
@@ -91,7 +91,8 @@ class Pacer:
     def catch_up(self, counted: TableCount, inserted: int, size: int, closing_share: float = 0.0) -> None:
         """Count rows that the attached table received after ``counted``, the last `table_count` of an earlier start.
 
-        Nobody knows how many of them close an episode; ``closing_share`` is the fraction among the live rows.
+        It is unknown how many of these rows close an episode. The estimate is ``closing_share``, their fraction among
+        the live rows.
         """
         # `counted` may include steps that never became rows in the table, because they were incomplete or not sent.
         self.attach(min(counted.inserted, inserted), counted.size)
@@ -147,5 +148,5 @@ class Pacer:
         # Steps taken before the table had enough rows add no credit.
         last_without_credit = self._steps_before + self._learning_starts - self._size_at_start - 1
         self._credited_steps += max(0, now - max(self._env_steps, last_without_credit))
-        # Rows of other actors may arrive before it is known that some of them close an episode.
+        # Closing rows of other actors are counted as steps until their episodes are reported.
         self._env_steps = max(self._env_steps, now)

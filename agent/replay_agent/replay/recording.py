@@ -1,4 +1,4 @@
-"""Records the steps of an actor as rows: n-step transitions, or in a compact table each step once."""
+"""Records the steps of an actor as rows: as n-step transitions or, in a compact table, each step once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Recorder(Protocol):
     """Appends rows to a writer."""
 
     def record(self, step: Step) -> None:
-        """Append the rows that a step completes; send them at the end of an episode.
+        """Append the rows that a step completes. After the last step of an episode, the writer sends them.
 
         Raises:
             ReplayError: an earlier row could not be sent.
@@ -47,9 +47,10 @@ class _TransitionRecorder:
 
 
 class _StepRecorder:
-    """Appends each step once, with the newest frame of its observation; the last frame closes an episode.
+    """Appends each step once, with the newest frame of its observation.
 
-    A table of sequences also has the state of the recurrent network.
+    The last frame of an episode is appended in the row that closes it. In a table of sequences, each row also contains
+    the state of the recurrent network before the step.
     """
 
     def __init__(self, writer: Writer, steps: Steps) -> None:

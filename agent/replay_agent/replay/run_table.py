@@ -25,7 +25,7 @@ RETRY_S = 0.2
 
 
 def is_compact(settings: TrainSettings, env: EnvironmentInfo) -> bool:
-    """Whether the run's table is compact: as set, by default for images and sequences."""
+    """Whether the run's table is compact: as configured or, by default, for images and sequences."""
     if settings.compact is not None:
         return settings.compact
     if settings.algorithm == "r2d2":
@@ -45,8 +45,8 @@ def check_table(settings: TrainSettings, env: EnvironmentInfo) -> None:
         return
     window = Steps.of(columns, item).window
     actors = max(1, settings.actors + settings.acts)
-    # Each actor's newest rows may be incomplete, its oldest cut off, and one between them closes an episode. Only one
-    # step in every period can be drawn.
+    # Of each actor, the windows of the newest steps may be incomplete, and those of the oldest may be broken. A closing
+    # row between them cannot be drawn, and of the other steps, only one per period is an anchor.
     expected = actors * (window.rows + window.period)
     if settings.capacity < expected:
         of_sequences = f"burn_in {settings.burn_in}, sequence_length {settings.sequence_length}, "
@@ -58,7 +58,7 @@ def check_table(settings: TrainSettings, env: EnvironmentInfo) -> None:
 
 
 def _layout(settings: TrainSettings, env: EnvironmentInfo) -> tuple[Mapping[str, Column | Derived], Item | None]:
-    """The columns of the table, and what is drawn from a compact one."""
+    """Return the columns of the table and, for a compact table, what is drawn from it."""
     if settings.algorithm == "r2d2":
         sequences = Sequences(
             length=settings.sequence_length + settings.n_step,
@@ -87,7 +87,7 @@ class RunTable:
         timeout_s: float,
         device: torch.device,
     ) -> None:
-        """Send nothing yet; `link` creates the table.
+        """Store the arguments; `link` creates the table.
 
         Args:
             client: client of the replay server.

@@ -130,7 +130,7 @@ class TrainSettings(Settings):
     sequence_period: Annotated[int | None, SEQUENCES] = Field(None, ge=1)
     """steps between the beginnings of two sequences; sequences overlap if it is smaller (default: --sequence-length)"""
     burn_in: Annotated[int, SEQUENCES] = Field(10, ge=0)
-    """steps before each sequence that bring the stored state of the network up to date"""
+    """steps before each sequence from which the network recomputes its state"""
     eta: Annotated[float, SEQUENCES] = Field(0.9, ge=0, le=1)
     """weight of the largest TD error in the priority of a sequence, 0 to 1; the mean has the rest"""
     rescaling_epsilon: Annotated[float, SEQUENCES] = Field(1e-3, ge=0)

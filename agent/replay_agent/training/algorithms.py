@@ -21,7 +21,7 @@ Config = TypeVar("Config", bound=DoubleDQNConfig)
 
 
 class Algorithm(NamedTuple):
-    """A learner, and how it gets its batches."""
+    """A learner, and the function that converts the table's batches for it."""
 
     learner: Learner[Any, Any]
     batch_of: Callable[[TensorBatch], Any]

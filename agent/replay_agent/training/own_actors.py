@@ -1,4 +1,4 @@
-"""Access settings: how the trainer's own actors connect to server and learner, and which other actors may join."""
+"""Access of actors: how actors of this trainer connect to server and learner, and which other actors may join."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def actor_environment(settings: TrainSettings, own: OwnAccess | None, variables:
 
 
 def _learner_wants_own_token(settings: TrainSettings) -> bool:
-    """Whether actors need the run's own token, because the settings do not protect the learner otherwise.
+    """Whether the learner must require the run's own token, because the settings specify no other protection.
 
-    If users start the server and the actors themselves, they decide about tokens.
+    If the user starts both the server and the actors, the run requires no token of its own.
     """
     access = declared_access(settings).protection
     if access.tokens or access.client_certificates or settings.learner_insecure:

@@ -30,7 +30,7 @@ class Columns(Mapping[str, T_co]):
     row_keys: NDArray[np.int64]
     """int64[n]: key of each row."""
     columns: Mapping[str, T_co]
-    """By column, in the order of the schema: ``dtype[n, *shape]``."""
+    """Arrays by column name, in the order of the schema: ``dtype[n, *shape]``."""
 
     @property
     def batch_size(self) -> int:

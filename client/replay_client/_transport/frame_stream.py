@@ -24,9 +24,9 @@ from replay_client._transport.time_limits import left_s
 from replay_client.errors import DeadlineExceededError, ServerUnavailableError, from_status
 
 _LONGEST_BYTES: Final = (1 << 32) - 1
-"""The server limits message sizes."""
+"""Maximum length of a received frame: unlimited in practice, because the server limits its messages."""
 _LONGEST_WAIT_MS: Final = (1 << 31) - 1
-"""Limit of the system call."""
+"""Longest time limit that the system call `poll` accepts."""
 _SEND_PATIENCE_S: Final = 0.05
 """How long `send` waits for a server that does not read."""
 

@@ -57,7 +57,7 @@ class TableDescription:
 
     @property
     def rows_per_insert(self) -> int:
-        """Maximum rows per insert request, so that the limiter can allow it, and other callers do not wait long."""
+        """Maximum rows per insert request, so that the rate limiter or queue can allow it, and other calls run soon."""
         fitting = min(self.slots - self.capacity, MOST_ROWS_AT_ONCE, max(1, INSERT_BYTES // self.row_bytes))
         if self.backend == FIFO:
             fitting = min(fitting, self.capacity)

@@ -80,7 +80,7 @@ class StepStats:
     drawable: int
     """Anchors with a complete window, which can be drawn."""
     pending: int
-    """Anchors whose window is not complete yet."""
+    """Anchors that wait for later rows of their window."""
     broken: int
     """Anchors that can never be drawn again: rows of their window were evicted, lost, or never inserted."""
     closing: int
@@ -146,7 +146,7 @@ class TableStats:
     rate_limiter: LimiterStats | None
     """State of the rate limiter, if any."""
     steps: StepStats | None
-    """Rows by what they are, in a table of steps."""
+    """Counts of rows by whether they can be drawn; None: not a table of steps."""
     sampled_same_host: int
     """Drawn rows that clients on the server's host copied themselves, since the start."""
     overtaken: int

@@ -23,7 +23,7 @@ End = Callable[[RequestError], None]
 
 
 class Revocations:
-    """Periodically checks each token that a waiting call or an open stream uses."""
+    """Periodically checks the tokens of waiting calls and open streams."""
 
     def __init__(self, check: Callable[[bytes], object]) -> None:
         """Start with no waiting calls.

@@ -41,7 +41,7 @@ def live_slots(live: LiveRows) -> Integers:
 
 
 class Drawn(NamedTuple):
-    """Rows drawn by a backend, in the order of the fractions."""
+    """Rows drawn by a backend: one for each fraction, in the same order."""
 
     keys: Integers
     """int64[batch]: keys of live rows, possibly repeated (draws are with replacement)."""

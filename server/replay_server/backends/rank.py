@@ -101,7 +101,7 @@ def warm_up_writing() -> None:
 
 
 def warm_up_drawing() -> None:
-    """Compile or load the draw kernels. None is shared with `warm_up_writing`."""
+    """Compile or load the draw kernels. `warm_up_writing` uses none of them, so both can compile in parallel."""
     _draw(np.empty(0), power_sums(1, 1.0), rank_tree.allocate(1), 1, 1.0)
 
 

@@ -56,7 +56,7 @@ class FileManifest:
     name: str
     """Name within the table's directory."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     crc32: int
     """zlib's CRC-32 of the whole content."""
 

@@ -59,7 +59,7 @@ class TableSnapshot:
     config: TableConfig
     uid: bytes
     state: TableState
-    """Its counters at that moment."""
+    """The table's counters at that moment."""
     first_key: int
     """Key of the oldest row; advances past rows that were overwritten before they were copied."""
     priorities: NDArray[np.float64]
@@ -67,7 +67,7 @@ class TableSnapshot:
     writers: NDArray[np.uint8]
     """The writers' records."""
     rows: SnapshotRows
-    """The rows themselves."""
+    """The table's rows at that moment."""
 
     @property
     def left_out(self) -> int:

@@ -53,7 +53,7 @@ class Checkpoint:
     """An existing checkpoint."""
 
     folder: Path
-    """Named after the checkpoint."""
+    """The checkpoint's directory; its name is the checkpoint's name."""
     manifest: CheckpointManifest
 
 

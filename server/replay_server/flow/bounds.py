@@ -48,20 +48,22 @@ class Bounds:
     """Limits; see the settings with the same names in `ServerSettings`. None: only the file system limits it."""
 
     max_request_bytes: int = 8 << 20
-    """gRPC blocks the event loop for up to 1 ms per MiB of a request. The client sends at most 4 MiB, or one row."""
+    """Maximum bytes of a request. gRPC blocks the event loop for up to 1 ms per MiB. The client sends at most 4 MiB, or
+    one row."""
     max_reply_bytes: int = 512 << 20
     max_rows_per_call: int = 1 << 15
-    """A draw or update of this size blocks the event loop for about 10 ms."""
+    """Maximum rows of a draw, read or update. This many block the event loop for about 10 ms."""
     max_waiting_calls: int = 8_192
     max_waiting_bytes: int = 1 << 30
     max_wait_s: float = math.inf
     max_outgoing_bytes: int = 2 << 30
-    """One caller's half of this holds 35 batches of 256 Atari transitions."""
+    """Maximum bytes of replies in flight. One caller may use half: 35 batches of 256 Atari transitions."""
     caller_share: float = 0.5
-    """One caller cannot exhaust a budget. Half is still plenty for many clients that count as one caller."""
+    """Fraction of each budget that one caller may use, so that no caller can exhaust it. Half suffices even for many
+    clients that count as one caller."""
     max_connections: int = DEFAULT_MAX_CONNECTIONS
     max_streams: int = 16_384
-    """Each stream takes about 40 kB."""
+    """Maximum open streams. Each takes about 40 kB."""
     max_streams_per_connection: int = 96
     max_local_connections: int = 1024
     max_tables: int = 1024

@@ -36,7 +36,7 @@ from replay_proto.schema import Column, Schema
 
 from replay_server.flow.bounds import Bounds
 
-if TYPE_CHECKING:  # these load the kernels, which --help and a refusal do without
+if TYPE_CHECKING:  # importing these loads the kernels, which --help and invalid settings do not need
     from replay_server.storage.table_config import TableConfig
 
 BYTES_PER_MB = 1 << 20

@@ -16,18 +16,18 @@ from replay_server.files.mapped_file import MappedFile
 from replay_server.storage.power_loss.row_checksums import CHECKSUM_BYTES, RowChecksums
 
 LINK_COLUMN = "_link"
-"""Reserved column with each row's origin; see `replay_server.storage.runs`."""
+"""Reserved name of the column that stores each row's link; see `replay_server.storage.runs`."""
 LINK = Column("uint64", (2,))
-"""Stream and episode."""
+"""The link of a row in a plain table: stream and episode."""
 STEP_LINK = Column("uint64", (3,))
-"""In a table of steps, the step, too."""
+"""The link of a row in a table of steps: stream, episode and step."""
 
 
 @dataclass(frozen=True)
 class _Ring:
     file: MappedFile
     values: Array
-    """dtype[slots, elements]."""
+    """The column's values, dtype[slots, elements]."""
     row_bytes: int
 
 
@@ -72,7 +72,7 @@ class RowStore:
         Args:
             first_key: key of the first row.
             columns: every column of the schema by name, ``dtype[n, *shape]``; n is at most ``slots``.
-            links: uint64[n, words]: where each row comes from; see `Runs.links`.
+            links: uint64[n, words]: stream, episode and step of each row; see `Runs.links`.
         """
         start = first_key % self.slots
         for name, values in columns.items():
@@ -87,7 +87,7 @@ class RowStore:
             np.take(self._rings[name].values, slots, axis=0, out=flat_rows(values), mode="clip")
 
     def links(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Return uint64[n, words]: where stored rows come from; see `Runs.links`."""
+        """Return the links of stored rows, uint64[n, words]; see `Runs.links`."""
         return np.take(self._rings[LINK_COLUMN].values, keys % self.slots, axis=0)
 
     def values(self) -> Sequence[Array]:

@@ -163,7 +163,7 @@ class TableConfig:
 
     @property
     def link(self) -> Column:
-        """The column that says where each row comes from."""
+        """The column for the rows' links; see `replay_server.storage.runs`."""
         return LINK if self.steps is None else STEP_LINK
 
     @property
@@ -268,7 +268,7 @@ class TableConfig:
 
 
 def _column_to_json(column: Column) -> dict[str, Any]:
-    """Leave out what only tables of steps have, as earlier versions did."""
+    """Convert a column to JSON. Fields that only tables of steps use are omitted if they have their defaults."""
     plain = {"dtype": column.dtype.name, "shape": list(column.shape)}
     of_steps = {"sampled": column.sampled, "at": column.at}
     return plain if of_steps == {"sampled": True, "at": "step"} else plain | of_steps

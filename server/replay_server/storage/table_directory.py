@@ -5,7 +5,7 @@
         manifest.json               format version, uid, config
         nonce                       random bytes; clients echo them to prove that they can read the directory
         header.bin                  write_horizon and the table's state
-        column-000.bin ...          the columns in the schema's order, then where each row comes from
+        column-000.bin ...          the columns in the schema's order, then the links (stream, episode, step)
         priorities.bin              float64[slots]
         writers.bin                 recent inserts of every writer
         checksums.bin               uint64[slots, 2], per row; only in format versions 4 and 6

@@ -47,7 +47,7 @@ class DrawnBatch(NamedTuple):
     """Rows drawn, and the state of the table at the time of the draw."""
 
     keys: NDArray[np.int64]
-    """int64[batch]."""
+    """int64[batch]: key of each drawn row; in a table of steps, of each anchor."""
     probabilities: NDArray[np.float64]
     """float64[batch]: mass divided by total mass."""
     weights: NDArray[np.float32]
@@ -65,7 +65,7 @@ class DrawnBatch(NamedTuple):
     drawable: int
     """Number of rows that could be drawn."""
     windows: Windows | None
-    """The rows of each item's window, in a table of steps."""
+    """The windows of the drawn anchors; None: not a table of steps."""
 
 
 def choose_fractions(random: np.random.Generator, batch_size: int, mode: DrawMode) -> NDArray[np.float64]:

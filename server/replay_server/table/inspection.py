@@ -34,9 +34,9 @@ class Rows:
     """Keys and priorities of some rows."""
 
     keys: NDArray[np.int64]
-    """int64[n]."""
+    """int64[n]: key of each row."""
     priorities: NDArray[np.float64]
-    """float64[n]."""
+    """float64[n]: priority of each row."""
 
     def only(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> Rows:
         """Return the rows that a mask or an array of positions selects."""
@@ -50,7 +50,7 @@ class Seen:
     live: LiveRows
     """The live rows when copying began."""
     drawable: int
-    """Number of drawable ones among them."""
+    """Number of drawable rows among them."""
     rows: Rows
     """All drawable rows, or a sample."""
     candidates: Rows

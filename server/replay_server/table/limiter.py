@@ -22,11 +22,11 @@ class Counters(NamedTuple):
     """Counters of a table since it was created or reset."""
 
     size: int
-    """Drawable rows."""
+    """Number of drawable rows."""
     inserted: int
-    """Rows inserted."""
+    """Number of rows inserted since then."""
     sampled: int
-    """Rows drawn."""
+    """Number of rows drawn since then."""
 
 
 def difference(limit: RateLimit, counters: Counters) -> float:

@@ -41,7 +41,7 @@ from replay_server.table.updates import live_only, resolve_update
 FIRST_PRIORITY = 1.0
 """Priority of new rows if no live row has a priority above 0 (Schaul et al. 2016, algorithm 1, line 2)."""
 _NO_ORIGIN = np.zeros(2, np.uint64)
-"""Stream and episode of rows whose origin is unknown."""
+"""Stream and episode of rows that were inserted without either."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class WriterStamp:
     """Identifies an insert by its writer and sequence number."""
 
     writer_id: bytes
-    """16 bytes."""
+    """Id of the writer, 16 bytes."""
     sequence: int
-    """From 1."""
+    """Number of the insert among those of its writer, from 1."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class NewRows:
     columns: Mapping[str, Array]
     """Values of every column of the schema, by name: ``dtype[n, *shape]``."""
     count: int
-    """n, the number of rows."""
+    """Number of rows, n."""
     priorities: NDArray[np.float64] | None = None
     """float64[n]; None: each row gets the largest live priority."""
     runs: Runs | None = None
-    """Streams and episodes of the rows; None: unknown."""
+    """Streams, episodes and steps of the rows; None: not given."""
 
 
 def memory_bytes(config: TableConfig) -> int:
@@ -137,7 +137,7 @@ class Table:
 
     @property
     def step_counts(self) -> StepCounts | None:
-        """Live rows of a table of steps by what they are; None for other tables."""
+        """Counts of live rows of a table of steps; None for other tables."""
         return self._items.counts
 
     @property
@@ -217,7 +217,7 @@ class Table:
             )
 
     def find_repeat(self, rows: NewRows, stamp: WriterStamp | None) -> range | None:
-        """The keys of an insert that was already applied; None if it was not, and its rows may come next.
+        """Return the keys of an insert that was already applied; None if it is new, after checking its runs.
 
         Raises:
             RequestError: SEQUENCE_GAP, SEQUENCE_TOO_OLD or WRITER_UNKNOWN.
@@ -231,7 +231,7 @@ class Table:
         return None
 
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Number of priorities that an insert of these rows may give."""
+        """Number of priorities that an insert of these rows must have, if it has any."""
         return self._items.priorities_of(row_count, runs)
 
     @property
@@ -350,7 +350,7 @@ class Table:
         return live_only(keys, self.oldest, self.inserted)
 
     def priorities(self, keys: NDArray[np.int64], of_others: float = DEAD_PRIORITY) -> NDArray[np.float64]:
-        """float64[n]: priorities of live rows, or ``of_others`` for those that cannot be drawn. keys: int64[n]."""
+        """Return priorities of live rows, float64[n]; ``of_others`` for rows that cannot be drawn. keys: int64[n]."""
         priorities = np.take(self.directory.priorities, keys % self.config.slots)
         priorities[priorities == DEAD_PRIORITY] = of_others
         return priorities

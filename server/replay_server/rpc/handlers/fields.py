@@ -78,7 +78,7 @@ def priorities(value: bytes, count: int, limit: float) -> NDArray[np.float64]:
 
 
 def runs(insertion: replay_pb2.Insertion, row_count: int, *, of_steps: bool) -> Runs | None:
-    """Runs of an insert's rows; None if the caller did not name them."""
+    """Convert and check the runs of an insert; None if the caller sent none."""
     if not insertion.HasField("runs"):
         if of_steps:
             raise FieldError("runs", "the runs of these rows, in a table of steps", "none")
@@ -104,7 +104,7 @@ def runs(insertion: replay_pb2.Insertion, row_count: int, *, of_steps: bool) -> 
 
 
 def _run_array(name: str, value: bytes, dtype: str, length: int | None) -> NDArray[Any]:
-    """One value per run; ``length`` None: any number of them."""
+    """Convert an array with one value per run; ``length`` is the number of runs, or None if it is not known yet."""
     size = np.dtype(dtype).itemsize
     if len(value) % size or length not in (None, len(value) // size):
         expected = f"{np.dtype(dtype).name}[{'m' if length is None else length}]"

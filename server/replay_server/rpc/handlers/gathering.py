@@ -32,22 +32,22 @@ class Gathered(NamedTuple):
     """The rows of a batch."""
 
     keys: NDArray[np.int64]
-    """int64[n]: rows, or anchors of windows."""
+    """int64[n]: keys of the drawn rows; in a table of steps, of the anchors."""
     windows: Windows | None = None
-    """The windows of a table of steps."""
+    """Windows of these anchors; None in a plain table."""
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """int64[r]: every row to copy."""
+        """int64[r]: keys of all rows to copy."""
         return self.keys if self.windows is None else self.windows.keys
 
 
 Choice = tuple[Message, Sequence[Gathered]]
-"""A reply without its rows, and what to copy, batch by batch."""
+"""A reply without its rows, and the rows to copy for each of its batches."""
 
 
 def window_rows(table: Table) -> int:
-    """Maximum rows to copy for each drawn one."""
+    """Maximum number of rows to copy for each drawn item."""
     return 1 if table.config.steps is None else table.config.steps.window.rows
 
 

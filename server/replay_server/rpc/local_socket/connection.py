@@ -241,7 +241,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def _read_if_there_is_room(self) -> None:
-        """Pause reading while no more requests fit behind the one that is running."""
+        """Pause reading while the receive buffer is full; the current request is still running."""
         if self._is_closed:
             return
         wants = self._parser.has_space and not self._is_stopping

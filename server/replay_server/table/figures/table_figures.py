@@ -46,7 +46,7 @@ class Snapshot:
     batches: int = 0
     """Batches that learners drew on streams."""
     batches_ahead: int = 0
-    """Sum of a count taken as each batch is drawn: earlier batches whose updates have not arrived yet."""
+    """For each of these batches, the number of earlier batches whose updates had not arrived yet, added up."""
     failed_syncs: int = 0
     """Failed syncs of the table to disk."""
     waiting: int = 0
@@ -92,7 +92,7 @@ class TableFigures:
         self._sampled.add(rows)
 
     def asked_ahead(self, batches: int, ahead: int) -> None:
-        """Count batches that a learner drew on a stream while ``ahead`` earlier batches were in flight."""
+        """Count batches that a learner drew while it had not yet sent the updates of ``ahead`` earlier batches."""
         self.counts.batches += batches
         # When a batch of this request is drawn, the batches before it in the same request are in flight, too.
         self.counts.batches_ahead += batches * ahead + batches * (batches - 1) // 2

@@ -1,1 +1,1 @@
-"""What a table draws: single rows, or windows of steps."""
+"""The items that a table draws: single rows, or windows of steps."""

@@ -1,4 +1,9 @@
-"""The interface of what a table draws."""
+"""The interface that decides which rows of a table can be drawn, and what a draw returns for each.
+
+An item is what one draw returns: a row, or in a table of steps a window of rows. Each item belongs to one row, whose
+key and priority it has. As rows arrive and leave, the table asks an `Items` which items become complete, and which are
+gone.
+"""
 
 from __future__ import annotations
 
@@ -13,105 +18,108 @@ from replay_server.storage.runs import Runs
 
 
 class NewItems(NamedTuple):
-    """Items that an insert completes."""
+    """Items that an insert completes, so that they can be drawn."""
 
     keys: NDArray[np.int64]
-    """int64[n]."""
+    """int64[n]: key of each item."""
     places: NDArray[np.int64] | slice
-    """Where their priorities are among those that the insert gives."""
+    """int64[n]: index of each item's priority among the priorities of the insert."""
 
 
 class Windows(NamedTuple):
     """The windows of drawn anchors."""
 
     keys: NDArray[np.int64]
-    """int64[r]: rows of each window, oldest first, window after window."""
+    """int64[r]: keys of the rows of each window, oldest first, window after window."""
     before: NDArray[np.int32]
-    """int32[batch]: rows before each anchor."""
+    """int32[batch]: number of rows before each anchor."""
     after: NDArray[np.int32]
-    """int32[batch]: rows after each anchor."""
+    """int32[batch]: number of rows after each anchor."""
     ends: NDArray[np.uint8]
-    """uint8[batch]: how the episode stands after the last row of each window."""
+    """uint8[batch]: whether the last row of each window closes its episode, and how, as in `Runs.ends`."""
 
     def firsts(self, before: int) -> NDArray[np.int64]:
-        """int64[batch]: position in `keys` of the first row of each window, at most ``before`` before its anchor."""
+        """int64[batch]: index in `keys` of the row that is ``before`` rows before each anchor.
+
+        If a window begins later, this is its first row.
+        """
         anchors = np.cumsum(self.before + self.after + 1, dtype=np.int64) - 1 - self.after
         firsts: NDArray[np.int64] = anchors - np.minimum(self.before, before)
         return firsts
 
 
 class StepCounts(NamedTuple):
-    """Live rows by what they are."""
+    """Numbers of live anchors in three states, and of live closing rows."""
 
     drawable: int
     """Anchors with a complete window."""
     pending: int
-    """Anchors whose window is not complete yet."""
+    """Anchors that wait for later rows of their window."""
     broken: int
-    """Anchors that can never be drawn again."""
+    """Anchors that can never be drawn (again), because earlier rows of their window are missing."""
     closing: int
     """Rows that close an episode."""
 
 
 class Items(ABC):
-    """Items of a table, each named by the key of a row. Only these rows have priorities, and can be drawn."""
+    """The items of a table, each identified by the key of its row. Other rows have no priority and cannot be drawn."""
 
     @abstractmethod
     def count(self, live_rows: int) -> int:
-        """Number of items among the live rows, of which there are ``live_rows``."""
+        """Number of items; ``live_rows`` is the number of live rows."""
 
     @abstractmethod
     def check(self, runs: Runs | None) -> None:
-        """Check that new rows may come next.
+        """Check that rows with these runs may be inserted next.
 
         Raises:
-            FieldError: they continue no episode, or skip or repeat steps.
+            FieldError: a run does not continue the current episode of its stream, or begin another one.
         """
 
     @abstractmethod
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """Number of priorities that an insert of these rows may give."""
+        """Number of priorities that an insert of these rows must have, if it has any."""
 
     @abstractmethod
     def arrive(self, first: int, row_count: int, runs: Runs | None, oldest: int) -> NewItems:
-        """Take new rows, which become live.
+        """Add rows that become live, and return the items that they complete.
 
         Args:
-            first: key of the first one.
+            first: key of the first row.
             row_count: number of rows.
-            runs: where they come from.
+            runs: streams, episodes and steps of the rows.
             oldest: key of the oldest live row.
         """
 
     @abstractmethod
     def leave(self, first: int, end: int) -> NDArray[np.int64]:
-        """Take away the oldest live rows, from ``first`` up to ``end``.
+        """Remove evicted rows: the keys from ``first``, the oldest live one, up to but excluding ``end``.
 
         Returns:
-            int64[n]: keys of the items that are gone.
+            int64[n]: keys of the items that can no longer be drawn.
         """
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget where streams stand, because all rows are gone."""
+        """Forget the newest step of every stream; all rows have been removed."""
 
     @abstractmethod
     def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
-        """Begin with the live rows of a stored table.
+        """Find the items among the live rows of a stored table, when the table is opened.
 
         Args:
-            live: the rows.
-            links: uint64[size, words]: their links, oldest first; see `Runs.links`.
+            live: the live rows.
+            links: uint64[size, words]: the links of these rows, oldest first; see `Runs.links`.
 
         Returns:
-            bool[size]: which of them are items; None: all.
+            bool[size]: whether each row is an item; None: all are.
         """
 
     @abstractmethod
     def windows(self, keys: NDArray[np.int64]) -> Windows | None:
-        """The windows of drawn items; None: the rows themselves. keys: int64[batch]."""
+        """Return the windows of drawn items; None if each item is a single row. keys: int64[batch]."""
 
     @property
     @abstractmethod
     def counts(self) -> StepCounts | None:
-        """Live rows of a table of steps by what they are; None for other tables."""
+        """Counts of live rows of a table of steps; None for other tables."""

@@ -1,4 +1,8 @@
-"""Kernels over the links between steps."""
+"""Kernels that link the steps of episodes in the ring, and find complete windows.
+
+`replay_server.table.items.step_windows` describes windows and anchors. Steps of an episode need not be adjacent in the
+ring, because the rows of several streams alternate.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,27 @@ from replay_server.kernels.compile import Integers, kernel, part_of_kernel
 BYTES_PER_SLOT = 9
 
 CLOSING, FIRST, ANCHOR, DRAWABLE, BROKEN = 3, 4, 8, 16, 32
-"""Flags of a row. The bits of `CLOSING` are how the row closes its episode, as in `Runs.ends`. An anchor is drawable
-while its window is complete, and broken once one of its rows is gone."""
+"""Flags of a row. The two bits of `CLOSING` say whether and how the row closes its episode, as in `Runs.ends`. An
+anchor is drawable while its window is complete, and broken when a row of its window is missing for good."""
 ANCHORS, DRAWABLES, BROKENS, CLOSINGS = range(4)
 """Positions in `Links.counts`."""
 
 
 class Links(NamedTuple):
-    """Links of all slots of a ring. Those of slots without a live row are not used, and their flags are 0."""
+    """Links between the steps of each episode, by slot. Slots without a live row have flags of 0 and unused links."""
 
     back: NDArray[np.int32]
-    """int32[slots]: distance in keys to the previous step; 0: none."""
+    """int32[slots]: key of the row minus the key of the episode's previous step; 0 if there is none."""
     ahead: NDArray[np.int32]
-    """int32[slots]: distance in keys to the next step; 0: none."""
+    """int32[slots]: key of the episode's next step minus the key of the row; 0 if there is none."""
     flags: NDArray[np.uint8]
-    """uint8[slots]."""
+    """uint8[slots]: flags of the row."""
     counts: Integers
-    """int64[4]: live anchors, and those among them that are drawable or broken; live closing rows."""
+    """int64[4]: numbers of live anchors, drawable anchors, broken anchors and live closing rows."""
 
 
 def empty_links(slots: int) -> Links:
-    """Links of an empty ring."""
+    """Create the links of an empty ring."""
     back, ahead = np.zeros(slots, np.int32), np.zeros(slots, np.int32)
     return Links(back, ahead, np.zeros(slots, np.uint8), np.zeros(4, np.int64))
 
@@ -41,15 +45,15 @@ class NewRuns(NamedTuple):
     """Runs of new rows, in the order of their keys."""
 
     row_counts: Integers
-    """int64[m]: rows of each run."""
+    """int64[m]: number of rows of each run."""
     first_steps: Integers
-    """int64[m]: number of its first step."""
+    """int64[m]: number of each run's first step in its episode."""
     distances: Integers
-    """int64[m]: from its first row back to the previous step; 0: none."""
+    """int64[m]: key of each run's first row minus the key of the episode's previous step; 0 if there is none."""
     closings: NDArray[np.uint8]
-    """uint8[m]: how its last row closes the episode, as in `Runs.ends`."""
+    """uint8[m]: whether and how each run's last row closes the episode, as in `Runs.ends`."""
     places: Integers
-    """int64[m]: position of its first anchor among the priorities of all runs."""
+    """int64[m]: index of the priority of the first anchor that each run completes, among the insert's priorities."""
 
 
 @kernel
@@ -68,14 +72,14 @@ def arrive(
 
     Args:
         links: the links.
-        runs: where the rows come from.
+        runs: the runs of the new rows.
         first: key of the first row.
         oldest: key of the oldest live row.
         forward: see `WindowShape`.
         backward: see `WindowShape`.
         period: see `WindowShape`.
-        keys: int64[n]: output, the drawable anchors in the order of their steps, run after run.
-        places: int64[n]: output, the position of each one's priority.
+        keys: int64[n]: output, keys of the anchors that became drawable, run after run, in the order of steps.
+        places: int64[n]: output, index of each anchor's priority among the insert's priorities.
 
     Returns:
         Number of anchors in the output.
@@ -100,8 +104,8 @@ def _link(links: Links, first: int, count: int, step: int, distance: int, closin
         first: key of the first row.
         count: number of rows.
         step: number of the first row's step.
-        distance: from the first row back to the previous step; 0: none.
-        closing: how the last row closes the episode, as in `Runs.ends`.
+        distance: see `NewRuns.distances`.
+        closing: see `NewRuns.closings`.
         period: see `WindowShape`.
     """
     slots = len(links.flags)
@@ -158,7 +162,7 @@ def _complete(
     back, ahead, flags = links.back, links.ahead, links.flags
     slots = len(flags)
     first_anchor = (max(0, step - forward) + period - 1) // period
-    # The row `hops` steps before the current one, as far back as `forward` and the links allow.
+    # `tail` is the row `hops` steps before the current one: `forward` steps, or fewer if the links end earlier.
     tail, hops = first, 0
     while hops < forward and back[tail % slots] and tail - back[tail % slots] >= oldest:
         tail -= back[tail % slots]
@@ -173,7 +177,7 @@ def _complete(
         is_closing = flags[key % slots] & CLOSING
         if hops < forward and not is_closing:
             continue
-        # A closing row completes all windows that reach it, any other only the one that ends there.
+        # A closing row completes the windows of all anchors from `tail` on; any other row only the window of `tail`.
         anchor, anchor_step = tail, step + row - hops
         while True:
             slot = anchor % slots
@@ -196,7 +200,7 @@ def _complete(
 
 @part_of_kernel
 def _has_context(anchor: int, oldest: int, backward: int, back: NDArray[np.int32], flags: NDArray[np.uint8]) -> bool:
-    """Whether all rows of a window before its anchor are live."""
+    """Whether all rows that a window has before its anchor are live."""
     slots = len(flags)
     key = anchor
     for _ in range(backward):
@@ -211,10 +215,10 @@ def _has_context(anchor: int, oldest: int, backward: int, back: NDArray[np.int32
 
 @kernel
 def evict(links: Links, oldest: int, end: int, backward: int) -> Integers:
-    """Forget the oldest live rows, from ``oldest`` up to ``end``.
+    """Remove the oldest live rows, with keys from ``oldest`` up to but excluding ``end``.
 
     Returns:
-        int64[n]: rows that were drawable, and are now evicted or broken.
+        int64[n]: keys of the anchors that were drawable, and are now evicted or broken.
     """
     ahead, flags, counts = links.ahead, links.flags, links.counts
     slots = len(flags)
@@ -243,7 +247,7 @@ def evict(links: Links, oldest: int, end: int, backward: int) -> Integers:
 
 @kernel
 def find_drawable(links: Links, oldest: int, size: int, forward: int, backward: int) -> NDArray[np.bool_]:
-    """Find and mark the drawable and broken anchors among linked rows; return bool[size], oldest first."""
+    """Mark the drawable and broken anchors among linked rows; return bool[size]: which are drawable, oldest first."""
     back, ahead, flags = links.back, links.ahead, links.flags
     slots = len(flags)
     drawable = np.zeros(size, np.bool_)

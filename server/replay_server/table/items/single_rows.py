@@ -1,4 +1,4 @@
-"""Items of a table of plain rows: every live row is one."""
+"""The items of a plain table: every live row can be drawn."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from replay_server.table.items.items import Items, NewItems
 
 
 class SingleRows(Items):
-    """Every live row can be drawn."""
+    """The items of a plain table."""
 
     counts = None
 
     def count(self, live_rows: int) -> int:
-        """All."""
+        """Number of items: all live rows."""
         return live_rows
 
     def check(self, runs: Runs | None) -> None:
         """Accept any rows."""
 
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """One for each row."""
+        """Number of priorities: one per row."""
         return row_count
 
     def arrive(self, first: int, row_count: int, runs: Runs | None, oldest: int) -> NewItems:
-        """Every new row is an item."""
+        """Return all new rows."""
         return NewItems(np.arange(first, first + row_count), slice(None))
 
     def leave(self, first: int, end: int) -> NDArray[np.int64]:
-        """Every row that leaves was an item."""
+        """Return all evicted rows."""
         return np.arange(first, end)
 
     def reset(self) -> None:
         """Do nothing."""
 
     def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> None:
-        """All."""
+        """Return None: all live rows are items."""
 
     def windows(self, keys: NDArray[np.int64]) -> None:
-        """The rows themselves."""
+        """Return None: each item is a single row."""

@@ -1,12 +1,12 @@
-"""Items of a table of steps: anchors whose windows are complete.
+"""The items of a table of steps: anchors whose windows are complete.
 
     items = StepWindows(slots, WindowShape(forward=3, backward=3))
     new = items.arrive(first_key, row_count, runs, oldest=0)    # anchors that can be drawn from now on
-    gone = items.leave(oldest, new_oldest)                      # drawable ones that were evicted, or lost their context
+    gone = items.leave(oldest, new_oldest)                      # anchors that can no longer be drawn
 
-An anchor is the step that a window belongs to. A window reaches ``forward`` rows beyond its anchor, or to the closing
-row of the episode, and ``backward`` rows before it, or to the first step. Later rows are younger, so eviction only
-breaks windows at their beginning.
+An item has the key and priority of its anchor, which is one step of its window. The window begins ``backward`` rows
+before the anchor, or at the first step of the episode. It ends ``forward`` rows after the anchor, or at the row that
+closes the episode. Rows of a window are evicted oldest first, so it breaks when its first row is evicted.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class _Newest(NamedTuple):
     step: int
     is_closing: bool
     is_certain: bool = True
-    """Whether the stream's next row must follow it; False after a restart, because rows may have been lost since."""
+    """Whether the stream's next row must be the step after this row. False after a restart, because later rows of the
+    stream may have been lost."""
 
 
 class StepWindows(Items):
-    """Links between the live rows of a table, and which of them are drawable. Uses 9 bytes per slot."""
+    """Links the steps of each episode in the ring, and tracks which anchors are drawable. Uses 9 bytes per slot."""
 
     def __init__(self, slots: int, shape: WindowShape) -> None:
-        """Begin without rows."""
+        """Start without rows."""
         self._slots = slots
         self._shape = shape
         self._links = link_kernels.empty_links(slots)
@@ -51,16 +52,16 @@ class StepWindows(Items):
 
     @property
     def counts(self) -> StepCounts:
-        """Live rows by what they are."""
+        """Counts of live anchors by state, and of live closing rows."""
         anchors, drawable, broken, closing = self._links.counts.tolist()
         return StepCounts(drawable, anchors - drawable - broken, broken, closing)
 
     def count(self, live_rows: int) -> int:
-        """Number of drawable rows."""
+        """Number of drawable anchors."""
         return int(self._links.counts[link_kernels.DRAWABLES])
 
     def check(self, runs: Runs | None) -> None:
-        """Check that each run begins where its stream stands."""
+        """Check that each run continues its stream: with the next step, or with the first step of another episode."""
         assert runs is not None
         newest: dict[int, _Newest] = {}
         for stream, episode, step, rows, end in _rows_of(runs):
@@ -70,12 +71,12 @@ class StepWindows(Items):
             newest[stream] = _Newest(0, episode, step + rows - 1, end != GOES_ON)
 
     def priorities_of(self, row_count: int, runs: Runs | None) -> int:
-        """One for each window that these rows complete if no earlier row is missing."""
+        """Number of priorities: one per anchor whose window these rows complete. Missing earlier rows do not matter."""
         assert runs is not None
         return int(_completed(runs, self._shape).sum())
 
     def arrive(self, first: int, row_count: int, runs: Runs | None, oldest: int) -> NewItems:
-        """Link rows, which take slots without a live row, and find the windows that they complete."""
+        """Link new rows to the earlier steps of their episodes, and return the anchors whose windows they complete."""
         assert runs is not None
         numbers = _completed(runs, self._shape)
         ends_at = np.cumsum(numbers)
@@ -98,22 +99,22 @@ class StepWindows(Items):
         return NewItems(keys[:found], places[:found])
 
     def leave(self, first: int, end: int) -> NDArray[np.int64]:
-        """Unlink rows; windows that need them are broken."""
+        """Remove evicted rows, and return the anchors that were drawable and are now evicted or broken."""
         gone = link_kernels.evict(self._links, first, end, self._shape.backward)
         if len(self._newest) > self._slots:  # streams that ended long ago
             self._newest = {stream: newest for stream, newest in self._newest.items() if newest.key >= end}
         return gone
 
     def reset(self) -> None:
-        """Forget where each stream stands."""
+        """Forget the newest step of every stream."""
         self._newest.clear()
 
     def windows(self, anchors: NDArray[np.int64]) -> Windows:
-        """The windows of drawable anchors. anchors: int64[batch]."""
+        """Return the windows of drawable anchors. anchors: int64[batch], their keys."""
         return Windows(*link_kernels.windows_of(self._links, anchors, self._shape.forward, self._shape.backward))
 
     def rebuild(self, live: LiveRows, links: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Link the live rows of a stored table."""
+        """Link the live rows of a stored table, and return which of them are drawable."""
         for array in self._links:
             array[:] = 0
         slots = live_slots(live)
@@ -142,7 +143,7 @@ class StepWindows(Items):
         )
 
     def _distance(self, first: int, stream: int, episode: int, step: int, oldest: int) -> int:
-        """Distance to the stream's previous step; 0 if it is not live."""
+        """Distance between the keys of a run's first row and of the episode's previous step; 0 if that is not live."""
         last = self._newest.get(stream)
         if last is None or last.key < oldest or last.is_closing or (last.episode, last.step + 1) != (episode, step):
             return 0
@@ -151,7 +152,7 @@ class StepWindows(Items):
 
 
 def _completed(runs: Runs, shape: WindowShape) -> NDArray[np.int64]:
-    """int64[m]: anchors whose windows the rows of each run complete, if no earlier row is missing."""
+    """int64[m]: number of anchors whose windows each run completes, provided that no earlier row is missing."""
     assert runs.first_steps is not None
     assert runs.ends is not None
     stop = runs.first_steps + runs.row_counts
@@ -162,7 +163,7 @@ def _completed(runs: Runs, shape: WindowShape) -> NDArray[np.int64]:
 
 
 def _rows_of(runs: Runs) -> zip[tuple[int, int, int, int, int]]:
-    """Stream, episode, first step, number of rows and end of each run."""
+    """Iterate over the stream, episode, first step, number of rows and end of each run."""
     assert runs.first_steps is not None
     assert runs.ends is not None
     arrays = (runs.streams, runs.episodes, runs.first_steps, runs.row_counts, runs.ends)
@@ -196,7 +197,7 @@ def _newest_of(
 
 
 def warm_up_windows() -> None:
-    """Compile or load every kernel over links."""
+    """Compile or load all kernels of this module."""
     zero, one = np.zeros(1, np.uint64), np.ones(1, np.uint8)
     runs = Runs(np.array([4]), zero, zero, np.zeros(1, np.int64), one)
     items = StepWindows(8, WindowShape(1, 1))
