@@ -18,7 +18,7 @@ FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
 
-.PHONY: run test coverage test-deep docs lint format proto torture torture-network fuzz attack soak bench clean help
+.PHONY: run test integrations coverage test-deep docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -27,8 +27,12 @@ run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and sh
 # after the others.
 test: $(VENV)/.imported  ## All tests.
 	$(BEGIN)
-	$(BIN)/pytest -m "not timed" --numprocesses 3 --dist worksteal $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
+	$(BIN)/pytest -m "not timed and not long" --numprocesses 3 --dist worksteal $(COVER) $(if $(ARGS),$(ARGS),--deselect $(FIRST_START)) || test $$? -eq $(MAY_END_WITH)
 	$(BIN)/pytest -m timed $(COVER) $(ARGS) || test $$? -eq $(MAY_END_WITH)
+
+# Figures appear in the output of the tests.
+integrations: $(VENV)/.imported  ## Train to the end with other libraries; takes about an hour.
+	$(BIN)/pytest -m long --capture=no tests/integrations $(ARGS)
 
 coverage: $(VENV)/.imported  ## All tests, and which lines they run; takes a quarter longer.
 	$(BIN)/coverage erase

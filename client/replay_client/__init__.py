@@ -6,8 +6,9 @@
     table = client.create_table("cartpole", columns={"obs": Column("float32", 4), ...}, capacity=1_000_000)
 
 Actors insert with `Table.insert` or `Table.writer`. Learners draw with `Table.sample` or `Table.sampler` and update
-priorities. Three modules have additional dependencies and must be imported explicitly: `replay_client.spaces` (columns
-from a Gymnasium space), `replay_client.torch` (batches as tensors) and `replay_client.jax` (batches as pytrees).
+priorities. Modules with additional dependencies must be imported explicitly: `replay_client.spaces` (columns from a
+Gymnasium space), `replay_client.torch` (batches as tensors), `replay_client.jax` (batches as pytrees), and those
+named after other libraries.
 """
 
 from replay_proto.schema import Column, Schema

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,3 +93,20 @@ def test_n_step_targets_end_with_the_episode(steps: int, *, is_terminated: bool)
         bootstrap = 0.0 if is_terminated and step + k == steps < places else values[step + k]
         expected = sum(gamma**i * rewards[step + i] for i in range(k)) + gamma**k * bootstrap
         assert targets[0, step].item() == pytest.approx(expected)
+
+
+def test_the_scripts_in_the_manner_of_cleanrl_run(client: ReplayClient) -> None:
+    pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
+    from examples import dqn_cleanrl, dqn_cleanrl_in_process
+
+    sizes = {"total_timesteps": 400, "learning_starts": 200, "batch_size": 16}
+    assert dqn_cleanrl.main(dqn_cleanrl.Args(address=client.address, **sizes)) > 5  # type: ignore[arg-type]
+    assert dqn_cleanrl_in_process.main(dqn_cleanrl_in_process.Args(**sizes)) > 5  # type: ignore[arg-type]
+    assert client["dqn-cleanrl"].stats().updated > 0
+
+
+def test_the_scripts_in_the_manner_of_cleanrl_differ_in_eight_lines() -> None:
+    folder = Path(atari_dqn.__file__).parent
+    service, in_process = ((folder / f"dqn_cleanrl{end}.py").read_text("utf-8") for end in ("", "_in_process"))
+    lines = difflib.ndiff(service.splitlines(), in_process.splitlines())
+    assert len([line for line in lines if line[0] in "+-"]) <= 8

@@ -36,8 +36,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"table"},
         {"torch"},
         {"client"},
-        {"local_server"},
-        {"__init__"},
+        {"local_server", "sb3"},
+        {"__init__", "sb3_contrib"},
         {"cli"},
     ],
     "replay_agent": [

@@ -13,14 +13,18 @@ from tests.packaging.project import metadata, pinned, required_by
 
 PROJECT = metadata()["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+OPTIONAL = ("atari", "sb3")
 REQUIRED = [
     *PROJECT["dependencies"],
-    *(line for extra in EXTRAS for line in EXTRAS[extra] if extra != "atari"),
+    *(line for extra in EXTRAS for line in EXTRAS[extra] if extra not in OPTIONAL),
     *metadata()["dependency-groups"]["dev"],
     *metadata()["build-system"]["requires"],
     "pip",
 ]
-INTEGRATIONS = [*metadata()["dependency-groups"]["integrations"], *EXTRAS["atari"]]
+INTEGRATIONS = [
+    *metadata()["dependency-groups"]["integrations"],
+    *(line for extra in OPTIONAL for line in EXTRAS[extra]),
+]
 """Optional in development environments: tests of missing libraries are skipped."""
 
 

@@ -1,0 +1,458 @@
+"""Stable-Baselines3 with replay tables. Only this module and `sb3_contrib` need it (extra ``sb3``).
+
+    SAC("MlpPolicy", env, replay_buffer_class=ServiceReplayBuffer,
+        replay_buffer_kwargs={"address": "localhost:50051", "table": "pendulum"})
+    PrioritizedDQN("MlpPolicy", env, replay_buffer_kwargs={"address": "localhost:50051", "table": "cartpole"})
+
+The table has steps: each observation is stored once, and the next observations and n-step returns of a batch are
+assembled when it is drawn. The rows stay on the server: a pickled buffer is a reference to its table.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from replay_proto.errors import FieldError
+from replay_proto.schema import SEPARATOR, Column
+from replay_proto.steps import Derived, Discount, Next, Return, Steps, Transitions
+from stable_baselines3 import DQN
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+from torch.nn import functional
+
+from replay_client.batch import Batch
+from replay_client.client import ReplayClient
+from replay_client.draws import checked_beta, checked_count
+from replay_client.errors import InvalidArgumentError, ReplayError, TableEmptyError
+from replay_client.sampler import Sampler
+from replay_client.security import Tls, token_from_environment
+from replay_client.table import Table
+from replay_client.writer import GIVE_UP_S, Writer
+
+__all__ = ["PrioritizedDQN", "PrioritizedReplay", "ServiceReplayBuffer", "ServiceSamples"]
+
+log = logging.getLogger(__name__)
+
+_OBS: Final = "obs"
+_NEXT_OBS: Final = "next_obs"
+
+
+class ServiceSamples(ReplayBufferSamples):
+    """What SB3's algorithms learn from, and what prioritized ones need besides."""
+
+    weights: torch.Tensor
+    """float32[batch]: importance-sampling weights."""
+    row_keys: NDArray[np.int64]
+    """int64[batch]: the rows, for `ServiceReplayBuffer.update_priorities`."""
+
+
+class ServiceReplayBuffer(ReplayBuffer):
+    """A replay buffer in a table of a server, for every off-policy algorithm of SB3.
+
+    The first `add` or `sample` connects to the server and creates the table; an existing one is opened with its rows.
+    So a saved model can be loaded, and act, without a server. `sample` waits until all added steps are stored.
+    The newest steps, whose successors are unknown, are drawn only when nothing else can be, or when their episode ends.
+    """
+
+    _finish: weakref.finalize[[Writer], ServiceReplayBuffer]
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        address: str | ReplayClient,
+        table: str,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        beta: float = 0.4,
+        prefetch: int = 2,
+        seed: int | None = None,
+        backend: str = "sum_tree",
+        **parameters: float | None,
+    ) -> None:
+        """Called by SB3; ``replay_buffer_kwargs`` has the keyword-only arguments.
+
+        Args:
+            buffer_size: capacity of the table in steps, of all environments together.
+            observation_space: a Box, Discrete, MultiDiscrete or MultiBinary space, or a Dict of them.
+            action_space: a Box, Discrete, MultiDiscrete or MultiBinary space.
+            device: device of the samples.
+            n_envs: number of environments.
+            optimize_memory_usage: must be False: a table of steps stores each observation once anyway.
+            handle_timeout_termination: whether targets bootstrap from the final observation of a truncated episode.
+            address: address of the server, or a client of it. With an address, token and TLS come from ``REPLAY_TOKEN``
+                and ``REPLAY_TLS...``, because models are saved with their arguments.
+            table: name of the table.
+            n_steps: steps of the returns. Algorithms pass theirs only to `PrioritizedDQN` and `PrioritizedQRDQN`.
+            gamma: discount factor of returns over more than one step, that of the algorithm.
+            beta: exponent of the importance-sampling weights; see `beta`.
+            prefetch: 1: `sample` waits for a batch that reflects all earlier steps and priorities, so runs with the
+                same seeds repeat. 2: each batch is drawn a call earlier, and arrives during a gradient step.
+            seed: seed of the draws of a new table.
+            backend: ``"sum_tree"``, ``"rank"`` or ``"uniform"``.
+            **parameters: of the backend, as for `ReplayClient.create_table`, such as ``alpha=0.6``.
+
+        Raises:
+            InvalidArgumentError: an option or a space that a table cannot honor; the message names it.
+        """
+        if optimize_memory_usage:
+            expected = "False, because a table of steps stores each observation once anyway"
+            raise InvalidArgumentError.of_field("optimize_memory_usage", expected, "True")
+        if backend == "fifo":
+            raise InvalidArgumentError.of_field("backend", "'sum_tree', 'rank' or 'uniform'", repr(backend))
+        capacity, streams = checked_count("buffer_size", buffer_size), checked_count("n_envs", n_envs)
+        columns = _space_columns("observation_space", _OBS, observation_space)
+        columns |= _space_columns("action_space", "action", action_space)
+        super(ReplayBuffer, self).__init__(capacity, observation_space, action_space, device, n_envs=streams)
+        self.buffer_size = max(capacity // streams, 1)  # of each environment, as in SB3
+        self.optimize_memory_usage = False
+        self.handle_timeout_termination = handle_timeout_termination
+        self.n_steps = checked_count("n_steps", n_steps)
+        self._beta = checked_beta(beta)
+        self._prefetch = checked_count("prefetch", prefetch)
+        self._observed = [name for name in columns if name != "action"]
+        derived = {f"{_NEXT_OBS}{name.removeprefix(_OBS)}": Next(name) for name in self._observed}
+        self._columns: dict[str, Column | Derived] = {
+            **columns,
+            "reward": Column("float32", sampled=self.n_steps == 1),
+            **derived,
+            **({} if self.n_steps == 1 else {"n_return": Return("reward")}),
+            "discount": Discount(),
+        }
+        self._item = Transitions(n_step=self.n_steps, gamma=gamma)
+        Steps.of(self._columns, self._item)  # raises for invalid names, dtypes and numbers
+        self._address = address
+        self._config: dict[str, Any] = {"name": table, "backend": backend, "seed": seed, **parameters}
+        self._going_on = np.zeros(streams, bool)  # environments with a running episode
+        self._final: dict[str, NDArray[Any]] = {}  # the observation after the last step, by column: [n_envs, *shape]
+        self._sampler: Sampler | None = None
+        self._batch_size = 0  # of the sampler
+
+    @cached_property
+    def table(self) -> Table:
+        """The table."""
+        client = self._address
+        if isinstance(client, str):
+            client = ReplayClient(client, token=token_from_environment(), tls=Tls.from_environment())
+        capacity = self.buffer_size * self.n_envs
+        return client.create_table(columns=self._columns, capacity=capacity, steps=self._item, **self._config)
+
+    @cached_property
+    def _writer(self) -> Writer:
+        writer = self.table.writer(streams=self.n_envs)
+        self._finish = weakref.finalize(self, _give_up, writer)
+        return writer
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance-sampling weights (Schaul et al. 2016, section 3.4); can be changed."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._beta = checked_beta(beta)
+
+    def size(self) -> int:
+        """Rows of each environment in the table, including the final observations of episodes."""
+        return self.table.size // self.n_envs
+
+    def add(
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: NDArray[Any],
+        reward: NDArray[Any],
+        done: NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """Add a step of each environment.
+
+        Where ``obs`` is not the ``next_obs`` of the step before, the episode before was interrupted and is truncated.
+
+        Args:
+            obs: observations ``[n_envs, *shape]``, or a dict of them.
+            next_obs: those after the action, in the same form; final ones where an episode ends.
+            action: ``[n_envs, *shape]``.
+            reward: float[n_envs].
+            done: bool[n_envs]: where an episode ends.
+            infos: of each environment; ``TimeLimit.truncated`` tells time limits from terminal states.
+
+        Raises:
+            ReplayError: the steps do not match the spaces, or could not be sent.
+        """
+        before, after = self._observations(obs), self._observations(next_obs)
+        self._end(self._going_on & ~self._continues(before))
+        actions = np.asarray(action).reshape(self.n_envs, self.action_dim)
+        self._writer.append_all({**before, "action": actions, "reward": np.asarray(reward, np.float32)})
+        self._going_on[:] = True
+        self._final = {name: values.copy() for name, values in after.items()}
+        is_done = np.asarray(done).astype(bool)
+        is_timeout = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+        self._end(is_done, is_done & ~(is_timeout & self.handle_timeout_termination))
+        self.pos = (self.pos + 1) % self.buffer_size
+        self.full = self.full or self.pos == 0
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ServiceSamples:
+        """Draw steps by priority.
+
+        Args:
+            batch_size: number of steps.
+            env: normalizes observations and rewards with its current statistics. A return over several steps is scaled
+                as a whole, and clipped to the largest one that clipped rewards can have.
+
+        Returns:
+            Samples on the device. ``discounts`` are None for single steps, as in SB3.
+
+        Raises:
+            TableEmptyError: nothing was added.
+            ReplayError: the server could not be reached, or refused the request.
+        """
+        batch = self._drawn(batch_size)
+        ends = batch["discount"] == 0.0
+        discounts = None if self.n_steps == 1 else self._tensor(batch["discount"][:, None])
+        samples = ServiceSamples(
+            observations=self._normalized(batch, _OBS, env),
+            actions=self._tensor(batch["action"]),
+            next_observations=self._normalized(batch, _NEXT_OBS, env),
+            dones=self._tensor(ends[:, None].astype(np.float32)),
+            rewards=self._tensor(self._rewards(batch, env)[:, None]),
+            discounts=discounts,
+        )
+        samples.weights = self._tensor(batch.weights)
+        samples.row_keys = batch.row_keys
+        return samples
+
+    def update_priorities(self, samples: ServiceSamples, td_errors: torch.Tensor) -> None:
+        """Update the priorities of samples; the next `sample` sends them.
+
+        Args:
+            samples: drawn by `sample`.
+            td_errors: float[batch] or float[batch, 1]; their absolute values are the priorities.
+
+        Raises:
+            InvalidArgumentError: an error is not finite, or their number differs.
+        """
+        link = self._sampler or self.table
+        link.update_priorities(samples.row_keys, td_errors.detach().abs().flatten())
+
+    def reset(self) -> None:
+        """Empty the table, whoever filled it."""
+        super().reset()
+        self._close_sampler()
+        self._flush()
+        for stream in self._going_on.nonzero()[0].tolist():
+            self._writer[stream].abandon_episode()
+        self._going_on[:] = False
+        self.table.reset()
+
+    def close(self) -> None:
+        """Store what was added, and close the connections; a later call opens them again.
+
+        Episodes that go on are truncated here, so that all of their steps can be drawn.
+
+        Raises:
+            ReplayError: steps or priorities could not be sent.
+        """
+        self._end(self._going_on)
+        self._close_sampler()
+        if "_writer" in self.__dict__:
+            self._writer.close()
+            self._finish.detach()
+            del self._writer, self._finish
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `save_replay_buffer` saves: a reference to the table, whose rows stay on the server."""
+        self.close()
+        return self.__dict__.copy()
+
+    def _drawn(self, batch_size: int) -> Batch:
+        self._flush()
+        sampler = self._sampler_of(checked_count("batch_size", batch_size))
+        try:
+            return next(sampler)
+        except TableEmptyError:
+            if not self._going_on.any():
+                raise
+        self._end(self._going_on)  # now the newest steps can be drawn
+        self._flush()
+        return next(sampler)
+
+    def _sampler_of(self, batch_size: int) -> Sampler:
+        if batch_size != self._batch_size:
+            self._close_sampler()
+        if self._sampler is None:
+            self._sampler = self.table.sampler(batch_size, beta=self._beta, prefetch=self._prefetch)
+            self._batch_size = batch_size
+        if self._sampler.beta != self._beta:
+            self._sampler.beta = self._beta
+        return self._sampler
+
+    def _close_sampler(self) -> None:
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            sampler.close()
+
+    def _flush(self) -> None:
+        if "_writer" in self.__dict__:
+            self._writer.flush()
+
+    def _end(self, which: NDArray[np.bool_], terminated: NDArray[np.bool_] | None = None) -> None:
+        if which.any():
+            self._writer.end_episodes(which, self._final, terminated=terminated)
+            self._going_on &= ~which
+
+    def _continues(self, before: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+        """Where the observations are those after the last step: bool[n_envs]."""
+        continues = np.ones(self.n_envs, bool)
+        for name, final in self._final.items():
+            continues &= (before[name] == final).reshape(self.n_envs, -1).all(axis=1)
+        return continues
+
+    def _observations(self, obs: Any) -> dict[str, NDArray[Any]]:
+        """Observations by column, ``[n_envs, *shape]``."""
+        parts = {name: obs[name.removeprefix(f"{_OBS}{SEPARATOR}")] if name != _OBS else obs for name in self._observed}
+        shapes = {name: cast(Column, self._columns[name]).shape for name in parts}
+        return {name: np.asarray(part).reshape(self.n_envs, *shapes[name]) for name, part in parts.items()}
+
+    def _normalized(self, batch: Batch, prefix: str, env: VecNormalize | None) -> Any:
+        if not isinstance(self.observation_space, spaces.Dict):
+            return self._tensor(self._normalize_obs(batch[prefix], env))
+        parts = self._normalize_obs({key: batch[f"{prefix}{SEPARATOR}{key}"] for key in self.observation_space}, env)
+        return {key: self._tensor(part) for key, part in cast(dict[str, NDArray[Any]], parts).items()}
+
+    def _rewards(self, batch: Batch, env: VecNormalize | None) -> NDArray[np.float32]:
+        if self.n_steps == 1:
+            return self._normalize_reward(batch["reward"], env)
+        returns: NDArray[np.float32] = batch["n_return"]
+        if env is None or not env.norm_reward:
+            return returns
+        largest = env.clip_reward * np.sum(self._item.gamma ** np.arange(self.n_steps))
+        scaled = returns / np.sqrt(env.ret_rms.var + env.epsilon)
+        return np.asarray(np.clip(scaled, -largest, largest), np.float32)
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        return self.to_torch(array, copy=False)  # a batch is its receiver's
+
+
+class PrioritizedReplay(OffPolicyAlgorithm):
+    """The part that prioritized algorithms share: draws by priority, weighted losses, new priorities.
+
+    beta rises linearly over `learn` (Schaul et al. 2016, section 3.4).
+    """
+
+    max_grad_norm: Any  # a number or None, which QR-DQN allows
+
+    def __init__(self, *args: Any, beta_initial: float = 0.4, beta_final: float = 1.0, **kwargs: Any) -> None:
+        """Take the arguments of the algorithm, whose ``n_steps``, ``gamma`` and ``seed`` the table gets, and beta.
+
+        Raises:
+            InvalidArgumentError: an option or a space that a table cannot honor; the message names it.
+        """
+        self.beta_initial = checked_beta(beta_initial)
+        self.beta_final = checked_beta(beta_final)
+        super().__init__(*args, **kwargs)
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Draw batches and learn from them, with weights; then update priorities."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        buffer = cast(ServiceReplayBuffer, self.replay_buffer)
+        remaining = max(0.0, min(1.0, self._current_progress_remaining))
+        buffer.beta = self.beta_final + (self.beta_initial - self.beta_final) * remaining
+        losses = []
+        for _ in range(gradient_steps):
+            samples = buffer.sample(batch_size, env=self._vec_normalize_env)
+            losses_of_rows, td_errors = self._losses(samples)
+            buffer.update_priorities(samples, td_errors)
+            loss = (samples.weights * losses_of_rows).mean()
+            losses.append(loss.item())
+            self.policy.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+            self.policy.optimizer.step()
+        self._n_updates += gradient_steps
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/loss", np.mean(losses))
+        self.logger.record("train/beta", buffer.beta)
+
+    def _losses(self, samples: ServiceSamples) -> tuple[torch.Tensor, torch.Tensor]:
+        """The losses without weights, and the TD errors of samples: both float32[batch]."""
+        raise NotImplementedError
+
+    def _setup_model(self) -> None:
+        self.replay_buffer_class = self.replay_buffer_class or ServiceReplayBuffer
+        if not issubclass(self.replay_buffer_class, ServiceReplayBuffer):
+            name = self.replay_buffer_class.__name__
+            raise InvalidArgumentError.of_field("replay_buffer_class", "ServiceReplayBuffer", name)
+        own = {"n_steps": self.n_steps, "gamma": self.gamma, "seed": self.seed}
+        self.replay_buffer_kwargs = {**own, **self.replay_buffer_kwargs}
+        with warnings.catch_warnings():  # SB3 warns that buffers of another class get no n_steps; this one does
+            warnings.filterwarnings("ignore", "`n_steps=")
+            super()._setup_model()
+
+    def _bootstrapped(self, samples: ServiceSamples, next_values: torch.Tensor) -> torch.Tensor:
+        """Targets of values of the next observations: float32[batch, values]."""
+        discounts = self.gamma if samples.discounts is None else samples.discounts
+        return samples.rewards + (1 - samples.dones) * discounts * next_values
+
+
+class PrioritizedDQN(PrioritizedReplay, DQN):
+    """SB3's DQN with prioritized replay (Schaul et al. 2016, arXiv:1511.05952)."""
+
+    def _losses(self, samples: ServiceSamples) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            next_values = self.q_net_target(samples.next_observations).max(dim=1, keepdim=True).values
+            targets = self._bootstrapped(samples, next_values)[:, 0]
+        values = self.q_net(samples.observations).gather(1, samples.actions.long())[:, 0]
+        return functional.smooth_l1_loss(values, targets, reduction="none"), targets - values
+
+
+def _space_columns(argument: str, name: str, space: spaces.Space[Any]) -> dict[str, Column]:
+    """The columns for values of a space, in the shapes in which SB3's networks take them.
+
+    Raises:
+        InvalidArgumentError: SB3 or a table does not support the space.
+    """
+    try:
+        if argument == "observation_space" and isinstance(space, spaces.Dict):
+            if any(isinstance(part, spaces.Dict) for part in space.values()):
+                raise NotImplementedError("a Dict in a Dict")
+            return {f"{name}{SEPARATOR}{key}": _column(part, get_obs_shape(part)) for key, part in space.items()}
+        if argument == "observation_space":
+            return {name: _column(space, get_obs_shape(space))}
+        dtype = ReplayBuffer._maybe_cast_dtype(space.dtype)
+        return {name: Column(cast(Any, dtype), get_action_dim(space))}
+    except (NotImplementedError, AssertionError, FieldError, TypeError) as error:
+        expected = "Box, Discrete, MultiDiscrete, MultiBinary, or for observations a Dict of them"
+        raise InvalidArgumentError.of_field(argument, expected, f"{space} ({error})") from None
+
+
+def _column(space: spaces.Space[Any], shape: Any) -> Column:
+    return Column(cast(Any, space.dtype), shape)
+
+
+def _give_up(writer: Writer) -> None:
+    """Send what a forgotten buffer has left unsent."""
+    try:
+        writer.close(timeout_s=GIVE_UP_S)
+    except ReplayError as error:
+        log.warning("%d steps were not stored: %s", writer.in_flight, error)

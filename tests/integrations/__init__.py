@@ -1,0 +1,1 @@
+"""Tests of the integrations, with the real libraries."""
