@@ -1,4 +1,4 @@
-"""Records the steps of Gymnasium environments in tables of steps. Only this module and `spaces` need Gymnasium.
+"""Records the steps of Gymnasium environments in tables of steps.
 
     from replay_client.gymnasium import RecordSteps
 

@@ -11,7 +11,7 @@
     table.insert({**flatten_value("obs", stacked), ...})        # flatten stacked observations
 
 A `Dict` space named ``obs`` becomes ``obs/camera``, ``obs/speed``; a `Tuple` becomes ``obs/0``, ``obs/1``. Deeper
-nesting gives longer names. Only this module needs Gymnasium.
+nesting gives longer names. Only this module and `replay_client.gymnasium` need Gymnasium.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def flatten_value(name: str, value: Any) -> dict[str, Any]:
 
     Args:
         name: as given to `columns_from_space`.
-        value: from one step of an environment, or stacked values from many steps.
+        value: a value from one step of an environment, or stacked values from many steps.
 
     Returns:
         Arrays by column; a value that is not nested becomes the column ``name``.
@@ -84,7 +84,7 @@ def unflatten_value(space: gymnasium.Space[Any], name: str, columns: Mapping[str
     Args:
         space: as given to `columns_from_space`.
         name: as given to `columns_from_space`.
-        columns: by name, such as a `Batch`.
+        columns: values by column name, such as a `Batch`.
 
     Raises:
         KeyError: a column is missing.

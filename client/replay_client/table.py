@@ -71,7 +71,7 @@ class Table:
         self.schema: Final = description.schema
         """Stored columns by name, in storage order."""
         self.steps: Final = description.steps
-        """What a table of steps draws, and its derived columns; None: it draws rows."""
+        """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
         self.capacity: Final = description.capacity
         """Maximum number of rows."""
         self.backend: Final = description.backend
@@ -177,7 +177,7 @@ class Table:
             batch_size: number of rows, at least 1; may exceed the table's size.
             beta: exponent of the importance-sampling weights, at least 0: 0 for no correction, 1 for full correction.
                 Optional for ``uniform`` and ``fifo``, whose weights are always 1.
-            weight_norm: divide weights by the largest in the batch or in the table.
+            weight_norm: divisor of the weights: the largest weight in the batch, or in the table.
             draw_mode: one draw from each of `batch_size` equal segments of the mass, or independent draws.
             timeout_s: seconds to wait while the table is empty, or its rate limiter or queue does not allow the
                 draw. 0: do not wait; None: the client's default; `math.inf`: forever.

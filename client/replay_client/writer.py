@@ -80,7 +80,7 @@ class Writer:
         reconnect_timeout_s: float | None,
         open_around: Callable[[], FrameStream | None],
     ) -> None:
-        """Created by `Table.writer`; the first block opens the connection's stream.
+        """Created by `Table.writer`; the stream to the server opens when the first block is sent.
 
         ``open_around`` opens a stream that bypasses gRPC, if available.
 
@@ -93,7 +93,7 @@ class Writer:
         if block_rows is not None and block_rows < 1:
             raise InvalidArgumentError.of_field("block_rows", "at least 1", str(block_rows))
         self.steps: Final = table.steps
-        """What the table of steps draws; None: it draws rows."""
+        """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
         self._connection = connection
         self._table = table
         progress = Streams(checked_count("streams", streams), None if table.steps is None else table.steps.window)

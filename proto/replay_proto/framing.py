@@ -148,7 +148,7 @@ def column_views(
     """Split ``rows``, of exactly the right number of bytes, into columns.
 
     Args:
-        columns: by name.
+        columns: dtype and shape of each column, by name.
         rows: the bytes.
         row_count: number of rows.
         windows: number of drawn windows: columns at the start have one value for each. None: one for each row.

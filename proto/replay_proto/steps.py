@@ -108,7 +108,7 @@ class Sequences:
 
 
 Item: TypeAlias = Transitions | Sequences
-"""What a table of steps draws."""
+"""The kind of items that a table of steps draws, with its parameters."""
 
 
 class WindowShape(NamedTuple):
@@ -129,7 +129,7 @@ class WindowShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """What a table of steps draws."""
+    """The definition of a table of steps: its stored columns, the items that it draws, and derived columns."""
 
     item: Item
     """Transitions or sequences."""
@@ -178,7 +178,7 @@ class Steps:
 
     @cached_property
     def sampled(self) -> Mapping[str, Column]:
-        """The columns of a batch: dtype, and the shape of one item's value."""
+        """The columns of a batch by name: the dtype, and the shape of an item's value."""
         along = () if isinstance(self.item, Transitions) else (self.item.burn_in + self.item.length,)
         columns = {
             name: Column(column.dtype, (*(along if column.at == "step" else ()), *column.shape))
@@ -188,13 +188,13 @@ class Steps:
         return columns | {name: self._value_of(column, along) for name, column in self.derived.items()}
 
     def window_bytes(self, rows: int, windows: int) -> int:
-        """Bytes of the carried columns of so many windows with so many rows together."""
+        """Bytes of the carried columns of several windows, which have ``rows`` rows in total."""
         of_rows, at_start = self._carried_bytes
         return of_rows * rows + at_start * windows
 
     @cached_property
     def _carried_bytes(self) -> tuple[int, int]:
-        """Bytes of the carried columns for each row, and for each window."""
+        """Bytes per row of the carried columns, and bytes per window of those with ``at="start"``."""
         at_start = sum(column.row_bytes for column in self.carried.values() if column.at == "start")
         return sum(column.row_bytes for column in self.carried.values()) - at_start, at_start
 
@@ -212,7 +212,7 @@ class Steps:
                 return Column("bool", along)
 
     def _problems(self, column: Derived) -> Iterator[tuple[str, str, str]]:
-        """Yield field, what was expected and what came, for a derived column."""
+        """Yield the faults of a derived column: the field, what was expected, and what was given."""
         if isinstance(column, Mask) and not self.is_sequences:
             yield "", "no Mask with Transitions, whose steps are all real", "Mask"
         if isinstance(column, Return) and self.is_sequences:

@@ -25,7 +25,7 @@ class RequestError(Exception):
         """Create a refusal.
 
         Args:
-            reason: from the protocol, without ``ERROR_REASON_``.
+            reason: an `ErrorReason` of the protocol, without its prefix ``ERROR_REASON_``.
             message: tells people what was expected, what was received and what to do.
             **metadata: details for programs; the protocol lists them for each reason.
         """

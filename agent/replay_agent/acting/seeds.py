@@ -79,7 +79,7 @@ class ActorSeeds:
     """Random streams of one actor, possibly on another machine.
 
     Attributes:
-        seed: from `RunSeeds.actor`.
+        seed: the actor's seed, from `RunSeeds.actor`.
     """
 
     seed: int

@@ -83,7 +83,7 @@ class Pacer:
         return TableCount(self._inserted_at_start + rows, self._size_at_start + rows)
 
     def restart(self, env_steps: int, credit: float) -> None:
-        """Continue with the counts from an earlier start of the run, and with the attached table."""
+        """Continue from the counts of an earlier start of the run; count rows of the attached table from now on."""
         self._env_steps = self._steps_before = env_steps
         self._credit_before = credit
         self._credited_steps = self._updates = 0

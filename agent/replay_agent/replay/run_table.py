@@ -136,7 +136,7 @@ class RunTable:
         """Resume with the table of an earlier start, if it still exists.
 
         Args:
-            saved: from `to_json`.
+            saved: the result of `to_json` in the earlier start.
             is_shared: whether others may have inserted rows since. If so, these rows do not count as steps of the run.
 
         Returns:

@@ -126,9 +126,10 @@ class TrainSettings(Settings):
     """fraction by which an update moves the target network towards the online one; 1 copies it"""
 
     sequence_length: Annotated[int, SEQUENCES] = Field(20, ge=1)
-    """environment steps that a gradient step learns from each sequence"""
+    """steps of each sequence that a gradient step learns from"""
     sequence_period: Annotated[int | None, SEQUENCES] = Field(None, ge=1)
-    """steps between the beginnings of two sequences; sequences overlap if it is smaller (default: --sequence-length)"""
+    """steps from the beginning of one sequence to the next; below --sequence-length, sequences overlap (default:
+    --sequence-length)"""
     burn_in: Annotated[int, SEQUENCES] = Field(10, ge=0)
     """steps before each sequence from which the network recomputes its state"""
     eta: Annotated[float, SEQUENCES] = Field(0.9, ge=0, le=1)
@@ -271,7 +272,7 @@ class TrainSettings(Settings):
 
     @property
     def acts(self) -> bool:
-        """Whether the trainer acts itself."""
+        """Whether the trainer itself acts in the environment."""
         return self.actors == 0 if self.act is None else self.act
 
     @property

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 PREFIX = "step-"
 PARTIAL_SUFFIX = ".partial"
-# Kept for diagnosis; it no longer counts as a checkpoint.
+# Suffix of an unusable checkpoint, which is kept for diagnosis but never loaded again.
 UNUSABLE_SUFFIX = ".unusable"
 STATE_FILE = "state.json"
 TENSOR_SUFFIX = ".safetensors"
@@ -41,7 +41,7 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint contains besides the learner, as given to `save_checkpoint`."""
+    """The parts of a checkpoint other than the learner, as passed to `save_checkpoint`."""
 
     state: dict[str, Any]
     best_weights: dict[str, Tensor] | None

@@ -156,7 +156,7 @@ class RowBlock:
         """Copy one row for each of several streams, like `add`; there must be room for all.
 
         Args:
-            columns: from `checked_rows`, with a row for every stream of the block.
+            columns: the result of `checked_rows`, with a row for every stream of the block.
             streams: indices of the streams, int64[n]; only their rows are copied.
         """
         rows = slice(self.count, self.count + len(streams))

@@ -34,8 +34,8 @@ def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool =
     """Check rows given as columns.
 
     Args:
-        schema: of the table.
-        given: by column, ``[n, *shape]``; observations may be nested.
+        schema: the table's schema.
+        given: values by column, ``[n, *shape]``; observations may be nested.
         is_partial: whether columns may be missing.
 
     Returns:

@@ -66,7 +66,7 @@ class AnsweredStream(Generic[R]):
         """Create the stream; the first request opens it.
 
         Args:
-            connection: to the server.
+            connection: the connection to the server.
             method: the RPC.
             reconnect_timeout_s: seconds to retry an unreachable server before `receive` raises.
             keep_refused: whether refused requests stay pending, so that the next `receive` sends them again.

@@ -51,7 +51,7 @@ class LocalCalls:
         self._is_closed = False
 
     def open_stream(self, method: FrameMethod, timeout_s: float = HELLO_TIMEOUT_S) -> FrameStream | None:
-        """Open a stream, which `close` cancels; see `_connected` for the rest."""
+        """Open a stream, which `close` will cancel; return None if the server refuses, or does not answer in time."""
         stream = self._connected(method, timeout_s)
         if stream is not None:
             with self._lock:

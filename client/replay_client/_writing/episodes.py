@@ -69,7 +69,7 @@ class Episodes:
         """Append the rows of some streams; see `Writer.append_all`.
 
         Args:
-            columns: from `checked_rows`, a row for every stream.
+            columns: the result of `checked_rows`, with a row for every stream.
             which: int64[n]: the streams whose rows are appended.
             priorities: float64[streams], or None.
         """

@@ -36,8 +36,8 @@ class Inserts:
         """Insert rows in one request.
 
         Args:
-            connection: to the server.
-            columns: from `checked_rows`.
+            connection: the connection to the server.
+            columns: the result of `checked_rows`.
             priorities: float64[n], or None.
             wait_s: seconds that the server waits for the rate limiter, or for room in a queue.
             timeout_s: seconds to wait for the server.

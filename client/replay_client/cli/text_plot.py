@@ -27,8 +27,8 @@ def bar_chart(named: Sequence[tuple[str, float]], width: int, styles: tuple[str,
 
     Args:
         named: names and values of the bars; at least one value is above 0.
-        width: in characters, including names and values.
-        styles: for bars, and for values.
+        width: width in characters, including names and values.
+        styles: style of the bars, and style of the values.
     """
     counts = [count_text(round(value)) for _, value in named]
     room = max(_LEAST_BAR, width - max(len(name) for name, _ in named) - max(map(len, counts)) - 2)
@@ -49,8 +49,8 @@ def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: 
         x: float64[n], ascending, above 0; n at least 1.
         y: float64[n], above 0.
         line: float64[n], values of the line; None: no line.
-        width: in characters, including labels.
-        height: in lines, including labels.
+        width: width in characters, including labels.
+        height: height in lines, including labels.
         styles: colors of the curve and of the line.
     """
     import plotext  # takes 0.2 s to import

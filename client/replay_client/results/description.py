@@ -51,7 +51,7 @@ class TableDescription:
     socket: str = ""
     """Path of a socket on the server's host for calls without gRPC; empty: none."""
     steps: Steps | None = None
-    """What a table of steps draws, and its derived columns; None: it draws rows."""
+    """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
     rate_limit: RateLimit | None = None
     """Keeps draws and inserts in a fixed ratio; None: no limit."""
 

@@ -51,7 +51,7 @@ class Inspection:
     ages_s: NDArray[np.float64]
     """float64[n]: ages of evenly spaced live rows, in seconds, newest first."""
     times_sampled: tuple[TimesSampled, ...]
-    """How often live rows were drawn (exact)."""
+    """Histogram of live rows by number of draws; exact."""
 
     @property
     def is_exact(self) -> bool:

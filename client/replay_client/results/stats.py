@@ -142,7 +142,7 @@ class TableStats:
     ages_s: Mapping[float, float]
     """Quantiles of the ages of live rows, in seconds, by fraction."""
     times_sampled: tuple[TimesSampled, ...]
-    """How often live rows were drawn."""
+    """Histogram of live rows by number of draws."""
     rate_limiter: LimiterStats | None
     """State of the rate limiter, if any."""
     steps: StepStats | None

@@ -183,7 +183,7 @@ class Tokens:
         if now - self._looked_at >= REFRESH_S:
             self._looked_at = now
             if self._file.refresh():
-                # Apply the file even if others can read it: it may remove tokens.
+                # Apply the new content even if others can read the file, because it may revoke tokens.
                 self._warn(self._exposure())
 
     def _exposure(self) -> str | None:

@@ -925,8 +925,8 @@ global___KeyRange = KeyRange
 
 @typing.final
 class Runs(google.protobuf.message.Message):
-    """Divides inserted rows into runs: consecutive rows that are consecutive steps of one episode. Each array has one value
-    per run.
+    """Divides the rows of an insert into runs. The rows of a run are consecutive steps of one episode. Each array has one
+    value per run.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1193,7 +1193,7 @@ class Batch(google.protobuf.message.Message):
     ENDS_FIELD_NUMBER: builtins.int
     DRAWABLE_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
-    """int64[batch_size]."""
+    """int64[batch_size]: keys of the drawn rows; in a table of steps, of the anchors."""
     probabilities: builtins.bytes
     """float64[batch_size]: mass / total mass. A row is expected to occur batch_size * probability times in the batch."""
     weights: builtins.bytes
@@ -1211,9 +1211,9 @@ class Batch(google.protobuf.message.Message):
     inserted: builtins.int
     """Rows ever inserted."""
     window_keys: builtins.bytes
-    """In a table of steps, int64[r]: keys of the rows of each window, oldest first, window after window. `rows` has these
-    rows. Columns with `at_start` have only the first row of each sequence. A column is omitted if batches do not
-    contain it and no derived column is computed from it.
+    """In a table of steps, int64[r]: keys of the rows of each window, oldest first, window after window. The field `rows`
+    contains the values of these rows; for columns with `at_start`, only one value per sequence, of its first row. It
+    omits columns that batches do not contain, unless derived columns are computed from them.
     """
     before: builtins.bytes
     """In a table of steps, int32[batch_size]: number of rows of each window before its anchor."""
@@ -1960,8 +1960,8 @@ class TableStats(google.protobuf.message.Message):
 
     @property
     def ages_s(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Quantile]:
-        """Quantiles of the age of live rows in seconds, with a resolution of 1/256 of the capacity. The age of rows from
-        before the start counts from the start.
+        """Quantiles of the age of live rows in seconds, with a resolution of 1/256 of the capacity. Rows that are older than
+        the server's process count as inserted when it started.
         """
 
     @property
@@ -2386,7 +2386,7 @@ class InspectResponse(google.protobuf.message.Message):
     """Mass of all live rows."""
     ages_s: builtins.bytes
     """float64[n]: ages in seconds of up to 257 evenly spaced live rows, newest first, with a resolution of 1/256 of the
-    capacity. The age of rows from before the server's start counts from the start.
+    capacity. Rows that are older than the server's process count as inserted when it started.
     """
     @property
     def table(self) -> global___TableDescription:

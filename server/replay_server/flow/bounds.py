@@ -1,4 +1,4 @@
-"""Configurable limits on requests, and the refusals that name them.
+"""Configurable limits on requests, and checks that refuse requests beyond them.
 
 Other limits are defined where they apply: bytes of a reply (`rpc.handlers.gathering`), rows of an insert (`table`),
 waiting calls (`waiting`).
@@ -36,7 +36,7 @@ _DESCRIPTORS_SETTING: Final = "open-file limit of the server's process, a fifth 
 _REQUEST_SETTING: Final = "max_request_mb of the server"
 
 HEAD_BYTES = 1 << 16
-"""Maximum bytes of a message that do not depend on its rows: a few numbers and a table's name."""
+"""Upper bound on the bytes of a message that are independent of its number of rows: some numbers and a table's name."""
 ABOUT_A_ROW_BYTES = 32
 """Bytes of a row's key, priority, stream and episode; drawn rows need less."""
 ABOUT_A_BATCH_BYTES = 128

@@ -246,7 +246,7 @@ class Waiters:
             table.figures.counts.waited += 1
 
         def expire(allowed_s: float) -> None:
-            # A call served at the last moment stays served: a refused call must have had no effect.
+            # A call that was served just before its deadline succeeds, because refused calls must have no effect.
             if not admitted.done():
                 admitted.set_exception(errors.waited_too_long(table.name, allowed_s, lacks()))
 

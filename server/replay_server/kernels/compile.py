@@ -76,7 +76,7 @@ def _dispatcher(function: Callable[..., object], *, cached: bool, forceinline: b
 
 
 def _compile_what_cannot_be_loaded(kept: Any) -> None:
-    """Make numba recompile kernels whose cache file is corrupt, and go on if it cannot write cache files."""
+    """Make numba recompile kernels whose cache file is corrupt, and continue if it cannot write cache files."""
     load, save = kept.load_overload, kept.save_overload
 
     def load_or_compile(signature: Any, target: Any) -> Any:

@@ -32,7 +32,7 @@ class Stream:
 
         Args:
             field: its name.
-            value: from this request; empty if omitted.
+            value: the field's value in this request; empty if omitted.
 
         Raises:
             FieldError: an earlier request had another value.

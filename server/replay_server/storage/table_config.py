@@ -74,7 +74,7 @@ class TableConfig:
     owner: str = ""
     """Name of the token that created the table; empty: none. Not visible to callers."""
     steps: Steps | None = None
-    """What is drawn from a table of steps; None: rows."""
+    """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
 
     def __post_init__(self) -> None:
         """Check every field and fill in the backend's defaults.

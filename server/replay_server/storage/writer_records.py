@@ -19,7 +19,7 @@ from replay_server.files.mapped_file import MappedFile
 
 FILE_NAME = "writers.bin"
 WRITERS_KEPT = 4096
-"""A writer is forgotten once this many others have inserted after it."""
+"""Maximum number of writers whose inserts are remembered: those that inserted most recently."""
 INSERTS_KEPT = 16
 """Maximum inserts that a writer may have in flight and retry."""
 WRITER_ID_BYTES = 16

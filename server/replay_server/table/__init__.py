@@ -1,1 +1,1 @@
-"""One table: live rows, draws, updates, statistics."""
+"""A single table: its live rows, draws, priority updates, rate limiter and statistics."""

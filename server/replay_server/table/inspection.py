@@ -25,8 +25,9 @@ _CANDIDATES = 64
 _PIECE_ROWS = 1 << 18
 """Rows copied per step."""
 _EVEN_RANKS = 512
+"""Number of evenly spaced ranks to report."""
 _GROWING_RANKS = 256
-"""How many ranks to report that are evenly spaced, and how many that are logarithmically spaced."""
+"""Number of logarithmically spaced ranks to report, in addition to the evenly spaced ones."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def resolve_update(
         oldest: key of the oldest live row.
         inserted: key after the newest live row.
         stored: float64[slots], the priorities of the table.
-        secret: of the hashes.
+        secret: seed of the hashes.
     """
     return ResolvedUpdate(
         *_resolve(as_kernel_input(keys), as_kernel_input(priorities), oldest, inserted, stored, secret)

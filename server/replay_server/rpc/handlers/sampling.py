@@ -35,7 +35,7 @@ Reply = Callable[[Table, Sequence[DrawnBatch]], Message]
 
 
 class _Wanted(NamedTuple):
-    """What a request asks to draw."""
+    """The draws that a request asks for."""
 
     table: str
     uid: bytes

@@ -36,7 +36,7 @@ SOCKET_NAME: Final = ".socket"
 METHODS: Final = ("Learn", "Sample", "UpdatePriorities", "Write")
 """Supported methods: those of learners' steps and of writers."""
 MOST_SILENT: Final = 64
-"""Maximum connections without a hello. Clients send it immediately, so there are never many."""
+"""Maximum connections that have not sent their hello. Clients send it immediately, so there are never many."""
 _PRIVATE: Final = 0o600
 _SHARED: Final = 0o660
 """Modes of the socket, for a private folder and for one that a group may read."""
