@@ -208,8 +208,8 @@ def measure_sequences(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Secti
         notes=[
             f"A sampler on one host, with prefetch {_PREFETCH}, draws sequences as R2D2 does: {SEQUENCE.burn_in} steps "
             f"of burn-in, {SEQUENCE.length} to learn from. Frames have 84 x 84 bytes. `np.take` copies as many frames "
-            f"of consecutive steps from memory, and nothing else: a lower bound. {rounds} rounds with windows of "
-            f"{window_s:g} s; the contestants take turns."
+            f"of consecutive steps from memory, and nothing else. {rounds} rounds with windows of {window_s:g} s; the "
+            "contestants take turns."
         ],
     )
 
@@ -252,11 +252,11 @@ def measure_all(peers: Path, rounds: int, window_s: float) -> Iterator[Section]:
 
 
 def _about_reverb(facts: Mapping[str, float]) -> str:
-    workers = "its own number of" if facts["workers"] < 0 else f"{facts['workers']:.0f}"
+    workers = "chosen by Reverb" if facts["workers"] < 0 else f"{facts['workers']:.0f}"
     return (
         f"{REVERB}: an item refers to a stack and the next one (n = 1), in chunks of frames that items share. It is "
-        f"measured with the fastest of several settings: chunks of {facts['chunk_length']:.0f}, {workers} workers per "
-        f"iterator, {facts['in_flight']:.0f} batches in flight for each."
+        f"measured with the fastest of several settings: chunk length: {facts['chunk_length']:.0f}, workers per "
+        f"iterator: {workers}, batches in flight per worker: {facts['in_flight']:.0f}."
     )
 
 

@@ -54,6 +54,8 @@ class Section:
         for row in self.rows:
             table.add_row(*row)
         console.print(table)
+        for note in self.notes:
+            console.print(note, markup=False, highlight=False)
 
 
 def spread(values: Sequence[float]) -> str:
