@@ -1,11 +1,11 @@
-"""Stable-Baselines3 with replay tables. Only this module and `sb3_contrib` need it (extra ``sb3``).
+"""A replay buffer and prioritized algorithms for Stable-Baselines3; needs the extra ``sb3``.
 
     SAC("MlpPolicy", env, replay_buffer_class=ServiceReplayBuffer,
         replay_buffer_kwargs={"address": "localhost:50051", "table": "pendulum"})
     PrioritizedDQN("MlpPolicy", env, replay_buffer_kwargs={"address": "localhost:50051", "table": "cartpole"})
 
-The table has steps: each observation is stored once, and the next observations and n-step returns of a batch are
-assembled when it is drawn. The rows stay on the server: a pickled buffer is a reference to its table.
+The buffer uses a table of steps, which stores each observation once. The client computes next observations and n-step
+returns when it draws a batch. A pickled buffer contains no rows, but only a reference to its table on the server.
 """
 
 from __future__ import annotations
@@ -50,20 +50,21 @@ _NEXT_OBS: Final = "next_obs"
 
 
 class ServiceSamples(ReplayBufferSamples):
-    """What SB3's algorithms learn from, and what prioritized ones need besides."""
+    """SB3's samples, with weights and keys for prioritized algorithms."""
 
     weights: torch.Tensor
     """float32[batch]: importance-sampling weights."""
     row_keys: NDArray[np.int64]
-    """int64[batch]: the rows, for `ServiceReplayBuffer.update_priorities`."""
+    """int64[batch]: keys of the drawn steps, which `ServiceReplayBuffer.update_priorities` uses."""
 
 
 class ServiceReplayBuffer(ReplayBuffer):
-    """A replay buffer in a table of a server, for every off-policy algorithm of SB3.
+    """A replay buffer for all off-policy algorithms of SB3, which stores its steps in a table on a server.
 
-    The first `add` or `sample` connects to the server and creates the table; an existing one is opened with its rows.
-    So a saved model can be loaded, and act, without a server. `sample` waits until all added steps are stored.
-    The newest steps, whose successors are unknown, are drawn only when nothing else can be, or when their episode ends.
+    The first `add` or `sample` connects to the server, and creates the table or opens the existing one with its rows.
+    So a saved model can be loaded, and can act, without a server. `sample` waits until all added steps are stored.
+    The last `n_steps` steps of a running episode cannot be drawn yet. If the table has no other steps, `sample`
+    truncates the running episodes, so that their steps can be drawn.
     """
 
     _finish: weakref.finalize[[Writer], ServiceReplayBuffer]
@@ -98,20 +99,22 @@ class ServiceReplayBuffer(ReplayBuffer):
             n_envs: number of environments.
             optimize_memory_usage: must be False: a table of steps stores each observation once anyway.
             handle_timeout_termination: whether targets bootstrap from the final observation of a truncated episode.
-            address: address of the server, or a client of it. With an address, token and TLS come from ``REPLAY_TOKEN``
-                and ``REPLAY_TLS...``, because models are saved with their arguments.
+            address: address of the server, or a client connected to it. With an address, token and TLS files come from
+                ``REPLAY_TOKEN`` and ``REPLAY_TLS...``. They are not arguments, because SB3 saves arguments with models.
             table: name of the table.
-            n_steps: steps of the returns. Algorithms pass theirs only to `PrioritizedDQN` and `PrioritizedQRDQN`.
-            gamma: discount factor of returns over more than one step, that of the algorithm.
-            beta: exponent of the importance-sampling weights; see `beta`.
-            prefetch: 1: `sample` waits for a batch that reflects all earlier steps and priorities, so runs with the
-                same seeds repeat. 2: each batch is drawn a call earlier, and arrives during a gradient step.
-            seed: seed of the draws of a new table.
+            n_steps: number of steps of returns. `PrioritizedDQN` and `PrioritizedQRDQN` set it to their own; for other
+                algorithms, put it into ``replay_buffer_kwargs``.
+            gamma: discount factor of returns over more than one step; must be that of the algorithm.
+            beta: initial value of `beta`, the exponent of the importance-sampling weights.
+            prefetch: batches in flight. With 1, each batch reflects all earlier steps and priorities, so runs with the
+                same seeds give the same results. With 2, a batch is requested one call of `sample` in advance, and
+                arrives during the gradient step.
+            seed: seed of the table's draws, if the table is new.
             backend: ``"sum_tree"``, ``"rank"`` or ``"uniform"``.
-            **parameters: of the backend, as for `ReplayClient.create_table`, such as ``alpha=0.6``.
+            **parameters: parameters of the backend, such as ``alpha=0.6``; see `ReplayClient.create_table`.
 
         Raises:
-            InvalidArgumentError: an option or a space that a table cannot honor; the message names it.
+            InvalidArgumentError: a table does not support an option or a space; the message names it.
         """
         if optimize_memory_usage:
             expected = "False, because a table of steps stores each observation once anyway"
@@ -122,7 +125,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         columns = _space_columns("observation_space", _OBS, observation_space)
         columns |= _space_columns("action_space", "action", action_space)
         super(ReplayBuffer, self).__init__(capacity, observation_space, action_space, device, n_envs=streams)
-        self.buffer_size = max(capacity // streams, 1)  # of each environment, as in SB3
+        self.buffer_size = max(capacity // streams, 1)  # per environment, as in SB3
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = checked_count("n_steps", n_steps)
@@ -141,14 +144,14 @@ class ServiceReplayBuffer(ReplayBuffer):
         Steps.of(self._columns, self._item)  # raises for invalid names, dtypes and numbers
         self._address = address
         self._config: dict[str, Any] = {"name": table, "backend": backend, "seed": seed, **parameters}
-        self._going_on = np.zeros(streams, bool)  # environments with a running episode
-        self._final: dict[str, NDArray[Any]] = {}  # the observation after the last step, by column: [n_envs, *shape]
+        self._going_on = np.zeros(streams, bool)  # which environments have a running episode
+        self._final: dict[str, NDArray[Any]] = {}  # observations after the last step, by column: [n_envs, *shape]
         self._sampler: Sampler | None = None
-        self._batch_size = 0  # of the sampler
+        self._batch_size = 0  # batch size of the sampler
 
     @cached_property
     def table(self) -> Table:
-        """The table."""
+        """The table; the first use connects to the server, and creates or opens it."""
         client = self._address
         if isinstance(client, str):
             client = ReplayClient(client, token=token_from_environment(), tls=Tls.from_environment())
@@ -171,7 +174,7 @@ class ServiceReplayBuffer(ReplayBuffer):
         self._beta = checked_beta(beta)
 
     def size(self) -> int:
-        """Rows of each environment in the table, including the final observations of episodes."""
+        """Number of live rows per environment, including the closing rows of episodes."""
         return self.table.size // self.n_envs
 
     def add(
@@ -183,17 +186,18 @@ class ServiceReplayBuffer(ReplayBuffer):
         done: NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        """Add a step of each environment.
+        """Add one step of each environment.
 
-        Where ``obs`` is not the ``next_obs`` of the step before, the episode before was interrupted and is truncated.
+        If an environment's ``obs`` differs from the ``next_obs`` of its last step, its episode was interrupted, and is
+        truncated here.
 
         Args:
-            obs: observations ``[n_envs, *shape]``, or a dict of them.
-            next_obs: those after the action, in the same form; final ones where an episode ends.
-            action: ``[n_envs, *shape]``.
-            reward: float[n_envs].
-            done: bool[n_envs]: where an episode ends.
-            infos: of each environment; ``TimeLimit.truncated`` tells time limits from terminal states.
+            obs: observations before the step, ``[n_envs, *shape]``, or a dict of such arrays.
+            next_obs: observations after the step, in the same form; where an episode ends, the final observation.
+            action: actions ``[n_envs, *shape]``.
+            reward: rewards, float[n_envs].
+            done: bool[n_envs]: whether the step ends the episode.
+            infos: the infos of the environments. ``TimeLimit.truncated`` marks episodes ended by a time limit.
 
         Raises:
             ReplayError: the steps do not match the spaces, or could not be sent.
@@ -215,14 +219,14 @@ class ServiceReplayBuffer(ReplayBuffer):
 
         Args:
             batch_size: number of steps.
-            env: normalizes observations and rewards with its current statistics. A return over several steps is scaled
-                as a whole, and clipped to the largest one that clipped rewards can have.
+            env: normalizes observations and rewards with its current statistics. An n-step return is scaled like a
+                reward, and clipped to the largest return that n clipped rewards can have.
 
         Returns:
-            Samples on the device. ``discounts`` are None for single steps, as in SB3.
+            Samples on the device. If `n_steps` is 1, ``discounts`` is None, as in SB3.
 
         Raises:
-            TableEmptyError: nothing was added.
+            TableEmptyError: the table has no steps.
             ReplayError: the server could not be reached, or refused the request.
         """
         batch = self._drawn(batch_size)
@@ -241,20 +245,20 @@ class ServiceReplayBuffer(ReplayBuffer):
         return samples
 
     def update_priorities(self, samples: ServiceSamples, td_errors: torch.Tensor) -> None:
-        """Update the priorities of samples; the next `sample` sends them.
+        """Update the priorities of samples. The next call of `sample` sends the update.
 
         Args:
-            samples: drawn by `sample`.
+            samples: samples returned by `sample`.
             td_errors: float[batch] or float[batch, 1]; their absolute values are the priorities.
 
         Raises:
-            InvalidArgumentError: an error is not finite, or their number differs.
+            InvalidArgumentError: a TD error is not finite, or there is not one for each sample.
         """
         link = self._sampler or self.table
         link.update_priorities(samples.row_keys, td_errors.detach().abs().flatten())
 
     def reset(self) -> None:
-        """Empty the table, whoever filled it."""
+        """Remove all rows of the table, including rows that others have inserted."""
         super().reset()
         self._close_sampler()
         self._flush()
@@ -264,9 +268,9 @@ class ServiceReplayBuffer(ReplayBuffer):
         self.table.reset()
 
     def close(self) -> None:
-        """Store what was added, and close the connections; a later call opens them again.
+        """Send all added steps, and close the connections; later calls open them again.
 
-        Episodes that go on are truncated here, so that all of their steps can be drawn.
+        Running episodes are truncated, so that all of their steps can be drawn.
 
         Raises:
             ReplayError: steps or priorities could not be sent.
@@ -279,7 +283,7 @@ class ServiceReplayBuffer(ReplayBuffer):
             del self._writer, self._finish
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what `save_replay_buffer` saves: a reference to the table, whose rows stay on the server."""
+        """Return the state that `save_replay_buffer` saves: settings and a reference to the table, but no rows."""
         self.close()
         return self.__dict__.copy()
 
@@ -320,14 +324,14 @@ class ServiceReplayBuffer(ReplayBuffer):
             self._going_on &= ~which
 
     def _continues(self, before: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-        """Where the observations are those after the last step: bool[n_envs]."""
+        """bool[n_envs]: whether the observations before this step equal those after the last step."""
         continues = np.ones(self.n_envs, bool)
         for name, final in self._final.items():
             continues &= (before[name] == final).reshape(self.n_envs, -1).all(axis=1)
         return continues
 
     def _observations(self, obs: Any) -> dict[str, NDArray[Any]]:
-        """Observations by column, ``[n_envs, *shape]``."""
+        """Convert SB3's observations to columns, ``[n_envs, *shape]`` by name."""
         parts = {name: obs[name.removeprefix(f"{_OBS}{SEPARATOR}")] if name != _OBS else obs for name in self._observed}
         shapes = {name: cast(Column, self._columns[name]).shape for name in parts}
         return {name: np.asarray(part).reshape(self.n_envs, *shapes[name]) for name, part in parts.items()}
@@ -349,29 +353,35 @@ class ServiceReplayBuffer(ReplayBuffer):
         return np.asarray(np.clip(scaled, -largest, largest), np.float32)
 
     def _tensor(self, array: Any) -> torch.Tensor:
-        return self.to_torch(array, copy=False)  # a batch is its receiver's
+        return self.to_torch(array, copy=False)  # no copy: the caller of a sampler owns its batches
 
 
 class PrioritizedReplay(OffPolicyAlgorithm):
-    """The part that prioritized algorithms share: draws by priority, weighted losses, new priorities.
+    """The base class of prioritized algorithms: it draws by priority, weights the losses, and updates priorities.
 
-    beta rises linearly over `learn` (Schaul et al. 2016, section 3.4).
+    During `learn`, beta increases linearly (Schaul et al. 2016, section 3.4).
     """
 
     max_grad_norm: Any  # a number or None, which QR-DQN allows
 
     def __init__(self, *args: Any, beta_initial: float = 0.4, beta_final: float = 1.0, **kwargs: Any) -> None:
-        """Take the arguments of the algorithm, whose ``n_steps``, ``gamma`` and ``seed`` the table gets, and beta.
+        """Create the algorithm. Its ``n_steps``, ``gamma`` and ``seed`` are also those of the table.
+
+        Args:
+            *args: positional arguments of the algorithm.
+            beta_initial: exponent of the importance-sampling weights at the beginning of `learn`.
+            beta_final: exponent of the weights at the end of `learn`.
+            **kwargs: keyword arguments of the algorithm.
 
         Raises:
-            InvalidArgumentError: an option or a space that a table cannot honor; the message names it.
+            InvalidArgumentError: a table does not support an option or a space; the message names it.
         """
         self.beta_initial = checked_beta(beta_initial)
         self.beta_final = checked_beta(beta_final)
         super().__init__(*args, **kwargs)
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Draw batches and learn from them, with weights; then update priorities."""
+        """Take gradient steps. Each draws a batch, minimizes the weighted losses, and updates the priorities."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         buffer = cast(ServiceReplayBuffer, self.replay_buffer)
@@ -395,7 +405,7 @@ class PrioritizedReplay(OffPolicyAlgorithm):
         self.logger.record("train/beta", buffer.beta)
 
     def _losses(self, samples: ServiceSamples) -> tuple[torch.Tensor, torch.Tensor]:
-        """The losses without weights, and the TD errors of samples: both float32[batch]."""
+        """Return the unweighted losses and the TD errors of samples, both float32[batch]; subclasses implement this."""
         raise NotImplementedError
 
     def _setup_model(self) -> None:
@@ -405,12 +415,12 @@ class PrioritizedReplay(OffPolicyAlgorithm):
             raise InvalidArgumentError.of_field("replay_buffer_class", "ServiceReplayBuffer", name)
         own = {"n_steps": self.n_steps, "gamma": self.gamma, "seed": self.seed}
         self.replay_buffer_kwargs = {**own, **self.replay_buffer_kwargs}
-        with warnings.catch_warnings():  # SB3 warns that buffers of another class get no n_steps; this one does
+        with warnings.catch_warnings():  # SB3 warns that it passes n_steps only to its own buffers; `own` passes it
             warnings.filterwarnings("ignore", "`n_steps=")
             super()._setup_model()
 
     def _bootstrapped(self, samples: ServiceSamples, next_values: torch.Tensor) -> torch.Tensor:
-        """Targets of values of the next observations: float32[batch, values]."""
+        """Compute the targets ``reward + discount * next_value``, float32[batch, n]: n is 1, or the quantiles."""
         discounts = self.gamma if samples.discounts is None else samples.discounts
         return samples.rewards + (1 - samples.dones) * discounts * next_values
 
@@ -427,7 +437,7 @@ class PrioritizedDQN(PrioritizedReplay, DQN):
 
 
 def _space_columns(argument: str, name: str, space: spaces.Space[Any]) -> dict[str, Column]:
-    """The columns for values of a space, in the shapes in which SB3's networks take them.
+    """Return the columns for values of a space, with the shapes that SB3's networks expect.
 
     Raises:
         InvalidArgumentError: SB3 or a table does not support the space.
@@ -451,7 +461,7 @@ def _column(space: spaces.Space[Any], shape: Any) -> Column:
 
 
 def _give_up(writer: Writer) -> None:
-    """Send what a forgotten buffer has left unsent."""
+    """Send the remaining rows of a buffer that was garbage-collected without `close`."""
     try:
         writer.close(timeout_s=GIVE_UP_S)
     except ReplayError as error:

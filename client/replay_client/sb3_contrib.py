@@ -1,6 +1,8 @@
-"""Algorithms of sb3-contrib with prioritized replay; see `replay_client.sb3`.
+"""Algorithms of sb3-contrib with prioritized replay.
 
-PrioritizedQRDQN("MlpPolicy", env, replay_buffer_kwargs={"address": "localhost:50051", "table": "cartpole"})
+    PrioritizedQRDQN("MlpPolicy", env, replay_buffer_kwargs={"address": "localhost:50051", "table": "cartpole"})
+
+See `replay_client.sb3` for the arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from replay_client.sb3 import PrioritizedReplay, ServiceSamples
 class PrioritizedQRDQN(PrioritizedReplay, QRDQN):
     """sb3-contrib's QR-DQN (Dabney et al. 2018, arXiv:1710.10044) with prioritized replay.
 
-    Priorities are the absolute errors of the mean over the quantiles.
+    The priority of a step is the absolute value of its TD error's mean over the quantiles.
     """
 
     def _losses(self, samples: ServiceSamples) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,12 +29,15 @@ class PrioritizedQRDQN(PrioritizedReplay, QRDQN):
 
 
 def _of_actions(quantiles: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-    """The quantiles float32[batch, quantiles] of actions int64[batch], of float32[batch, quantiles, actions]."""
+    """Select the quantiles of one action per row: float32[batch, quantiles].
+
+    ``quantiles`` is float32[batch, quantiles, actions], ``actions`` int64[batch].
+    """
     return quantiles.gather(2, actions[:, None, None].expand(-1, quantiles.shape[1], 1))[:, :, 0]
 
 
 def _huber_losses(quantiles: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The quantile Huber losses float32[batch] (Dabney et al. 2018, equation 10), without a mean over the batch."""
+    """Compute the quantile Huber loss of each row, float32[batch] (Dabney et al. 2018, equation 10)."""
     middles = (torch.arange(quantiles.shape[1], device=quantiles.device) + 0.5) / quantiles.shape[1]
     errors = targets[:, None, :] - quantiles[:, :, None]
     huber = torch.nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")

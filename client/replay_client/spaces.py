@@ -11,7 +11,7 @@
     table.insert({**flatten_value("obs", stacked), ...})        # flatten stacked observations
 
 A `Dict` space named ``obs`` becomes ``obs/camera``, ``obs/speed``; a `Tuple` becomes ``obs/0``, ``obs/1``. Deeper
-nesting gives longer names. Only this module and `replay_client.gymnasium` need Gymnasium.
+nesting gives longer names.
 """
 
 from __future__ import annotations
