@@ -178,7 +178,10 @@ def measure_writing(rounds: int = ROUNDS, window_s: float = WINDOW_S) -> Section
             [f"steps arriving per second, one writer with {_VECTOR} streams", spread(arriving)],
             ["MB arriving per second", f"{statistics.median(arriving) * row_bytes / 1e6:.0f}"],
         ],
-        notes=["Steps with a frame of 84 x 84, into a full ring. In a short burst, the actor never waits."],
+        notes=[
+            "The actor writes steps with a frame of 84 x 84 into a full ring. Short bursts never fill the writer's "
+            "blocks in flight, so `append` never waits."
+        ],
     )
 
 
@@ -234,9 +237,10 @@ def measure_memory() -> Section:
         header=["figure", "value"],
         rows=[["drawable transitions", f"{steps.drawable:,}"], ["memory and files, GB", f"{added / 1e9:.2f}"]],
         notes=[
-            f"Transitions with stacks of 4 frames of 84 x 84 and the next stack, from episodes of {EPISODE:,} steps. "
-            f"Memory is what the full table adds to an empty server, with the mapped files. Whole transitions would "
-            f"take {steps.drawable * ATARI.row_bytes / 1e9:.1f} GB."
+            f"Each transition has a stack of 4 frames of 84 x 84 and the stack one step later; episodes have "
+            f"{EPISODE:,} steps. The table shows by how much the memory of an empty server, including mapped files, "
+            f"grows when the table is filled. Stored as whole transitions, the same data would take "
+            f"{steps.drawable * ATARI.row_bytes / 1e9:.1f} GB."
         ],
     )
 
@@ -254,7 +258,7 @@ def measure_all(peers: Path, rounds: int, window_s: float) -> Iterator[Section]:
 def _about_reverb(facts: Mapping[str, float]) -> str:
     workers = "chosen by Reverb" if facts["workers"] < 0 else f"{facts['workers']:.0f}"
     return (
-        f"{REVERB}: an item refers to a stack and the next one (n = 1), in chunks of frames that items share. It is "
+        f"In {REVERB}, an item refers to a stack and the next one (n = 1), and items share chunks of frames. It is "
         f"measured with the fastest of several settings: chunk length: {facts['chunk_length']:.0f}, workers per "
         f"iterator: {workers}, batches in flight per worker: {facts['in_flight']:.0f}."
     )

@@ -119,9 +119,9 @@ class Windows:
         return is_terminated
 
     def first_rows(self, before: int) -> Indices:
-        """int64[b]: index, for columns with ``at="start"``, of the row ``before`` rows before each anchor.
+        """Return the rows from which columns with ``at="start"`` take their values, as indices int64[b].
 
-        If the window begins later, this is its first row.
+        These are the rows ``before`` positions before each anchor, or the first row of a window that begins later.
         """
         if self._starts_apart:
             return np.arange(len(self))

@@ -79,7 +79,7 @@ class Delivery:
     ) -> None:
         """Connect when the first block is sent. ``open_around`` opens a stream that bypasses gRPC, if available."""
         self.acknowledged = 0
-        """Acknowledged rows."""
+        """Number of acknowledged rows."""
         self._table = table
         self.block = block
         """Rows that have not been sent."""

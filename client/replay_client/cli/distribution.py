@@ -58,13 +58,13 @@ class Distributions:
     beta: float
     """Exponent of the weights."""
     priorities: Sequence[Bar]
-    """Rows by priority."""
+    """Histogram of rows by priority."""
     weights: Sequence[Bar]
-    """Rows by importance-sampling weight; none in a queue."""
+    """Histogram of rows by importance-sampling weight; empty for a queue."""
     ages_s: Sequence[Bar]
-    """Rows by age in seconds."""
+    """Histogram of rows by age in seconds."""
     times_sampled: Sequence[Bar]
-    """Rows by number of draws."""
+    """Histogram of rows by number of draws."""
     mean_weight: float
     """Mean weight of a drawn row."""
     by_rank: PowerLaw | None

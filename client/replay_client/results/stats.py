@@ -94,7 +94,7 @@ class LimiterStats:
     inserted: int
     """Rows inserted since the table was created or reset."""
     sampled: int
-    """Rows drawn since then."""
+    """Rows drawn since the table was created or reset."""
     difference: float
     """``inserted * samples_per_insert - sampled``; 0 without a ratio."""
 

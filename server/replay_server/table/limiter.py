@@ -24,9 +24,9 @@ class Counters(NamedTuple):
     size: int
     """Number of drawable rows."""
     inserted: int
-    """Number of rows inserted since then."""
+    """Number of rows inserted since the table was created or reset."""
     sampled: int
-    """Number of rows drawn since then."""
+    """Number of rows drawn since the table was created or reset."""
 
 
 def difference(limit: RateLimit, counters: Counters) -> float:

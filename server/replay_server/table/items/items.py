@@ -39,9 +39,9 @@ class Windows(NamedTuple):
     """uint8[batch]: whether the last row of each window closes its episode, and how, as in `Runs.ends`."""
 
     def firsts(self, before: int) -> NDArray[np.int64]:
-        """int64[batch]: index in `keys` of the row that is ``before`` rows before each anchor.
+        """Return the indices in `keys`, int64[batch], of the rows ``before`` positions before each anchor.
 
-        If a window begins later, this is its first row.
+        If a window begins later than that, the index is that of its first row.
         """
         anchors = np.cumsum(self.before + self.after + 1, dtype=np.int64) - 1 - self.after
         firsts: NDArray[np.int64] = anchors - np.minimum(self.before, before)
