@@ -275,10 +275,11 @@ class Table:
         """Create a writer for actors, which sends rows in the background.
 
         Args:
-            streams: streams of experience, one for each environment: ``writer[i]``. They share one connection.
-            block_rows: rows per message; None: up to 1024 rows or 1 MiB, or one row of each stream.
-            max_blocks_in_flight: unacknowledged blocks before `append` blocks, 1 to 16.
-            max_delay_s: seconds that a row may wait for its block to fill.
+            streams: number of streams of experience, ``writer[i]``: one for each environment. They share a connection.
+            block_rows: rows per block, which is one message. None: up to 1024 rows or 1 MiB, but at least one row of
+                each stream.
+            max_blocks_in_flight: number of unacknowledged blocks, 1 to 16, at which `append` waits.
+            max_delay_s: maximum seconds that a row waits in an incomplete block before the block is sent.
             reconnect_timeout_s: seconds to retry an unreachable server. None: the client's default; 0: do not retry;
                 `math.inf`: forever.
 
@@ -345,7 +346,7 @@ class Table:
             beta: exponent of the weights, as for `sample`; can be changed later.
             weight_norm: as for `sample`.
             draw_mode: as for `sample`.
-            prefetch: batches in flight; 1: no prefetching. A draw misses the last ``prefetch - 1`` updates.
+            prefetch: number of batches in flight; 1: no prefetching. A draw misses the last ``prefetch - 1`` updates.
             timeout_s: seconds to wait for a batch while the table is empty, or its rate limiter or queue does not
                 allow the draw. 0: do not wait; None: the client's default; `math.inf`: forever. Prefetched batches
                 count as drawn for the limiter.

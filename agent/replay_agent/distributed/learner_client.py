@@ -16,7 +16,7 @@ from torch import Tensor
 from replay_agent.acting.actor import FinishedEpisode
 from replay_agent.distributed.episode_reports import MAX_EPISODES
 
-# Networks can be arbitrarily large.
+# Weights of a network can be arbitrarily large.
 UNLIMITED_MESSAGES = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 # A restarted learner is back within seconds: do not wait longer between attempts.
 MAX_RECONNECT_BACKOFF_MS = 1_000

@@ -26,7 +26,7 @@ SERVICE: Final = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_
 MAX_REQUEST_BYTES: Final = MAX_REPORT_BYTES
 """Maximum size of a request. Reports are the largest requests."""
 CALLS_PER_CONNECTION: Final = 16
-"""More than enough, because an actor makes one call at a time."""
+"""Maximum concurrent calls per connection: more than enough, because an actor makes one call at a time."""
 KEEPALIVE_S: Final = 30.0
 STOP_GRACE_S: Final = 1.0
 _THREADS: Final = 8

@@ -16,7 +16,7 @@ from replay_agent.processes.own_access import OwnAccess
 from replay_agent.settings.train_settings import TrainSettings
 
 CONNECT_TIMEOUT_S = 10.0
-"""More than enough: connecting on one machine takes a few milliseconds."""
+"""Time limit for connecting to the learner, which takes a few milliseconds on the same machine."""
 _LEARNER_CA = f"{LEARNER_TLS_PREFIX}_CA"
 
 

@@ -1,6 +1,6 @@
 """The command `replay`: inspects, empties, drops and checkpoints the tables of a server.
 
-replay stats --watch --server HOST:PORT
+    replay stats --watch --server HOST:PORT
 
 The server's address can also be given in REPLAY_SERVER; `replay_client.security` lists the variables for
 a token and TLS.

@@ -80,7 +80,7 @@ class ServerCertificates:
         )
 
     def _look(self) -> None:
-        """Start a new version if the files have changed or the session keys are due for renewal.
+        """Request a new configuration if the files have changed, or the session keys are due for renewal.
 
         gRPC generates new session keys for each configuration, so older sessions cannot be resumed.
         """

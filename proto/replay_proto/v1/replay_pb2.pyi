@@ -2055,7 +2055,7 @@ class LimiterStats(google.protobuf.message.Message):
     inserted: builtins.int
     """Rows inserted since the table was created or reset."""
     sampled: builtins.int
-    """Rows drawn since then, including those already granted to waiting draws."""
+    """Rows drawn since the table was created or reset, including those already granted to waiting draws."""
     difference: builtins.float
     """inserted * samples_per_insert - sampled; 0 if there is no ratio."""
     def __init__(

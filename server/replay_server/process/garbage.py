@@ -37,7 +37,7 @@ async def collect_rarely() -> None:
     A full collection blocks all calls, for 0.3 s if 10,000 streams are open. By default, Python runs one whenever the
     number of objects has grown by a quarter, so a client that opens many streams would cause several within seconds.
     But collections must not be too rare: gRPC keeps each call in a reference cycle, with up to 4 KB of metadata.
-    Collections of young objects, which miss calls that take longer, continue as usual.
+    Python's automatic collections of young objects continue, but they do not find calls that lasted longer.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(*thresholds[:2], _NEVER)

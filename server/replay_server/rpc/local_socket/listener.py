@@ -32,7 +32,7 @@ from replay_server.rpc.open_streams import OpenStreams
 log = logging.getLogger(__name__)
 
 SOCKET_NAME: Final = ".socket"
-"""Name in the tables' folder; not a valid table name."""
+"""File name of the socket in the tables' folder; tables cannot have this name."""
 METHODS: Final = ("Learn", "Sample", "UpdatePriorities", "Write")
 """Supported methods: those of learners' steps and of writers."""
 MOST_SILENT: Final = 64
