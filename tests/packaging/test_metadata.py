@@ -13,10 +13,11 @@ from tests.packaging.project import metadata, pinned, required_by
 
 PROJECT = metadata()["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OPTIONAL = ("atari", "sb3")
+OPTIONAL = ("atari", "sb3", "tianshou", "torchrl")
+"""Extras that development environments may lack."""
 REQUIRED = [
     *PROJECT["dependencies"],
-    *(line for extra in EXTRAS for line in EXTRAS[extra] if extra not in OPTIONAL),
+    *(line for extra in EXTRAS if extra not in OPTIONAL for line in EXTRAS[extra]),
     *metadata()["dependency-groups"]["dev"],
     *metadata()["build-system"]["requires"],
     "pip",

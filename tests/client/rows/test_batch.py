@@ -202,14 +202,14 @@ def test_a_tensordict_takes_it(nested: Table, kind: str) -> None:
     tensordict = pytest.importorskip("tensordict")
     batch = nested.sample(8, beta=0.4)
     given = {"batch": batch, "tensors": to_torch(batch), "rows": nested.read(batch.row_keys)}[kind]
-    made = tensordict.TensorDict(given, batch_size=given.batch_size)
+    made = tensordict.TensorDict(dict(given), batch_size=given.batch_size)
     assert set(made.keys()) == set(NAMES)
     np.testing.assert_array_equal(made.unflatten_keys("/")["obs", "joints", "arm"].numpy(), batch["obs/joints/arm"])
 
 
 def test_a_tensordict_is_rows(nested: Table, new_table: Callable[..., Table]) -> None:
     tensordict = pytest.importorskip("tensordict")
-    made = tensordict.TensorDict(nested.read([3, 5]), batch_size=2).unflatten_keys("/")
+    made = tensordict.TensorDict(dict(nested.read([3, 5])), batch_size=2).unflatten_keys("/")
     other = new_table(columns=NESTED)
     assert other.read(other.insert(made))["action"].tolist() == [3, 5]
 

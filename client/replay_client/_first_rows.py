@@ -1,0 +1,48 @@
+"""Columns that follow from the first rows, for adapters to libraries whose buffers need no schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+from replay_proto.errors import FieldError
+from replay_proto.schema import Column, Schema
+
+from replay_client._rows.checks import described
+from replay_client.errors import InvalidArgumentError
+
+
+def columns_of(rows: Mapping[str, NDArray[Any]]) -> dict[str, Column]:
+    """Derive columns from rows.
+
+    Args:
+        rows: by column, ``[n, *shape]``.
+
+    Raises:
+        InvalidArgumentError: a table cannot store values of this dtype or shape, or a column of this name.
+    """
+    columns = {}
+    for name, values in rows.items():
+        try:
+            columns[name] = Column(values.dtype, values.shape[1:])
+        except FieldError as error:
+            raise InvalidArgumentError.of_field(f"columns.{name}.{error.field}", error.expected, error.got) from None
+    return dict(Schema(columns))
+
+
+def check_same_columns(schema: Schema, rows: Mapping[str, NDArray[Any]]) -> None:
+    """Check that rows have exactly the columns of a table, with its dtypes and shapes.
+
+    Raises:
+        InvalidArgumentError: names the column that differs.
+    """
+    for name in (*schema, *rows):
+        if name not in rows:
+            raise InvalidArgumentError.of_field(f"columns.{name}", f"{schema[name]}, as in the table", "no such value")
+        if name not in schema:
+            expected = f"one of the table's columns ({', '.join(schema)})"
+            raise InvalidArgumentError.of_field(f"columns.{name}", expected, described(rows[name]))
+        column, values = schema[name], rows[name]
+        if (values.dtype, values.shape[1:]) != (column.dtype, column.shape):
+            raise InvalidArgumentError.of_field(f"columns.{name}", f"{column}, as in the table", described(values[:1]))

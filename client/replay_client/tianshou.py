@@ -1,0 +1,418 @@
+"""A replay buffer for Tianshou whose rows, priorities and n-step returns are those of a table of a replay server.
+
+    from replay_client.tianshou import ServiceReplayBuffer
+
+    algorithm = DQN(..., gamma=0.99, n_step_return_horizon=3)
+    buffer = ServiceReplayBuffer(client, "cartpole", env_num=8, capacity=100_000, gamma=0.99, n_step=3)
+    collector = Collector(algorithm, envs, buffer)
+
+The first batch that a collector adds creates the table, a table of steps, with the columns of ``obs``,
+``act`` and ``rew``. Each observation is stored once. ``info`` and ``policy`` are not stored.
+
+Tianshou follows n steps through a buffer in memory. Here the table has done this: ``rew`` of a sampled transition is
+its n-step return, and ``obs_next`` the observation up to n steps later. Algorithms compute their usual targets, because
+each sampled transition looks to them like n steps: the first has the return as its reward, the others have the reward
+0, and the last of those that the episode really had ends it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.schema import SEPARATOR, Column
+from replay_proto.steps import Derived, Discount, Next, Return, Transitions
+from tianshou.data import Batch, ReplayBufferManager
+
+from replay_client import batch as drawn_batch
+from replay_client._first_rows import columns_of
+from replay_client._rows.checks import as_array, checked_rows, nested_items
+from replay_client.client import ReplayClient
+from replay_client.errors import InvalidArgumentError, TableNotFoundError
+from replay_client.results.stats import TableStats
+from replay_client.table import Table
+from replay_client.writer import Writer
+
+__all__ = ["ServiceReplayBuffer"]
+
+_STEP_BITS: Final = 40
+"""Indices of steps that were added, for a collector's statistics, are ``environment + 1 << _STEP_BITS | step``."""
+
+
+class _Episode:
+    """The current episode of an environment."""
+
+    def __init__(self, first_step: int) -> None:
+        self.first_step = first_step
+        self.actions: list[Any] = []
+        self.rewards: list[Any] = []
+        self.final: dict[str, NDArray[Any]] = {}  # observation after the last step
+        self.is_over = False
+
+
+class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tianshou is optional
+    """See the module. For collectors and off-policy algorithms; in one thread.
+
+    It is a `ReplayBufferManager` because collectors of several environments require one, but inherits none of its
+    storage. Methods that would need the whole buffer in memory raise `NotImplementedError`.
+    """
+
+    _meta = Batch()  # what ReplayBuffer looks attributes up in
+
+    def __init__(
+        self,
+        client: ReplayClient,
+        name: str,
+        *,
+        env_num: int,
+        capacity: int,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        beta: float = 0.4,
+        timeout_s: float | None = 0.0,
+        **config: Any,
+    ) -> None:
+        """Use a table, which is created by the first `add` if it does not exist.
+
+        Args:
+            client: of the server.
+            name: of the table.
+            env_num: number of environments that the collector steps.
+            capacity: maximum number of rows: steps, and one row more for each episode.
+            n_step: the algorithm's ``n_step_return_horizon``.
+            gamma: the algorithm's ``gamma``.
+            beta: exponent of the importance-sampling weights; see `set_beta`.
+            timeout_s: seconds that `sample` waits for rows, as for `Table.sample`.
+            **config: further arguments of `ReplayClient.create_table`, such as ``alpha`` or ``backend``.
+        """
+        self.client: Final = client
+        """Client of the server."""
+        self.name: Final = name
+        """Name of the table."""
+        self.buffer_num: Final = env_num
+        """Number of environments."""
+        self.maxsize: Final = capacity
+        """Maximum number of rows."""
+        self._item = Transitions(n_step=n_step, gamma=gamma)
+        self._beta = beta
+        self._timeout_s = timeout_s
+        self._config = {"capacity": capacity, "if_exists": "open", "steps": self._item, **config}
+        self._table: Table | None = None
+        self._writer: Writer | None = None
+        self._has_unsent = False
+        self._has_null = False
+        self._episodes = [_Episode(0) for _ in range(env_num)]
+        self._drawn: drawn_batch.Batch | None = None
+        self._followed = 0
+
+    def add(
+        self, batch: Any, buffer_ids: NDArray[np.int64] | Sequence[int] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+        """Add one step of each of some environments.
+
+        An episode that a collector broke off, because it has reset the environment, is truncated.
+
+        Args:
+            batch: with ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and ``obs_next``.
+            buffer_ids: int64[n]: the environments; None: all.
+
+        Returns:
+            Index of each step, and for episodes that end, otherwise 0: return, length; and index of the first step.
+
+        Raises:
+            InvalidArgumentError: values cannot be stored, or differ from those of the table. The error names the key;
+                nothing was added.
+            TableExistsError: the table exists with another config.
+            ReplayError: earlier steps could not be sent.
+        """
+        rows = {**_flat("obs", batch.obs), **_flat("act", batch.act), "rew": np.asarray(batch.rew, np.float64)}
+        finals = _flat("obs", batch.obs_next)
+        table, writer = self._opened_for_writing(rows)
+        checked_rows(table.schema, rows)
+        checked_rows(table.schema, finals, is_partial=True)
+        self._has_null |= any(np.isnan(values).any() for values in rows.values() if values.dtype.kind == "f")
+        streams = np.arange(self.buffer_num) if buffer_ids is None else np.asarray(buffer_ids)
+        added = [
+            self._append(
+                writer,
+                stream,
+                {name: values[place] for name, values in rows.items()},
+                {name: values[place] for name, values in finals.items()},
+                bool(batch.terminated[place]),
+                bool(batch.truncated[place]),
+            )
+            for place, stream in enumerate(streams.tolist())
+        ]
+        self._has_unsent = True
+        indices, returns, lengths, starts = zip(*added, strict=True)
+        return np.array(indices), np.array(returns), np.array(lengths), np.array(starts)
+
+    def sample(self, batch_size: int | None) -> tuple[Any, NDArray[np.int64]]:
+        """Draw transitions by priority.
+
+        Returns:
+            A batch with ``obs``, ``act``, ``rew`` (the n-step return), ``obs_next`` (up to n steps later),
+            ``terminated`` and ``weight``, and its indices, which are valid until the next call.
+
+        Raises:
+            InvalidArgumentError: for a number below 1 or None, which in Tianshou mean the whole buffer.
+            ReplayError: as for `Table.sample`.
+        """
+        indices = self.sample_indices(batch_size)
+        return self[indices], indices
+
+    def sample_indices(self, batch_size: int | None) -> NDArray[np.int64]:
+        """Draw transitions; see `sample`."""
+        if batch_size is None or batch_size < 1:
+            expected = "at least 1; a table is not read as a whole"
+            raise InvalidArgumentError.of_field("batch_size", expected, repr(batch_size))
+        self._drawn = self._with_all_sent().sample(batch_size, beta=self._beta, timeout_s=self._timeout_s)
+        self._followed = 0
+        return np.arange(batch_size)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Transitions by an index of `sample` or `next`, or the steps of an episode that `add` has ended.
+
+        Steps have only ``act`` and ``rew``: collectors want their number.
+        """
+        indices = np.asarray(index)
+        if indices.size and indices.min() >> _STEP_BITS:
+            return self._steps_at(indices)
+        drawn = self._last_drawn()
+        places = indices % drawn.batch_size
+        columns = {name: column[places] for name, column in drawn.items()}
+        return Batch(
+            obs=_nested(columns, "obs"),
+            act=_nested(columns, "act"),
+            rew=columns["return"],
+            obs_next=_nested(columns, "obs_next"),
+            terminated=columns["discount"] == 0,
+            weight=drawn.weights[places],
+            info=Batch(),
+            policy=Batch(),
+        )
+
+    def next(self, index: ArrayLike) -> NDArray[np.int64]:
+        """The steps after those of `sample`."""
+        self._followed += 1
+        return np.asarray(index) + self._last_drawn().batch_size
+
+    @property
+    def rew(self) -> NDArray[Any]:
+        """float64[n_step * batch, ...]: by the indices of `sample` and `next`; the n-step return at its first step.
+
+        Raises:
+            InvalidArgumentError: the algorithm has another ``n_step_return_horizon``; so for `done` and `terminated`.
+        """
+        returns = self._followed_batch()["return"]
+        return np.concatenate([returns, np.zeros(((self._item.n_step - 1) * len(returns), *returns.shape[1:]))])
+
+    @property
+    def done(self) -> NDArray[np.bool_]:
+        """bool[n_step * batch]: by the same indices; the last step of each transition."""
+        discounts = self._followed_batch()["discount"]
+        ends = np.zeros((self._item.n_step, len(discounts)), bool)
+        ends[_steps_spanned(discounts, self._item) - 1, np.arange(len(discounts))] = True
+        return ends.reshape(-1)
+
+    @property
+    def terminated(self) -> NDArray[np.bool_]:
+        """bool[n_step * batch]: by the same indices; whether the last observation is a terminal state."""
+        return np.tile(self._followed_batch()["discount"] == 0, self._item.n_step)
+
+    def unfinished_index(self) -> NDArray[np.int64]:
+        """None: transitions are drawn when all of their steps are there."""
+        return np.array([], np.int64)
+
+    def update_weight(self, index: ArrayLike, new_weight: Any) -> None:
+        """Update priorities of the last batch.
+
+        Args:
+            index: int64[n], of `sample`.
+            new_weight: TD errors float[n], an array or a tensor; their absolute values are the priorities.
+
+        Raises:
+            InvalidArgumentError: they are invalid.
+        """
+        keys = self._last_drawn().row_keys[np.asarray(index)]
+        self._opened().update_priorities(keys, abs(as_array(new_weight)))
+
+    def set_beta(self, beta: float) -> None:
+        """Set the exponent of the weights."""
+        self._beta = beta
+
+    def get_buffer_indices(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Indices of an episode's steps, from those that `add` has returned."""
+        return np.arange(start, stop)
+
+    def hasnull(self) -> bool:
+        """Whether a NaN was added."""
+        return self._has_null
+
+    def reset(self, keep_statistics: bool = False) -> None:
+        """Remove all rows from the table, also those of other processes: ``collector.reset(reset_buffer=False)``."""
+        del keep_statistics
+        for stream, episode in enumerate(self._episodes):
+            if self._writer is not None:
+                self._writer[stream].abandon_episode()
+            self._episodes[stream] = _Episode(episode.first_step + len(episode.rewards))
+        if self._exists():
+            self._with_all_sent().reset()
+        self._has_null = False
+
+    def stats(self) -> TableStats:
+        """Fetch statistics of the table.
+
+        Raises:
+            TableNotFoundError: nothing was ever added.
+        """
+        return self._with_all_sent().stats()
+
+    def close(self) -> None:
+        """Send the rest of the steps, and close the connection for writing."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def __len__(self) -> int:
+        """Number of live rows: steps, and one for each episode that has ended."""
+        return len(self._with_all_sent()) if self._exists() else 0
+
+    def __bool__(self) -> bool:
+        return True  # even if it is empty
+
+    def __repr__(self) -> str:
+        return f"<ServiceReplayBuffer of table {self.name!r} at {self.client.address}, {self.buffer_num} environments>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("this buffer cannot be pickled or copied; create one with the same arguments there")
+
+    def _unsupported(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError("the rows are on a replay server; use the table: client.table(buffer.name)")
+
+    prev = update = set_batch = get = set_array_at_key = isnull = dropnull = _unsupported
+    save_hdf5 = load_hdf5 = from_data = _unsupported
+
+    def _append(
+        self,
+        writer: Writer,
+        stream: int,
+        row: dict[str, Any],
+        final: dict[str, NDArray[Any]],
+        is_terminated: bool,
+        is_truncated: bool,
+    ) -> tuple[int, Any, int, int]:
+        episode = self._episodes[stream]
+        was_reset = bool(episode.final) and not all(
+            np.array_equal(row[name], obs) for name, obs in episode.final.items()
+        )
+        if was_reset and not episode.is_over:
+            writer[stream].end_episode(episode.final)
+        if was_reset or episode.is_over:
+            episode = self._episodes[stream] = _Episode(episode.first_step + len(episode.rewards))
+        writer[stream].append(row)
+        if is_terminated or is_truncated:
+            writer[stream].end_episode(final, terminated=is_terminated)
+        episode.actions.append(row.get("act"))
+        episode.rewards.append(row["rew"])
+        episode.final = {name: values.copy() for name, values in final.items()}
+        episode.is_over = is_terminated or is_truncated
+        first = (stream + 1 << _STEP_BITS) + episode.first_step
+        length = len(episode.rewards)
+        if not episode.is_over:
+            return first + length - 1, 0.0, 0, first
+        return first + length - 1, sum(episode.rewards), length, first
+
+    def _steps_at(self, indices: NDArray[np.int64]) -> Any:
+        episode = self._episodes[int(indices[0] >> _STEP_BITS) - 1]
+        places = (indices & ((1 << _STEP_BITS) - 1)) - episode.first_step
+        return Batch(
+            act=[episode.actions[place] for place in places.tolist()],
+            rew=np.array([episode.rewards[place] for place in places.tolist()]),
+        )
+
+    def _last_drawn(self) -> drawn_batch.Batch:
+        if self._drawn is None:
+            raise InvalidArgumentError.of_field("index", "one of sample()", "none was sampled yet")
+        return self._drawn
+
+    def _followed_batch(self) -> drawn_batch.Batch:
+        """The last batch, if the algorithm has followed its transitions for as many steps as they have."""
+        if self._followed != self._item.n_step - 1:
+            expected = f"{self._item.n_step}, the buffer's n_step"
+            raise InvalidArgumentError.of_field("n_step_return_horizon", expected, str(self._followed + 1))
+        return self._last_drawn()
+
+    def _opened(self) -> Table:
+        if self._table is None:
+            self._table = self.client.table(self.name)
+        return self._table
+
+    def _with_all_sent(self) -> Table:
+        """The table, with all that this buffer has added."""
+        if self._writer is not None and self._has_unsent:
+            self._writer.flush()
+            self._has_unsent = False
+        return self._opened()
+
+    def _exists(self) -> bool:
+        try:
+            self._opened()
+        except TableNotFoundError:
+            return False
+        return True
+
+    def _opened_for_writing(self, rows: dict[str, NDArray[Any]]) -> tuple[Table, Writer]:
+        if self._writer is None:
+            self._table = self.client.create_table(self.name, columns=_columns(rows), **self._config)
+            self._writer = self._table.writer(streams=self.buffer_num)
+        return self._opened(), self._writer
+
+
+def _columns(rows: dict[str, NDArray[Any]]) -> dict[str, Column | Derived]:
+    """Stored and derived columns of the table."""
+    stored = columns_of(rows)
+    reward = stored.pop("rew")
+    derived: dict[str, Column | Derived] = {
+        name.replace("obs", "obs_next", 1): Next(name) for name in stored if name.partition(SEPARATOR)[0] == "obs"
+    }
+    return {
+        **stored,
+        "rew": Column(reward.dtype, reward.shape, sampled=False),
+        **derived,
+        "return": Return("rew"),
+        "discount": Discount(),
+    }
+
+
+def _flat(name: str, value: Any) -> dict[str, NDArray[Any]]:
+    """Arrays by column of a value that may be nested."""
+    if not isinstance(value, Batch):
+        return {name: as_array(value)}
+    flat: dict[str, NDArray[Any]] = {}
+    for part_name, part in nested_items(name, {key: value[key] for key in value.get_keys()}):
+        flat.update(_flat(part_name, part))
+    return flat
+
+
+def _nested(columns: dict[str, NDArray[Any]], name: str) -> Any:
+    """The value of a column, or of those nested under a name."""
+    if name in columns:
+        return columns[name]
+    prefix = name + SEPARATOR
+    parts = {path.removeprefix(prefix).partition(SEPARATOR)[0] for path in columns if path.startswith(prefix)}
+    return Batch({part: _nested(columns, prefix + part) for part in parts})
+
+
+def _steps_spanned(discounts: NDArray[np.float32], item: Transitions) -> NDArray[np.int64]:
+    """int64[batch]: the steps k that each transition really spans, from its discount ``gamma**k``.
+
+    Where the discount does not tell, it does not matter, because targets do not depend on k.
+    """
+    spanned = np.full(len(discounts), item.n_step)
+    if 0.0 < item.gamma < 1.0:
+        cut = discounts > 0
+        spanned[cut] = np.rint(np.log(discounts[cut]) / math.log(item.gamma)).astype(np.int64)
+    return spanned

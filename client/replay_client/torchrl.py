@@ -1,0 +1,265 @@
+"""A replay buffer for TorchRL whose rows and priorities are in a table of a replay server.
+
+    from replay_client.torchrl import ServiceReplayBuffer
+
+    buffer = ServiceReplayBuffer(client, "cartpole", capacity=100_000, batch_size=128)
+    collector = Collector(env, policy, frames_per_batch=50, total_frames=50_000, replay_buffer=buffer)
+    for _ in collector:
+        data = buffer.sample()
+        loss = loss_module(data)["loss"]
+        ...
+        buffer.update_tensordict_priority(data)
+
+The first tensordict creates the table; each of its keys is a column: ``("next", "reward")`` is ``next/reward``. Each
+element of a tensordict's batch is a row, so ``[envs, time]`` gives ``envs * time`` transitions.
+
+Collectors pickle the buffer into their workers, each of which then has a connection of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.schema import SEPARATOR
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
+
+from replay_client._first_rows import check_same_columns, columns_of
+from replay_client._tensors import Device, to_torch
+from replay_client.batch import UpdateResult
+from replay_client.client import ReplayClient
+from replay_client.errors import InvalidArgumentError, TableNotFoundError
+from replay_client.results.stats import TableStats
+from replay_client.table import Table
+
+__all__ = ["ServiceReplayBuffer"]
+
+Key = str | tuple[str, ...]
+"""A key of a tensordict, nested or not."""
+
+_INDEX: Final = "index"
+_WEIGHT: Final = "priority_weight"
+"""Where TorchRL's losses look for importance-sampling weights."""
+
+
+class ServiceReplayBuffer:
+    """See the module. For use in one thread.
+
+    It has the methods of TorchRL's `TensorDictReplayBuffer` that collectors, `ReplayBufferTrainer` and training loops
+    call, but is no subclass: that class consists of a storage, a sampler and a writer in this process, and here the
+    server is all three. Nothing that takes a buffer checks its type, except `OfflineToOnlineReplayBuffer` and
+    integrations of language models. Transforms belong into the environment or the collector's ``postproc``.
+    """
+
+    _storage: Final = None  # collectors with several processes ask whether they must initialize it
+
+    def __init__(
+        self,
+        client: ReplayClient,
+        name: str,
+        *,
+        capacity: int,
+        batch_size: int | None = None,
+        beta: float = 0.4,
+        priority_key: Key = "td_error",
+        timeout_s: float | None = 0.0,
+        device: Device = "cpu",
+        **config: Any,
+    ) -> None:
+        """Use a table, which is created by the first `extend` if it does not exist.
+
+        Args:
+            client: of the server.
+            name: of the table.
+            capacity: maximum number of rows.
+            batch_size: default of `sample`.
+            beta: exponent of the importance-sampling weights; can be changed later.
+            priority_key: where `update_tensordict_priority` finds new priorities. A tensordict with this key gives
+                `extend` the priorities of its rows.
+            timeout_s: seconds that `sample` waits for rows, as for `Table.sample`.
+            device: of sampled tensordicts.
+            **config: further arguments of `ReplayClient.create_table`, such as ``alpha`` or ``backend``.
+        """
+        self.client: Final = client
+        """Client of the server."""
+        self.name: Final = name
+        """Name of the table."""
+        self.batch_size: Final = batch_size
+        """Default of `sample`."""
+        self.beta = beta
+        """Exponent of the weights."""
+        self.priority_key: Final = priority_key
+        """Key of the priorities."""
+        self._timeout_s = timeout_s
+        self._device = device
+        self._config = {"capacity": capacity, "if_exists": "open", **config}
+        self._table: Table | None = None
+
+    def extend(self, data: TensorDictBase) -> torch.Tensor:
+        """Insert the elements of a tensordict as rows.
+
+        Args:
+            data: of any batch size. The keys ``index`` and ``priority_weight``, which `sample` sets, are not stored.
+
+        Returns:
+            Keys of the rows, int64[n].
+
+        Raises:
+            InvalidArgumentError: it is no tensordict, a value cannot be stored, or keys, dtypes or shapes differ from
+                those of the table. The error names the key; nothing was inserted.
+            TableExistsError: the table exists with another config.
+        """
+        rows, priorities = self._rows_of(data)
+        if self._table is None:
+            self._table = self.client.create_table(self.name, columns=columns_of(rows), **self._config)
+        check_same_columns(self._table.schema, rows)
+        return torch.from_numpy(self._table.insert(rows, priorities=priorities))
+
+    def add(self, data: TensorDictBase) -> torch.Tensor:
+        """Insert one element, or as collectors do, one step of each environment; see `extend`."""
+        return self.extend(data)
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw rows by priority.
+
+        Args:
+            batch_size: number of rows; None: that of the buffer.
+            return_info: also return keys and weights as a dict.
+
+        Returns:
+            A tensordict with the keys of the inserted ones, ``index`` int64[batch] and the weights ``priority_weight``
+            float32[batch].
+
+        Raises:
+            InvalidArgumentError: there is no batch size, or it is invalid.
+            TableNotFoundError: no rows were ever inserted.
+            ReplayError: as for `Table.sample`.
+        """
+        size = self.batch_size if batch_size is None else batch_size
+        if size is None:
+            raise InvalidArgumentError.of_field("batch_size", "a number, here or for the buffer", "none")
+        batch = self._opened().sample(size, beta=self.beta, timeout_s=self._timeout_s)
+        tensors = to_torch(batch, self._device)
+        info = {_INDEX: torch.from_numpy(batch.row_keys).to(self._device), _WEIGHT: tensors.weights}
+        data = TensorDict(dict(tensors.columns), batch_size=[size]).unflatten_keys(SEPARATOR).update(info)
+        return (data, info) if return_info else data
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> UpdateResult:
+        """Update the priorities of a sampled tensordict to its ``priority_key``, such as a loss has written.
+
+        Raises:
+            InvalidArgumentError: it has no ``index`` or no priorities, or they are invalid.
+        """
+        for key in (_INDEX, self.priority_key):
+            if data.get(key, None) is None:
+                raise InvalidArgumentError.of_field(
+                    _name_of(key), "a key of the tensordict", f"only {list(data.keys())}"
+                )
+        return self.update_priority(data.get(_INDEX), data.get(self.priority_key))
+
+    def update_priority(self, index: ArrayLike | torch.Tensor, priority: ArrayLike | torch.Tensor) -> UpdateResult:
+        """Update priorities of rows.
+
+        Args:
+            index: int64[n], of `sample` or `extend`.
+            priority: absolute TD errors ``[n, ...]``; of several for one row, the largest counts.
+        """
+        return self._opened().update_priorities(torch.as_tensor(index), _largest(priority))
+
+    def empty(self) -> None:
+        """Remove all rows."""
+        if self._existing() is not None:
+            self._opened().reset()
+
+    def stats(self) -> TableStats:
+        """Fetch statistics of the table.
+
+        Raises:
+            TableNotFoundError: no rows were ever inserted.
+        """
+        return self._opened().stats()
+
+    @property
+    def write_count(self) -> int:
+        """Number of rows ever inserted, by all processes."""
+        table = self._existing()
+        return 0 if table is None else table.describe().inserted
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the server keeps the rows; `ReplayClient.checkpoint` saves them."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing; see `state_dict`."""
+
+    def __len__(self) -> int:
+        """Number of live rows."""
+        table = self._existing()
+        return 0 if table is None else len(table)
+
+    def __bool__(self) -> bool:
+        return True  # even if it is empty
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        """Draw batches endlessly."""
+        while True:
+            yield self.sample()
+
+    def __repr__(self) -> str:
+        return f"<ServiceReplayBuffer of table {self.name!r} at {self.client.address}>"
+
+    def _opened(self) -> Table:
+        if self._table is None:
+            self._table = self.client.table(self.name)
+        return self._table
+
+    def _existing(self) -> Table | None:
+        try:
+            return self._opened()
+        except TableNotFoundError:
+            return None
+
+    def _rows_of(self, data: TensorDictBase) -> tuple[dict[str, NDArray[Any]], NDArray[Any] | None]:
+        """Columns of a tensordict, ``[n, *shape]``, and the priorities if it has any."""
+        if not isinstance(data, TensorDictBase):
+            raise InvalidArgumentError.of_field("data", "a tensordict", type(data).__name__)
+        flat = data.reshape(-1) if data.batch_dims else data.unsqueeze(0)
+        leaves = flat.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor)
+        rows = {_name_of(key): _as_array(key, value) for key, value in leaves}
+        for own in (_INDEX, _WEIGHT):
+            rows.pop(own, None)
+        priorities = rows.pop(_name_of(self.priority_key), None)
+        return rows, None if priorities is None else _largest(priorities)
+
+
+def _name_of(key: Key) -> str:
+    """The column of a key.
+
+    Raises:
+        InvalidArgumentError: the key would become a nested one in the table.
+    """
+    parts = (key,) if isinstance(key, str) else key
+    for part in parts:
+        if SEPARATOR in part:
+            raise InvalidArgumentError.of_field(f"data[{key!r}]", f"a key without {SEPARATOR!r}", repr(part))
+    return SEPARATOR.join(parts)
+
+
+def _as_array(key: Key, value: Any) -> NDArray[Any]:
+    expected = "a tensor of a dtype that NumPy has, too"
+    if not isinstance(value, torch.Tensor):
+        raise InvalidArgumentError.of_field(f"data[{key!r}]", expected, type(value).__name__)
+    try:
+        return value.detach().cpu().numpy()
+    except TypeError:
+        raise InvalidArgumentError.of_field(f"data[{key!r}]", expected, str(value.dtype)) from None
+
+
+def _largest(priorities: ArrayLike | torch.Tensor) -> NDArray[Any]:
+    """The largest priority of each row."""
+    values = priorities.detach().cpu() if isinstance(priorities, torch.Tensor) else priorities
+    rows = np.atleast_1d(np.asarray(values))
+    return np.asarray(rows.reshape(len(rows), -1).max(axis=1))
