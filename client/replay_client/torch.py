@@ -15,7 +15,7 @@ so the copy overlaps with computation on the device.
             sampler.update_priorities(tensors, td_errors)         # a tensor or an array
 
 A sampler with a ``device`` makes these copies in a background thread, one batch ahead of the learner. A `TensorBatch`
-is a mapping of its columns, so ``TensorDict(tensors, batch_size=tensors.batch_size).unflatten_keys("/")`` works.
+is a mapping of its columns, so ``TensorDict(dict(tensors), batch_size=...).unflatten_keys("/")`` works.
 
     loader = DataLoader(TableDataset(table, 256, beta=0.4), batch_size=None, num_workers=2)
     for tensors in loader:
