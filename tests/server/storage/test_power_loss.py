@@ -11,17 +11,22 @@ import numpy as np
 import pytest
 from replay_proto.framing import Array
 from replay_proto.rate_limit import RateLimit
+from replay_proto.steps import Next, Stack, Steps, Transitions
+from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.errors import RequestError
 from replay_server.storage.power_loss.row_checksums import RowChecksums
+from replay_server.storage.runs import GOES_ON, TERMINATED, Runs, ends_of, steps_of
 from replay_server.storage.table_config import TableConfig
 from replay_server.storage.table_directory import DamagedTableError, TableDirectory
 from replay_server.table.limiter import LimiterGate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
+from tests.support.examples import examples
 from tests.support.inserting import insert_all
 from tests.support.invariants import check_table
 from tests.support.power import copy_of, damage_pages, mixture, write_files
 from tests.support.rows import WHOLE, columns_of, values_in
+from tests.support.step_oracle import Oracle, Run, runs_of
 
 WRITERS = [bytes([number + 1]) * 16 for number in range(4)]
 CAPACITY = 1500
@@ -42,10 +47,12 @@ def live_values(table: Table) -> dict[int, int]:
 class Life:
     """A table that is used, synced and loses power, and its expected content."""
 
+    steps: Steps | None = None
+
     def __init__(self, folder: Path, seed: int, backend: str = "sum_tree", capacity: int = CAPACITY) -> None:
         self.folder = folder
         self.random = random.Random(seed)
-        config = TableConfig("table", WHOLE, capacity=capacity, backend=backend)
+        config = TableConfig("table", WHOLE, capacity=capacity, backend=backend, steps=self.steps)
         self.table = Table(TableDirectory.create(folder, config, checked=True))
         self.value_of: dict[int, int] = {}
         self.next_value = 0
@@ -60,10 +67,14 @@ class Life:
         self.next_value += count
         writer = self.random.choice([*WRITERS, None])
         stamp = None if writer is None else WriterStamp(writer, len(self.sent[writer]) + 1)
-        keys = self.table.insert(NewRows(columns_of(values), count), stamp)
+        keys = self.table.insert(NewRows(columns_of(values), count, runs=self.runs(count)), stamp)
         self.value_of.update(zip(keys, values.tolist(), strict=True))
         if writer is not None:
             self.sent[writer].append(keys)
+
+    def runs(self, row_count: int) -> Runs | None:
+        """Where the rows of an insert come from."""
+        return None
 
     def use(self, steps: int) -> None:
         for _ in range(steps):
@@ -134,16 +145,59 @@ class Life:
         self.value_of = {key: value for key, value in self.value_of.items() if key < table.inserted}
 
 
+class LifeOfSteps(Life):
+    """The same with a table of steps."""
+
+    steps = Steps.of({**WHOLE, "stack": Stack("value", 3), "next": Next("value")}, Transitions(n_step=2))
+
+    def __init__(self, folder: Path, seed: int, backend: str = "sum_tree", capacity: int = CAPACITY) -> None:
+        self.next_steps = dict.fromkeys(range(1, 9), (0, 0))
+        """Episode and step of each stream."""
+        super().__init__(folder, seed, backend, capacity)
+
+    def runs(self, row_count: int) -> Runs:
+        runs: list[Run] = []
+        while row_count:
+            stream, rows = self.random.choice(list(self.next_steps)), self.random.randint(1, min(20, row_count))
+            episode, step = self.next_steps[stream]
+            end = self.random.choice([GOES_ON, GOES_ON, TERMINATED]) if step + rows > 1 else GOES_ON
+            runs.append((stream, episode, step, rows, end))
+            self.next_steps[stream] = (episode, step + rows) if end == GOES_ON else (episode + 1, 0)
+            row_count -= rows
+        return runs_of(*runs)
+
+    def audit(self, oldest: int, inserted: int, reported: int, newest_share: float) -> None:
+        """Also check that just the rows with a complete window are drawable, each with the oracle's window."""
+        super().audit(oldest, inserted, reported, newest_share)
+        table = self.table
+        keys = np.arange(table.oldest, table.inserted)
+        links = table.directory.rows.links(keys)
+        oracle = Oracle(table._items._shape)  # type: ignore[attr-defined]
+        for (stream, episode, _), step, end in zip(links.tolist(), steps_of(links), ends_of(links), strict=True):
+            oracle.insert((stream, episode, int(step), 1, int(end)))
+        drawable = np.flatnonzero(table.directory.priorities[keys % table.config.slots] != DEAD_PRIORITY)
+        assert set(drawable.tolist()) == oracle.drawable
+        for place in drawable.tolist():
+            expected, found = oracle.window(place), table._items.windows(keys[[place]])
+            assert expected is not None
+            assert found is not None
+            assert (found.keys - table.oldest).tolist() == [*expected[0], *expected[1]]
+
+
 @pytest.mark.parametrize(
-    ("backend", "capacity", "newest_share"),
-    [*(("sum_tree", 1500, share) for share in (0.0, 0.5, 0.95, 0.999, 1)), ("rank", 4000, 0.5), ("uniform", 100, 0.95)],
+    ("kind", "backend", "capacity", "newest_share"),
+    [
+        *((Life, "sum_tree", 1500, share) for share in (0.0, 0.5, 0.95, 0.999, 1)),
+        *((Life, "rank", 4000, 0.5), (Life, "uniform", 100, 0.95)),
+        *((LifeOfSteps, "sum_tree", 1000, 0.5), (LifeOfSteps, "rank", 1000, 0.95), (LifeOfSteps, "uniform", 300, 1)),
+    ],
 )
 def test_what_comes_back_is_whole_and_has_happened(
-    tmp_path: Path, backend: str, capacity: int, newest_share: float
+    tmp_path: Path, kind: type[Life], backend: str, capacity: int, newest_share: float
 ) -> None:
-    life = Life(tmp_path, seed=capacity, backend=backend, capacity=capacity)
+    life = kind(tmp_path, seed=capacity, backend=backend, capacity=capacity)
     most = capacity // 50
-    for _ in range(LOSSES):
+    for _ in range(examples(LOSSES)):
         for _ in range(life.random.randrange(4)):
             life.use(life.random.randrange(most))
             life.sync()
