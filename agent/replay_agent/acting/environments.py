@@ -1,4 +1,4 @@
-"""Creates, checks and describes environments."""
+"""Creates Gymnasium environments, and checks that their spaces are supported."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ class DataPath:
     """Shortcuts to one table; None means that gRPC is used."""
 
     rows: MappedRows | None = None
-    """Copies the rows of batches."""
+    """Copies the rows of batches from the table's files; None: replies contain the rows."""
     calls: LocalCalls | None = None
-    """Makes the calls of a learner."""
+    """Makes the calls of learners and writers over the local socket; None: they use gRPC."""
 
     @classmethod
     def on_same_host(cls, table: TableDescription, authorization: str = "") -> DataPath:

@@ -39,7 +39,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """``probability = factor * x ** exponent``, fitted to logarithms. Each decade of ranks has the same weight."""
+    """The function ``probability = factor * x ** exponent``, fitted to logarithms of both sides.
+
+    In the fit, each decade of ranks has the same weight.
+    """
 
     exponent: float
     factor: float

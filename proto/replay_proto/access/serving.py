@@ -47,7 +47,8 @@ _CONNECTIONS_SHARE: Final = 0.75
 _SILENT_S: Final = 600
 """Minimum time in seconds that the kernel keeps a connection whose client has sent nothing."""
 _LESS_JITTER: Final = 0.9
-"""Factor for the maximum age of connections, because gRPC varies it by a tenth to spread reconnections."""
+"""Factor for the maximum age of connections. gRPC changes the age at random by up to a tenth, so that clients do not
+reconnect all at once."""
 _MOST_PENDING: Final = (1 << 31) - 1
 """Maximum calls received but not started: practically unlimited, because the calls per connection are limited."""
 _LONGEST_BYTES: Final = (1 << 31) - 1

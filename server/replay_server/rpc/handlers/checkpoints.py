@@ -1,4 +1,4 @@
-"""Checkpoint, ListCheckpoints, VerifyCheckpoint."""
+"""Handlers of Checkpoint, ListCheckpoints and VerifyCheckpoint."""
 
 from __future__ import annotations
 

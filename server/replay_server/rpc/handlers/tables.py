@@ -1,4 +1,4 @@
-"""CreateTable, DropTable, ListTables, DescribeTable, ResetTable."""
+"""Handlers of CreateTable, DropTable, ListTables, DescribeTable and ResetTable."""
 
 from __future__ import annotations
 

@@ -122,9 +122,10 @@ def _find(folder: Path, config: TableConfig, checksums: RowChecksums, point: Syn
 
 
 def _read_header(folder: Path, point: SyncPoint, times: int) -> tuple[TableState, int]:
-    """Return the header's state if it is consistent and not older than the sync point; otherwise the sync point's.
+    """Return the state to recover, and the total number of lost rows if an interrupted recovery has stored it, else 0.
 
-    Also return the number of rows ever lost that an interrupted recovery stored; 0 if there was none.
+    The state is that of the header if it is consistent and not older than the sync point; otherwise that of the sync
+    point.
     """
     words = _read(folder / HEADER_FILE, HEADER_WORDS * 8).view("<i8")
     state = state_in(words)

@@ -197,7 +197,7 @@ def _newest_of(
 
 
 def warm_up_windows() -> None:
-    """Compile or load all kernels of this module."""
+    """Compile or load all kernels of `link_kernels`."""
     zero, one = np.zeros(1, np.uint64), np.ones(1, np.uint8)
     runs = Runs(np.array([4]), zero, zero, np.zeros(1, np.int64), one)
     items = StepWindows(8, WindowShape(1, 1))
