@@ -1,4 +1,4 @@
-"""Columns that follow from the first rows, for adapters to libraries whose buffers need no schema."""
+"""Derives the columns of a table from the first rows inserted, for libraries whose buffers have no schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def columns_of(rows: Mapping[str, NDArray[Any]]) -> dict[str, Column]:
     """Derive columns from rows.
 
     Args:
-        rows: by column, ``[n, *shape]``.
+        rows: values by column name, ``[n, *shape]``.
 
     Raises:
         InvalidArgumentError: a table cannot store values of this dtype or shape, or a column of this name.

@@ -1,4 +1,4 @@
-"""A replay buffer for Tianshou whose rows, priorities and n-step returns are those of a table of a replay server.
+"""A replay buffer for Tianshou, which stores rows and priorities in a table of a replay server.
 
     from replay_client.tianshou import ServiceReplayBuffer
 
@@ -9,10 +9,10 @@
 The first batch that a collector adds creates the table, a table of steps, with the columns of ``obs``,
 ``act`` and ``rew``. Each observation is stored once. ``info`` and ``policy`` are not stored.
 
-Tianshou follows n steps through a buffer in memory. Here the table has done this: ``rew`` of a sampled transition is
-its n-step return, and ``obs_next`` the observation up to n steps later. Algorithms compute their usual targets, because
-each sampled transition looks to them like n steps: the first has the return as its reward, the others have the reward
-0, and the last of those that the episode really had ends it.
+Tianshou's algorithms compute n-step returns by following n steps through a buffer in memory. Here, sampled transitions
+already contain the results: ``rew`` is the n-step return, and ``obs_next`` the observation up to n steps later. To make
+the algorithms compute the same targets, the buffer presents each transition as n steps. The first step has the return
+as its reward, and the others have the reward 0. The step at which the episode ended, or else the last, is marked done.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class _Episode:
 
 
 class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tianshou is optional
-    """See the module. For collectors and off-policy algorithms; in one thread.
+    """See the module. For collectors and off-policy algorithms, in one thread.
 
-    It is a `ReplayBufferManager` because collectors of several environments require one, but inherits none of its
-    storage. Methods that would need the whole buffer in memory raise `NotImplementedError`.
+    It is a subclass of `ReplayBufferManager`, because collectors of several environments require that, but it does not
+    use the storage of that class. Methods that would need the whole buffer in memory raise `NotImplementedError`.
     """
 
-    _meta = Batch()  # what ReplayBuffer looks attributes up in
+    _meta = Batch()  # empty, because ReplayBuffer looks up unknown attributes here
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         timeout_s: float | None = 0.0,
         **config: Any,
     ) -> None:
-        """Use a table, which is created by the first `add` if it does not exist.
+        """Use a table. If it does not exist, the first `add` creates it.
 
         Args:
-            client: of the server.
-            name: of the table.
-            env_num: number of environments that the collector steps.
-            capacity: maximum number of rows: steps, and one row more for each episode.
+            client: client of the server.
+            name: name of the table.
+            env_num: number of environments of the collector.
+            capacity: maximum number of rows. Each step takes a row, and each finished episode one more.
             n_step: the algorithm's ``n_step_return_horizon``.
             gamma: the algorithm's ``gamma``.
             beta: exponent of the importance-sampling weights; see `set_beta`.
@@ -111,19 +111,20 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
     def add(
         self, batch: Any, buffer_ids: NDArray[np.int64] | Sequence[int] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
-        """Add one step of each of some environments.
+        """Add one step of each of the given environments.
 
-        An episode that a collector broke off, because it has reset the environment, is truncated.
+        If the collector has reset an environment in the middle of an episode, that episode is truncated.
 
         Args:
-            batch: with ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and ``obs_next``.
-            buffer_ids: int64[n]: the environments; None: all.
+            batch: the steps, with ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and ``obs_next``.
+            buffer_ids: int64[n]: indices of the environments; None: all.
 
         Returns:
-            Index of each step, and for episodes that end, otherwise 0: return, length; and index of the first step.
+            Four arrays with one value per environment: index of the step; return and length of the episode if the step
+            ends it, otherwise 0; index of the episode's first step.
 
         Raises:
-            InvalidArgumentError: values cannot be stored, or differ from those of the table. The error names the key;
+            InvalidArgumentError: values cannot be stored, or do not match the table's columns. The error names the key;
                 nothing was added.
             TableExistsError: the table exists with another config.
             ReplayError: earlier steps could not be sent.
@@ -155,10 +156,10 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
 
         Returns:
             A batch with ``obs``, ``act``, ``rew`` (the n-step return), ``obs_next`` (up to n steps later),
-            ``terminated`` and ``weight``, and its indices, which are valid until the next call.
+            ``terminated`` and ``weight``; and the indices of its transitions, which are valid until the next call.
 
         Raises:
-            InvalidArgumentError: for a number below 1 or None, which in Tianshou mean the whole buffer.
+            InvalidArgumentError: for None or a number below 1, with which Tianshou asks for the whole buffer.
             ReplayError: as for `Table.sample`.
         """
         indices = self.sample_indices(batch_size)
@@ -174,9 +175,9 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         return np.arange(batch_size)
 
     def __getitem__(self, index: Any) -> Any:
-        """Transitions by an index of `sample` or `next`, or the steps of an episode that `add` has ended.
+        """Return transitions by indices from `sample` or `next`, or steps of a finished episode by indices from `add`.
 
-        Steps have only ``act`` and ``rew``: collectors want their number.
+        Steps have only ``act`` and ``rew``, because collectors only count them.
         """
         indices = np.asarray(index)
         if indices.size and indices.min() >> _STEP_BITS:
@@ -196,23 +197,24 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         )
 
     def next(self, index: ArrayLike) -> NDArray[np.int64]:
-        """The steps after those of `sample`."""
+        """Return the indices of the steps that follow the given ones, in the n steps of each sampled transition."""
         self._followed += 1
         return np.asarray(index) + self._last_drawn().batch_size
 
     @property
     def rew(self) -> NDArray[Any]:
-        """float64[n_step * batch, ...]: by the indices of `sample` and `next`; the n-step return at its first step.
+        """float64[n_step * batch, ...]: rewards by the indices of `sample` and `next`; see the module.
 
         Raises:
-            InvalidArgumentError: the algorithm has another ``n_step_return_horizon``; so for `done` and `terminated`.
+            InvalidArgumentError: the algorithm has another ``n_step_return_horizon``. `done` and `terminated` raise it,
+                too.
         """
         returns = self._followed_batch()["return"]
         return np.concatenate([returns, np.zeros(((self._item.n_step - 1) * len(returns), *returns.shape[1:]))])
 
     @property
     def done(self) -> NDArray[np.bool_]:
-        """bool[n_step * batch]: by the same indices; the last step of each transition."""
+        """bool[n_step * batch]: whether each step is the last one of its transition, by the same indices as `rew`."""
         discounts = self._followed_batch()["discount"]
         ends = np.zeros((self._item.n_step, len(discounts)), bool)
         ends[_steps_spanned(discounts, self._item) - 1, np.arange(len(discounts))] = True
@@ -220,22 +222,22 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
 
     @property
     def terminated(self) -> NDArray[np.bool_]:
-        """bool[n_step * batch]: by the same indices; whether the last observation is a terminal state."""
+        """bool[n_step * batch]: whether the transition leads to a terminal state, by the same indices as `rew`."""
         return np.tile(self._followed_batch()["discount"] == 0, self._item.n_step)
 
     def unfinished_index(self) -> NDArray[np.int64]:
-        """None: transitions are drawn when all of their steps are there."""
+        """Return no indices, because a transition can be drawn only when all of its steps have arrived."""
         return np.array([], np.int64)
 
     def update_weight(self, index: ArrayLike, new_weight: Any) -> None:
         """Update priorities of the last batch.
 
         Args:
-            index: int64[n], of `sample`.
+            index: int64[n], indices from `sample`.
             new_weight: TD errors float[n], an array or a tensor; their absolute values are the priorities.
 
         Raises:
-            InvalidArgumentError: they are invalid.
+            InvalidArgumentError: the TD errors are invalid.
         """
         keys = self._last_drawn().row_keys[np.asarray(index)]
         self._opened().update_priorities(keys, abs(as_array(new_weight)))
@@ -245,7 +247,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         self._beta = beta
 
     def get_buffer_indices(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Indices of an episode's steps, from those that `add` has returned."""
+        """Return the indices of an episode's steps, from ``start`` to ``stop`` (exclusive), as returned by `add`."""
         return np.arange(start, stop)
 
     def hasnull(self) -> bool:
@@ -253,7 +255,10 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         return self._has_null
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Remove all rows from the table, also those of other processes: ``collector.reset(reset_buffer=False)``."""
+        """Remove all rows from the table, also those of other processes.
+
+        ``collector.reset()`` calls this; to keep the rows, use ``collector.reset(reset_buffer=False)``.
+        """
         del keep_statistics
         for stream, episode in enumerate(self._episodes):
             if self._writer is not None:
@@ -272,12 +277,12 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         return self._with_all_sent().stats()
 
     def close(self) -> None:
-        """Send the rest of the steps, and close the connection for writing."""
+        """Send all remaining steps, and close the writer."""
         if self._writer is not None:
             self._writer.close()
 
     def __len__(self) -> int:
-        """Number of live rows: steps, and one for each episode that has ended."""
+        """Number of live rows: one per step, and one per finished episode."""
         return len(self._with_all_sent()) if self._exists() else 0
 
     def __bool__(self) -> bool:
@@ -339,7 +344,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         return self._drawn
 
     def _followed_batch(self) -> drawn_batch.Batch:
-        """The last batch, if the algorithm has followed its transitions for as many steps as they have."""
+        """Return the last batch; raise an error unless the algorithm has followed its transitions for n steps."""
         if self._followed != self._item.n_step - 1:
             expected = f"{self._item.n_step}, the buffer's n_step"
             raise InvalidArgumentError.of_field("n_step_return_horizon", expected, str(self._followed + 1))
@@ -351,7 +356,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
         return self._table
 
     def _with_all_sent(self) -> Table:
-        """The table, with all that this buffer has added."""
+        """Return the table, after all steps added to this buffer have been stored."""
         if self._writer is not None and self._has_unsent:
             self._writer.flush()
             self._has_unsent = False
@@ -372,7 +377,7 @@ class ServiceReplayBuffer(ReplayBufferManager):  # type: ignore[misc]  # Tiansho
 
 
 def _columns(rows: dict[str, NDArray[Any]]) -> dict[str, Column | Derived]:
-    """Stored and derived columns of the table."""
+    """Return the stored and derived columns of the table."""
     stored = columns_of(rows)
     reward = stored.pop("rew")
     derived: dict[str, Column | Derived] = {
@@ -388,7 +393,7 @@ def _columns(rows: dict[str, NDArray[Any]]) -> dict[str, Column | Derived]:
 
 
 def _flat(name: str, value: Any) -> dict[str, NDArray[Any]]:
-    """Arrays by column of a value that may be nested."""
+    """Flatten a value, which may be nested, to arrays by column name."""
     if not isinstance(value, Batch):
         return {name: as_array(value)}
     flat: dict[str, NDArray[Any]] = {}
@@ -398,7 +403,7 @@ def _flat(name: str, value: Any) -> dict[str, NDArray[Any]]:
 
 
 def _nested(columns: dict[str, NDArray[Any]], name: str) -> Any:
-    """The value of a column, or of those nested under a name."""
+    """Return the value of a column, or of all columns nested under a name."""
     if name in columns:
         return columns[name]
     prefix = name + SEPARATOR
@@ -407,9 +412,9 @@ def _nested(columns: dict[str, NDArray[Any]], name: str) -> Any:
 
 
 def _steps_spanned(discounts: NDArray[np.float32], item: Transitions) -> NDArray[np.int64]:
-    """int64[batch]: the steps k that each transition really spans, from its discount ``gamma**k``.
+    """int64[batch]: the number of steps k that each transition spans, computed from its discount ``gamma**k``.
 
-    Where the discount does not tell, it does not matter, because targets do not depend on k.
+    If gamma or the discount is 0, or gamma is 1, k is unknown and n is returned. Targets do not depend on k then.
     """
     spanned = np.full(len(discounts), item.n_step)
     if 0.0 < item.gamma < 1.0:

@@ -49,12 +49,12 @@ class ServiceReplayBuffer:
     """See the module. For use in one thread.
 
     It has the methods of TorchRL's `TensorDictReplayBuffer` that collectors, `ReplayBufferTrainer` and training loops
-    call, but is no subclass: that class consists of a storage, a sampler and a writer in this process, and here the
-    server is all three. Nothing that takes a buffer checks its type, except `OfflineToOnlineReplayBuffer` and
-    integrations of language models. Transforms belong into the environment or the collector's ``postproc``.
+    call. It is not a subclass, because that class combines a storage, a sampler and a writer in this process. Code that
+    takes a buffer does not check its type, except `OfflineToOnlineReplayBuffer` and integrations of language models.
+    Add transforms to the environment, or to the collector as ``postproc``.
     """
 
-    _storage: Final = None  # collectors with several processes ask whether they must initialize it
+    _storage: Final = None  # tells collectors with several processes that there is no storage to initialize
 
     def __init__(
         self,
@@ -69,18 +69,18 @@ class ServiceReplayBuffer:
         device: Device = "cpu",
         **config: Any,
     ) -> None:
-        """Use a table, which is created by the first `extend` if it does not exist.
+        """Use a table. If it does not exist, the first `extend` creates it.
 
         Args:
-            client: of the server.
-            name: of the table.
+            client: client of the server.
+            name: name of the table.
             capacity: maximum number of rows.
-            batch_size: default of `sample`.
+            batch_size: default batch size of `sample`.
             beta: exponent of the importance-sampling weights; can be changed later.
-            priority_key: where `update_tensordict_priority` finds new priorities. A tensordict with this key gives
-                `extend` the priorities of its rows.
+            priority_key: key from which `update_tensordict_priority` reads new priorities. If a tensordict passed to
+                `extend` has this key, it contains the initial priorities of the rows.
             timeout_s: seconds that `sample` waits for rows, as for `Table.sample`.
-            device: of sampled tensordicts.
+            device: device of sampled tensordicts.
             **config: further arguments of `ReplayClient.create_table`, such as ``alpha`` or ``backend``.
         """
         self.client: Final = client
@@ -88,7 +88,7 @@ class ServiceReplayBuffer:
         self.name: Final = name
         """Name of the table."""
         self.batch_size: Final = batch_size
-        """Default of `sample`."""
+        """Default batch size of `sample`."""
         self.beta = beta
         """Exponent of the weights."""
         self.priority_key: Final = priority_key
@@ -102,14 +102,15 @@ class ServiceReplayBuffer:
         """Insert the elements of a tensordict as rows.
 
         Args:
-            data: of any batch size. The keys ``index`` and ``priority_weight``, which `sample` sets, are not stored.
+            data: a tensordict of any batch size. The keys ``index`` and ``priority_weight`` are not stored, because
+                `sample` sets them.
 
         Returns:
             Keys of the rows, int64[n].
 
         Raises:
-            InvalidArgumentError: it is no tensordict, a value cannot be stored, or keys, dtypes or shapes differ from
-                those of the table. The error names the key; nothing was inserted.
+            InvalidArgumentError: ``data`` is not a tensordict, a value cannot be stored, or keys, dtypes or shapes
+                differ from those of the table. The error names the key; nothing was inserted.
             TableExistsError: the table exists with another config.
         """
         rows, priorities = self._rows_of(data)
@@ -119,19 +120,19 @@ class ServiceReplayBuffer:
         return torch.from_numpy(self._table.insert(rows, priorities=priorities))
 
     def add(self, data: TensorDictBase) -> torch.Tensor:
-        """Insert one element, or as collectors do, one step of each environment; see `extend`."""
+        """Insert one element or, when called by a collector, one step of each environment; see `extend`."""
         return self.extend(data)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw rows by priority.
 
         Args:
-            batch_size: number of rows; None: that of the buffer.
-            return_info: also return keys and weights as a dict.
+            batch_size: number of rows; None: the buffer's `batch_size`.
+            return_info: whether to return a pair: the tensordict, and a dict with ``index`` and ``priority_weight``.
 
         Returns:
-            A tensordict with the keys of the inserted ones, ``index`` int64[batch] and the weights ``priority_weight``
-            float32[batch].
+            A tensordict with the same keys as inserted ones, and two more: ``index``, the keys of the rows as
+            int64[batch], and ``priority_weight``, their importance-sampling weights as float32[batch].
 
         Raises:
             InvalidArgumentError: there is no batch size, or it is invalid.
@@ -148,10 +149,12 @@ class ServiceReplayBuffer:
         return (data, info) if return_info else data
 
     def update_tensordict_priority(self, data: TensorDictBase) -> UpdateResult:
-        """Update the priorities of a sampled tensordict to its ``priority_key``, such as a loss has written.
+        """Update the priorities of the rows of a sampled tensordict.
+
+        The new priorities are in its key `priority_key`, where TorchRL's losses write TD errors.
 
         Raises:
-            InvalidArgumentError: it has no ``index`` or no priorities, or they are invalid.
+            InvalidArgumentError: the tensordict has no ``index`` or no priorities, or they are invalid.
         """
         for key in (_INDEX, self.priority_key):
             if data.get(key, None) is None:
@@ -164,8 +167,8 @@ class ServiceReplayBuffer:
         """Update priorities of rows.
 
         Args:
-            index: int64[n], of `sample` or `extend`.
-            priority: absolute TD errors ``[n, ...]``; of several for one row, the largest counts.
+            index: int64[n], keys of rows from `sample` or `extend`.
+            priority: absolute TD errors ``[n, ...]``. If a row has several, the largest is its priority.
         """
         return self._opened().update_priorities(torch.as_tensor(index), _largest(priority))
 
@@ -189,7 +192,7 @@ class ServiceReplayBuffer:
         return 0 if table is None else table.describe().inserted
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the server keeps the rows; `ReplayClient.checkpoint` saves them."""
+        """Return an empty dict, because the rows are on the server; `ReplayClient.checkpoint` saves them."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -223,7 +226,7 @@ class ServiceReplayBuffer:
             return None
 
     def _rows_of(self, data: TensorDictBase) -> tuple[dict[str, NDArray[Any]], NDArray[Any] | None]:
-        """Columns of a tensordict, ``[n, *shape]``, and the priorities if it has any."""
+        """Convert a tensordict to columns, ``[n, *shape]`` by name, and priorities, if it has any."""
         if not isinstance(data, TensorDictBase):
             raise InvalidArgumentError.of_field("data", "a tensordict", type(data).__name__)
         flat = data.reshape(-1) if data.batch_dims else data.unsqueeze(0)
@@ -236,10 +239,10 @@ class ServiceReplayBuffer:
 
 
 def _name_of(key: Key) -> str:
-    """The column of a key.
+    """Return the name of the column for a key.
 
     Raises:
-        InvalidArgumentError: the key would become a nested one in the table.
+        InvalidArgumentError: the key contains the separator of nested names.
     """
     parts = (key,) if isinstance(key, str) else key
     for part in parts:
@@ -259,7 +262,7 @@ def _as_array(key: Key, value: Any) -> NDArray[Any]:
 
 
 def _largest(priorities: ArrayLike | torch.Tensor) -> NDArray[Any]:
-    """The largest priority of each row."""
+    """Return the largest priority of each row."""
     values = priorities.detach().cpu() if isinstance(priorities, torch.Tensor) else priorities
     rows = np.atleast_1d(np.asarray(values))
     return np.asarray(rows.reshape(len(rows), -1).max(axis=1))

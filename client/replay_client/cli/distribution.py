@@ -22,7 +22,7 @@ RANKED = "rank"
 _WIDE_RATIO = 100.0
 """Above this ratio of the largest to the smallest value, the axis is logarithmic."""
 _LEAST_SHARE = 0.01
-"""The ratio ignores this fraction of the rows, those with the smallest values."""
+"""Fraction of the rows, those with the smallest values, that are ignored when comparing with `_WIDE_RATIO`."""
 
 
 @dataclass(frozen=True)
