@@ -184,6 +184,15 @@ def test_the_newest_steps_are_drawn_if_there_are_no_others(new_buffer: NewBuffer
     assert discounts.tolist() == [[pytest.approx(0.99)]] * 4
 
 
+def test_samples_are_of_all_steps_so_far(new_buffer: NewBuffer) -> None:
+    buffer = new_buffer(n_envs=2, prefetch=1)
+    for number in range(20):
+        obs = np.array([[number, 0], [-number, 0]], np.float32)
+        buffer.add(obs, obs + np.array([[1, 0], [-1, 0]]), np.zeros(2, int), np.ones(2), np.zeros(2, bool), [{}, {}])
+        if number:
+            assert buffer.sample(MANY).observations[:, 0].abs().max() == number - 1
+
+
 ACTIONS = [spaces.Box(-1, 1, (2, 2)), spaces.Box(-1, 1, (3,), np.float64), spaces.MultiDiscrete([2, 3])]
 PARTS = {
     "image": spaces.Box(0, 255, (3, 5, 5), np.uint8),
