@@ -24,7 +24,7 @@ _ORDERED_LOADS: Final = ("x86_64", "AMD64")
 
 @dataclass(frozen=True)
 class DataPath:
-    """Shortcuts to one table; None means that gRPC is used."""
+    """Shortcuts to one table. A shortcut that is None is unavailable, so gRPC is used instead."""
 
     rows: MappedRows | None = None
     """Copies the rows of batches from the table's files; None: replies contain the rows."""
