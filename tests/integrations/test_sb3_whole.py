@@ -111,10 +111,11 @@ def test_without_prioritization_it_learns_as_the_buffer_of_sb3_in_the_same_time(
 
 GOES_ON = """
 import sys
+import gymnasium
 import numpy as np
 from replay_client.sb3 import PrioritizedDQN
 
-model = PrioritizedDQN.load(sys.argv[1], env="CartPole-v1")
+model = PrioritizedDQN.load(sys.argv[1], env=gymnasium.make("CartPole-v1"))
 model.load_replay_buffer(sys.argv[2])
 print(*np.unique(model.replay_buffer.sample(5000).row_keys))
 model.learn(100)
