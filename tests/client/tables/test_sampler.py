@@ -131,7 +131,7 @@ def test_flush_waits_for_updates_and_keeps_the_batches(telling: Table) -> None:
 
 def test_a_sampler_ends_with_its_client(server: ServerProcess, telling: Table, data_path: str) -> None:
     client = ReplayClient(server.address, **ways(data_path))
-    sampler = client.table(telling.name).sampler(4, beta=0.4)
+    sampler = client.table(telling.name).sampler(4, beta=0.4, prefetch=1)
     next(sampler)
     client.close()
     with pytest.raises(ClosedError):
