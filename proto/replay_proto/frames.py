@@ -1,8 +1,8 @@
 """Splits the bytes of a local socket into frames, each of which contains one message.
 
     link.sendall(frame_head(len(request)) + request)
-    parser.received(link.recv_into(parser.space()))
-    kind, content = parser.take()
+    while (frame := parser.take()) is None:
+        parser.received(link.recv_into(parser.space()))
 
 `FrameHello` in the protocol documents the format.
 """
@@ -70,24 +70,19 @@ class FrameParser:
 
     @property
     def has_space(self) -> bool:
-        """Whether `space` returns any memory; if not, take frames first."""
-        if self._long is not None and self._long_end < len(self._long):
-            return True
-        return self._end - self._start < _CHUNK_BYTES
+        """Whether `space` returns any memory; if not, take all complete frames first."""
+        return self._is_long_open or self._end < _CHUNK_BYTES
 
     def space(self) -> memoryview:
         """Memory to receive the next bytes into; call `received` afterwards."""
-        if self._long is not None and self._long_end < len(self._long):
+        if self._is_long_open:
+            assert self._long is not None
             return self._long[self._long_end :]
-        if self._start and (self._start == self._end or self._end == _CHUNK_BYTES):
-            unread = self._end - self._start
-            self._chunk[:unread] = self._chunk[self._start : self._end]
-            self._start, self._end = 0, unread
         return self._chunk[self._end :]
 
     def received(self, count: int) -> None:
         """Record that ``count`` bytes were received into the beginning of `space`."""
-        if self._long is not None and self._long_end < len(self._long):
+        if self._is_long_open:
             self._long_end += count
         else:
             self._end += count
@@ -99,21 +94,49 @@ class FrameParser:
             FrameTooLongError: the frame exceeds the limit.
             FrameError: the data is not a frame.
         """
-        if self._long is None:
-            head = self._next_head()
-            if head is None:
-                return None
-            kind, size = head
-            content, end = self._start + HEAD_BYTES, self._start + HEAD_BYTES + size
-            if end <= self._end:
-                self._start = end
-                return kind, bytes(self._chunk[content:end])
-            if HEAD_BYTES + size > _CHUNK_BYTES:
-                self._begin_long(kind, size)
-        elif self._long_end == len(self._long):
-            taken, self._long = (self._long_kind, self._long), None
-            return taken
+        taken = self._take_short() if self._long is None else self._take_long()
+        if taken is None:
+            self._make_room()
+        return taken
+
+    def _take_short(self) -> tuple[FrameKind, Content] | None:
+        """Take the next frame from the chunk."""
+        head = self._next_head()
+        if head is None:
+            return None
+        kind, size = head
+        content, end = self._start + HEAD_BYTES, self._start + HEAD_BYTES + size
+        if end <= self._end:
+            self._start = end
+            return kind, bytes(self._chunk[content:end])
+        if HEAD_BYTES + size > _CHUNK_BYTES:
+            self._begin_long(kind, size)
         return None
+
+    def _take_long(self) -> tuple[FrameKind, Content] | None:
+        """Take the frame with a separate buffer."""
+        if self._is_long_open:
+            return None
+        assert self._long is not None
+        taken, self._long = (self._long_kind, self._long), None
+        return taken
+
+    @property
+    def _is_long_open(self) -> bool:
+        """Whether the next bytes belong into the separate buffer."""
+        return self._long is not None and self._long_end < len(self._long)
+
+    def _make_room(self) -> None:
+        """Move an incomplete frame to the beginning of a full chunk.
+
+        This copies at most once per chunk of received bytes, however short the frames are.
+        """
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == _CHUNK_BYTES:
+            unread = self._end - self._start
+            self._chunk[:unread] = self._chunk[self._start : self._end]
+            self._start, self._end = 0, unread
 
     def _next_head(self) -> tuple[FrameKind, int] | None:
         """Kind of the next frame in the chunk, and length of its content; None if its header is incomplete."""

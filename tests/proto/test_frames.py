@@ -101,3 +101,14 @@ def test_frames_that_nobody_takes_are_bounded() -> None:
         parser.received(count)
         arrived += count
     assert arrived == 1 << 16
+
+
+def test_a_full_chunk_is_received_into_again_when_all_its_frames_are_taken() -> None:
+    """Otherwise, each few short frames that are taken cost a copy of the chunk and a small read."""
+    parser, frame = FrameParser(LIMIT), frame_head(0)
+    space = parser.space()
+    space[:] = frame * (len(space) // len(frame))
+    parser.received(len(space))
+    takes = itertools.takewhile(lambda _: not parser.has_space, iter(parser.take, None))
+    assert len(list(takes)) == len(space) // len(frame)
+    assert parser.has_space
