@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from replay_proto.v1 import replay_pb2
+from replay_proto.waits import wait_sentence
 
 from replay_client.results.description import TableDescription
 from replay_client.results.mirroring import mirrored
@@ -13,7 +14,7 @@ from replay_client.results.mirroring import mirrored
 
 @dataclass(frozen=True)
 class MethodStats:
-    """Statistics of one RPC method since the server started."""
+    """Statistics of one RPC method. Counts: since the server started. Times: of calls answered in the last minute."""
 
     method: str
     """Name of the method, such as ``Sample``."""
@@ -23,8 +24,10 @@ class MethodStats:
     """Calls refused or failed."""
     active: int
     """Running and waiting calls, including open streams."""
+    calls_per_s: float
+    """Calls answered per second, over the last minute."""
     mean_ms: float
-    """Mean time in the server, in milliseconds."""
+    """Mean time in the server, in milliseconds; 0 without calls in the last minute."""
     p50_ms: float
     """Median time, within 10 %."""
     p99_ms: float
@@ -100,6 +103,28 @@ class LimiterStats:
 
 
 @dataclass(frozen=True)
+class WaitStats:
+    """Calls that wait in line; ``str(wait)`` says who waits for what, and how much longer."""
+
+    waited_for: str
+    """``rows``, ``samples``, ``inserts`` or ``room``; see `DeadlineExceededError`, also for ``have`` and ``needed``."""
+    calls: int
+    """Number of calls in line."""
+    have: int
+    """What the first of them has."""
+    needed: int
+    """What it needs."""
+    waited_s: float
+    """Seconds that it has waited."""
+    expected_s: float | None
+    """Seconds that it is expected to wait, from the rates of the last 10 seconds; None: there was no progress."""
+
+    def __str__(self) -> str:
+        """Say who waits for what, such as "1 learner waits for rows: 3,120 of 10,000, about 4 s"."""
+        return wait_sentence(**vars(self))
+
+
+@dataclass(frozen=True)
 class TableStats:
     """Statistics of one table. "Ever": since the table was created; "since the start": since the server started."""
 
@@ -124,13 +149,15 @@ class TableStats:
     repeated_inserts: int
     """Retried inserts that were acknowledged but not applied again, since the start."""
     rates: Rates
-    """Rates over the last seconds."""
+    """Rates over the last minute."""
     waiting: int
     """Waiting calls, whatever they wait for."""
     waiting_inserts: int
     """Inserts among the waiting calls."""
     waited: int
     """Calls that had to wait, since the start."""
+    waits: tuple[WaitStats, ...]
+    """What draws wait for, and what inserts wait for, if any do."""
     total_mass: float
     """Mass of all live rows."""
     largest_priority: float
@@ -193,6 +220,7 @@ class TableStats:
             ages_s={quantile.fraction: quantile.value for quantile in message.ages_s},
             times_sampled=tuple(mirrored(TimesSampled, bar) for bar in message.times_sampled),
             rate_limiter=mirrored(LimiterStats, message.rate_limiter) if message.HasField("rate_limiter") else None,
+            waits=tuple(_wait(wait) for wait in message.waits),
             steps=mirrored(StepStats, message.steps) if message.HasField("steps") else None,
         )
 
@@ -214,3 +242,7 @@ class Stats:
             server=mirrored(ServerStats, message.server, methods=methods),
             tables={table.table.config.name: TableStats.from_proto(table) for table in message.tables},
         )
+
+
+def _wait(message: replay_pb2.WaitStats) -> WaitStats:
+    return mirrored(WaitStats, message, expected_s=message.expected_s if message.HasField("expected_s") else None)

@@ -1834,7 +1834,9 @@ global___ServerStats = ServerStats
 
 @typing.final
 class MethodStats(google.protobuf.message.Message):
-    """Statistics of one RPC method since the server started."""
+    """Statistics of one RPC method. Counts: since the server started. Times: of the calls answered in the last minute, 0 if
+    there were none.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1845,6 +1847,7 @@ class MethodStats(google.protobuf.message.Message):
     MEAN_MS_FIELD_NUMBER: builtins.int
     P50_MS_FIELD_NUMBER: builtins.int
     P99_MS_FIELD_NUMBER: builtins.int
+    CALLS_PER_S_FIELD_NUMBER: builtins.int
     method: builtins.str
     """Its name, such as "Sample"."""
     calls: builtins.int
@@ -1859,6 +1862,8 @@ class MethodStats(google.protobuf.message.Message):
     """Median time in the server, within 10 %."""
     p99_ms: builtins.float
     """99th percentile of the time in the server, within 10 %."""
+    calls_per_s: builtins.float
+    """Calls answered per second, over the last minute."""
     def __init__(
         self,
         *,
@@ -1869,8 +1874,9 @@ class MethodStats(google.protobuf.message.Message):
         mean_ms: builtins.float = ...,
         p50_ms: builtins.float = ...,
         p99_ms: builtins.float = ...,
+        calls_per_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["active", b"active", "calls", b"calls", "errors", b"errors", "mean_ms", b"mean_ms", "method", b"method", "p50_ms", b"p50_ms", "p99_ms", b"p99_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active", b"active", "calls", b"calls", "calls_per_s", b"calls_per_s", "errors", b"errors", "mean_ms", b"mean_ms", "method", b"method", "p50_ms", b"p50_ms", "p99_ms", b"p99_ms"]) -> None: ...
 
 global___MethodStats = MethodStats
 
@@ -1906,6 +1912,7 @@ class TableStats(google.protobuf.message.Message):
     UNSYNCED_FIELD_NUMBER: builtins.int
     FAILED_SYNCS_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
+    WAITS_FIELD_NUMBER: builtins.int
     bytes: builtins.int
     """Bytes reserved for the table's rows, priorities and records."""
     evicted: builtins.int
@@ -1952,7 +1959,7 @@ class TableStats(google.protobuf.message.Message):
 
     @property
     def rates(self) -> global___Rates:
-        """Rates over the last few seconds."""
+        """Rates over the last minute."""
 
     @property
     def priorities(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Quantile]:
@@ -1975,6 +1982,10 @@ class TableStats(google.protobuf.message.Message):
     @property
     def steps(self) -> global___StepStats:
         """Rows of a table of steps, counted by whether they can be drawn; absent for other tables."""
+
+    @property
+    def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WaitStats]:
+        """What `waiting` calls wait for: at most one entry for draws, and one for inserts."""
 
     def __init__(
         self,
@@ -2005,11 +2016,54 @@ class TableStats(google.protobuf.message.Message):
         unsynced: builtins.int = ...,
         failed_syncs: builtins.int = ...,
         steps: global___StepStats | None = ...,
+        waits: collections.abc.Iterable[global___WaitStats] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rate_limiter", b"rate_limiter", "rates", b"rates", "steps", b"steps", "table", b"table"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "failed_syncs", b"failed_syncs", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "steps", b"steps", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "unsynced", b"unsynced", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ages_s", b"ages_s", "batches", b"batches", "batches_ahead", b"batches_ahead", "bytes", b"bytes", "evicted", b"evicted", "failed_syncs", b"failed_syncs", "largest_priority", b"largest_priority", "lost", b"lost", "overtaken", b"overtaken", "priorities", b"priorities", "rate_limiter", b"rate_limiter", "rates", b"rates", "repeated_inserts", b"repeated_inserts", "sampled", b"sampled", "sampled_same_host", b"sampled_same_host", "smallest_priority", b"smallest_priority", "stale", b"stale", "steps", b"steps", "table", b"table", "times_sampled", b"times_sampled", "total_mass", b"total_mass", "unsynced", b"unsynced", "updated", b"updated", "waited", b"waited", "waiting", b"waiting", "waiting_inserts", b"waiting_inserts", "waits", b"waits"]) -> None: ...
 
 global___TableStats = TableStats
+
+@typing.final
+class WaitStats(google.protobuf.message.Message):
+    """Calls that wait in line, and what the first of them lacks."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WAITED_FOR_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    HAVE_FIELD_NUMBER: builtins.int
+    NEEDED_FIELD_NUMBER: builtins.int
+    WAITED_S_FIELD_NUMBER: builtins.int
+    EXPECTED_S_FIELD_NUMBER: builtins.int
+    waited_for: builtins.str
+    """"rows", "samples", "inserts" or "room"; see WAITED_TOO_LONG, also for `have` and `needed`."""
+    calls: builtins.int
+    """Calls in line."""
+    have: builtins.int
+    """What the first call has."""
+    needed: builtins.int
+    """What it needs."""
+    waited_s: builtins.float
+    """Seconds that it has waited."""
+    expected_s: builtins.float
+    """Seconds until it has what it needs, if rows are inserted and drawn as fast as in the last 10 seconds; absent if
+    there was no progress.
+    """
+    def __init__(
+        self,
+        *,
+        waited_for: builtins.str = ...,
+        calls: builtins.int = ...,
+        have: builtins.int = ...,
+        needed: builtins.int = ...,
+        waited_s: builtins.float = ...,
+        expected_s: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expected_s", b"_expected_s", "expected_s", b"expected_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expected_s", b"_expected_s", "calls", b"calls", "expected_s", b"expected_s", "have", b"have", "needed", b"needed", "waited_for", b"waited_for", "waited_s", b"waited_s"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_expected_s", b"_expected_s"]) -> typing.Literal["expected_s"] | None: ...
+
+global___WaitStats = WaitStats
 
 @typing.final
 class StepStats(google.protobuf.message.Message):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from replay_server import errors
 from replay_server.auth.caller import Caller
@@ -31,6 +32,7 @@ class _Draw:
     rows: int
     admitted: asyncio.Future[None]
     granted: int = 0
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False)
@@ -38,6 +40,18 @@ class _Insert:
     rows: NewRows
     stamp: WriterStamp | None
     admitted: asyncio.Future[range | Awaitable[range]]
+    since: float = field(default_factory=time.monotonic)
+
+
+class Wait(NamedTuple):
+    """Calls waiting in one line of a table."""
+
+    lack: Lack
+    """What the first of them lacks."""
+    calls: int
+    """How many they are."""
+    waited_s: float
+    """Seconds that the first of them has waited."""
 
 
 @dataclass
@@ -207,6 +221,18 @@ class Waiters:
             moved = self._serve_inserts(table, lines.inserts) or moved
         if not lines.draws and not lines.inserts:
             del self._lines[table.uid]
+
+    def waits(self, table: Table) -> Iterator[Wait]:
+        """Yield what draws wait for, and what inserts wait for, if any do."""
+        lines = self._lines.get(table.uid, _Lines())
+        draws = [draw for draw in lines.draws if not draw.admitted.done()]
+        if draws:
+            lack = _draw_lacks(table, draws[0].rows, draws[0].granted)
+            yield Wait(lack, len(draws), time.monotonic() - draws[0].since)
+        inserts = [insert for insert in lines.inserts if not insert.admitted.done()]
+        if inserts and table.gate is not None:
+            lack = table.gate.insert_lacks(inserts[0].rows.count)
+            yield Wait(lack, len(inserts), time.monotonic() - inserts[0].since)
 
     def leave(self, table: Table, rows: int, resets: int) -> None:
         """Give back the rows of a draw that was counted but failed, unless the table was reset meanwhile.

@@ -3,33 +3,86 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 _SHORTEST_S = 1e-6
 _GROWTH = 1.1
 """Each bucket of the histogram is 10 % wider than the previous one."""
 _BARS = 220
 """Number of buckets, enough for durations of up to 20 minutes."""
+_PERIOD_S = 10
+_PERIODS = 6
+"""Recent calls are those of the current period and of the periods before it: of the last minute."""
 
 
 @dataclass
-class MethodFigures:
-    """Statistics of one method since the server started."""
+class Answered:
+    """Calls answered over some time."""
 
     calls: int = 0
-    """Calls answered; on a stream, messages answered."""
-    errors: int = 0
-    """Calls refused or failed."""
-    active: int = 0
-    """Running or waiting calls; streams count while they are open."""
+    """Number of calls; on a stream, of messages."""
     total_s: float = 0.0
-    """Total time of answered calls."""
-    _bars: list[int] = field(default_factory=lambda: [0] * _BARS)
+    """Total time in the server."""
+    bars: Sequence[int] = (0,) * _BARS
+    """Histogram of the durations."""
+    covered_s: float = 0.0
+    """Length of the time."""
+
+    @property
+    def calls_per_s(self) -> float:
+        """Calls per second."""
+        return self.calls / self.covered_s if self.covered_s > 0 else 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """Mean duration; 0 without calls."""
+        return self.total_s / self.calls if self.calls else 0.0
+
+    def quantile_s(self, fraction: float) -> float:
+        """Quantile of the duration, within 10 %; 0 without calls."""
+        below = 0
+        for bar, count in enumerate(self.bars):
+            below += count
+            if count and below >= fraction * self.calls:
+                return float(_SHORTEST_S * _GROWTH ** (bar + 0.5))
+        return 0.0
+
+
+class _Mark(NamedTuple):
+    """The counts of a method at one moment."""
+
+    at_s: float
+    calls: int
+    total_s: float
+    bars: tuple[int, ...]
+
+
+class MethodFigures:
+    """Statistics of one method since the server started, and of its recent calls."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start without calls; ``clock`` returns seconds."""
+        self.calls = 0
+        """Calls answered; on a stream, messages answered."""
+        self.errors = 0
+        """Calls refused or failed."""
+        self.active = 0
+        """Running or waiting calls; streams count while they are open."""
+        self.total_s = 0.0
+        """Total time of answered calls."""
+        self._clock = clock
+        self._bars = [0] * _BARS
+        self._period = int(clock() // _PERIOD_S)
+        self._marks = deque([self._mark(clock())], maxlen=_PERIODS)
 
     def answered(self, duration_s: float) -> None:
         """Count a call and its duration."""
+        self._advance()
         self.calls += 1
         self.total_s += duration_s
         bar = int(math.log(max(duration_s, _SHORTEST_S) / _SHORTEST_S, _GROWTH))
@@ -49,16 +102,25 @@ class MethodFigures:
         """Whether the method was ever called."""
         return bool(self.calls or self.errors or self.active)
 
-    @property
-    def mean_s(self) -> float:
-        """Mean duration; 0 before the first call."""
-        return self.total_s / self.calls if self.calls else 0.0
+    def recent(self) -> Answered:
+        """Return the calls of the last minute, or since the start if that is shorter."""
+        now = self._advance()
+        first = self._marks[0]
+        return Answered(
+            calls=self.calls - first.calls,
+            total_s=self.total_s - first.total_s,
+            bars=[count - before for count, before in zip(self._bars, first.bars, strict=True)],
+            covered_s=now - first.at_s,
+        )
 
-    def quantile_s(self, fraction: float) -> float:
-        """Quantile of the duration, within 10 %; 0 before the first call."""
-        below = 0
-        for bar, count in enumerate(self._bars):
-            below += count
-            if count and below >= fraction * self.calls:
-                return float(_SHORTEST_S * _GROWTH ** (bar + 0.5))
-        return 0.0
+    def _advance(self) -> float:
+        """Mark the begin of every period that began since the last call, and return the current time."""
+        now = self._clock()
+        period = int(now // _PERIOD_S)
+        for began in range(max(self._period + 1, period - _PERIODS + 1), period + 1):
+            self._marks.append(self._mark(began * _PERIOD_S))
+        self._period = period
+        return now
+
+    def _mark(self, at_s: float) -> _Mark:
+        return _Mark(at_s, self.calls, self.total_s, tuple(self._bars))

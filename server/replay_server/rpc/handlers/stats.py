@@ -15,6 +15,8 @@ from replay_proto.v1 import replay_pb2
 from replay_server import __version__
 from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.catalog import Catalog
+from replay_server.errors import WaitedFor
+from replay_server.flow.waiting import Wait
 from replay_server.rpc.call import Call
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.handlers.tables import describe
@@ -83,6 +85,7 @@ class StatsHandler:
             waiting=figures.waiting,
             waiting_inserts=figures.waiting_inserts,
             waited=figures.waited,
+            waits=[_wait(table, wait) for wait in self._catalog.waiters.waits(table)],
             lost=table.directory.lost,
             unsynced=table.directory.unsynced,
             failed_syncs=figures.failed_syncs,
@@ -133,6 +136,30 @@ def _limiter(table: Table) -> replay_pb2.LimiterStats | None:
     )
 
 
+def _wait(table: Table, wait: Wait) -> replay_pb2.WaitStats:
+    lack = wait.lack
+    per_s = _progress_per_s(table, lack.waited_for)
+    return replay_pb2.WaitStats(
+        waited_for=lack.waited_for,
+        calls=wait.calls,
+        have=lack.have,
+        needed=lack.needed,
+        waited_s=wait.waited_s,
+        expected_s=(lack.needed - lack.have) / per_s if per_s else None,
+    )
+
+
+def _progress_per_s(table: Table, waited_for: WaitedFor) -> float:
+    """Return how fast the available amount of a `Lack` grows, in its unit."""
+    figures, limit = table.figures, table.config.rate_limit
+    times = table.config.times or 1
+    if waited_for == "rows":
+        return figures.recent_inserts_per_s * times
+    if waited_for == "samples":
+        return figures.recent_inserts_per_s * (limit.samples_per_insert or 0.0 if limit else 0.0)
+    return figures.recent_draws_per_s / times
+
+
 def _age_quantiles(table: Table) -> list[replay_pb2.Quantile]:
     if table.size == 0:
         return []
@@ -146,12 +173,14 @@ def _quantiles(values: Iterable[float]) -> list[replay_pb2.Quantile]:
 
 
 def _method(name: str, figures: MethodFigures) -> replay_pb2.MethodStats:
+    recent = figures.recent()
     return replay_pb2.MethodStats(
         method=name,
         calls=figures.calls,
         errors=figures.errors,
         active=figures.active,
-        mean_ms=figures.mean_s * _MS_PER_S,
-        p50_ms=figures.quantile_s(0.5) * _MS_PER_S,
-        p99_ms=figures.quantile_s(0.99) * _MS_PER_S,
+        calls_per_s=recent.calls_per_s,
+        mean_ms=recent.mean_s * _MS_PER_S,
+        p50_ms=recent.quantile_s(0.5) * _MS_PER_S,
+        p99_ms=recent.quantile_s(0.99) * _MS_PER_S,
     )

@@ -1,11 +1,11 @@
-"""Events per second over a window of a few seconds."""
+"""Events per second over the last minute."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-WINDOW_S = 10
+WINDOW_S = 60
 """Length of the window in seconds."""
 _BUCKETS = WINDOW_S + 1
 
@@ -28,11 +28,12 @@ class Rate:
         self._advance()
         self._counts[self._second % _BUCKETS] += count
 
-    def per_second(self) -> float:
-        """Return the events per second over the window, or over the time since the start if that is shorter."""
+    def per_second(self, window_s: int = WINDOW_S) -> float:
+        """Return the events per second over a window of up to `WINDOW_S`, or since the start if that is shorter."""
         now = self._advance()
-        covered = min(now - self._second + WINDOW_S, now - self._began)
-        return sum(self._counts) / covered if covered > 0 else 0.0
+        covered = min(now - self._second + window_s, now - self._began)
+        counted = sum(self._counts[second % _BUCKETS] for second in range(self._second - window_s, self._second + 1))
+        return counted / covered if covered > 0 else 0.0
 
     def _advance(self) -> float:
         """Clear the buckets of seconds that began since the last call, and return the current time."""

@@ -6,7 +6,7 @@
         ...                                     # a call waits here
     seen = figures.snapshot()
 
-Rates cover the last few seconds.
+Rates cover the last minute.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from replay_proto.waits import RECENT_S
 
 from replay_server.table.figures.ages import InsertClock
 from replay_server.table.figures.rates import Rate
@@ -110,6 +111,16 @@ class TableFigures:
             yield
         finally:
             self.counts.waiting -= 1
+
+    @property
+    def recent_inserts_per_s(self) -> float:
+        """Rows inserted per second in the last `RECENT_S` seconds."""
+        return self._inserted.per_second(RECENT_S)
+
+    @property
+    def recent_draws_per_s(self) -> float:
+        """Rows drawn per second in the last `RECENT_S` seconds."""
+        return self._sampled.per_second(RECENT_S)
 
     @property
     def updates(self) -> int:

@@ -1,0 +1,50 @@
+"""Says what calls of a table wait for, from the facts in WaitStats: one sentence for every view.
+
+1 learner waits for rows: 3,120 of 10,000, about 4 s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+RECENT_S = 10
+"""The server expects a wait to go on as fast as the table's rows were inserted and drawn in this many seconds."""
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+class _Words(NamedTuple):
+    caller: str
+    what: str
+    progress: str
+    cause: str
+
+
+_WORDS: Mapping[str, _Words] = {
+    "rows": _Words("learner", "rows", "{have:,} of {needed:,}", "inserts"),
+    "samples": _Words("learner", "inserts", "{have:,} of {needed:,} samples allowed", "inserts"),
+    "inserts": _Words("writer", "draws", "{have:,} of {needed:,} samples drawn", "draws"),
+    "room": _Words("writer", "room", "{have:,} of {needed:,} rows", "draws"),
+}
+
+
+def wait_sentence(
+    waited_for: str, calls: int, have: int, needed: int, waited_s: float, expected_s: float | None
+) -> str:
+    """Say who waits for what, and how much longer; the arguments are the fields of WaitStats."""
+    words = _WORDS[waited_for]
+    who = f"1 {words.caller} waits" if calls == 1 else f"{calls:,} {words.caller}s wait"
+    progress = words.progress.format(have=have, needed=needed)
+    left = f"no {words.cause} in the last {RECENT_S} s" if expected_s is None else _about(expected_s)
+    so_far = f" ({_rounded(waited_s)} so far)" if waited_s >= 1 else ""
+    return f"{who} for {words.what}: {progress}, {left}{so_far}"
+
+
+def _about(seconds: float) -> str:
+    return f"about {_rounded(seconds)}" if seconds >= 1 else "less than 1 s"
+
+
+def _rounded(seconds: float) -> str:
+    """Round a duration of at least one second to its largest unit; two units would suggest too much precision."""
+    size, unit = next((size, unit) for size, unit in _UNITS if seconds >= size)
+    return f"{seconds / size:,.0f} {unit}"
