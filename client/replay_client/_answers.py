@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.frames import Content
-from replay_proto.framing import Array, column_views, split_message
-from replay_proto.schema import Schema
+from replay_proto.framing import Array, Carried, column_views, split_message
+from replay_proto.schema import Column, Schema
 from replay_proto.steps import Steps, WindowShape
 from replay_proto.v1 import replay_pb2
 
@@ -23,16 +23,26 @@ from replay_client.errors import InternalServerError
 _KEY_BYTES = 8
 
 
-class AnswerReader:
-    """Decodes replies about one table. Thread-safe."""
+class BatchReader:
+    """Decodes batches of one table. Thread-safe."""
 
-    def __init__(self, schema: Schema, steps: Steps | None, mapped: MappedRows | None) -> None:
-        """``mapped`` copies the rows that a reply omits."""
+    def __init__(
+        self, schema: Schema, steps: Steps | None, mapped: MappedRows | None, names: Collection[str] | None = None
+    ) -> None:
+        """Read batches with the columns ``names``; None: with all.
+
+        ``mapped`` copies the rows that a reply omits.
+        """
+        of_batches = schema.columns if steps is None else steps.sampled
+        columns = {name: column for name, column in of_batches.items() if names is None or name in names}
+        carried = Carried(columns if steps is None else steps.carried_for(columns))
         self.mapped = mapped
-        self._schema = schema
-        self._buffers = ColumnBuffers(schema)
-        self._windows = None if steps is None else _WindowReader(steps, mapped)
-        self._may_copy = mapped is not None and (schema.row_bytes if steps is None else steps.window_bytes(1, 1)) > 0
+        self.names = None if names is None else replay_pb2.ColumnNames(names=carried.columns)
+        """The columns that replies must carry, for requests; None: the server's default."""
+        self._carried = carried
+        self._plain = ColumnReader(columns)
+        self._windows = None if steps is None else _WindowReader(steps, mapped, columns, carried)
+        self._may_copy = mapped is not None and carried.size(1) > 0
         """Whether to copy rows from the mapped files if a reply has none; False if rows have no bytes."""
 
     def sampled(self, answer: Content) -> Batch | None:
@@ -50,25 +60,11 @@ class AnswerReader:
             start = end
         return head.update, batches
 
-    def read(self, answer: Content) -> Rows:
-        """Decode the rows in a reply to Read."""
-        head, rows = split_message(replay_pb2.ReadResponse, answer)
-        keys = _own(head.keys, "<i8")
-        return Rows(
-            row_keys=keys,
-            columns=self._received(rows, len(keys)),
-            priorities=_own(head.priorities, "<f8"),
-            streams=_own(head.streams, "<u8"),
-            episodes=_own(head.episodes, "<u8"),
-            steps=None if self._windows is None else _own(head.steps, "<i8"),
-            ends=None if self._windows is None else _own(head.ends, "u1"),
-        )
-
     def _row_bytes(self, message: replay_pb2.Batch) -> int:
         """Return the length of the field ``rows`` for this batch, if the reply includes rows."""
         if self._windows is not None:
             return self._windows.row_bytes(message)
-        return len(message.keys) // _KEY_BYTES * self._schema.row_bytes
+        return self._carried.size(len(message.keys) // _KEY_BYTES)
 
     def _batch(self, message: replay_pb2.Batch, rows: memoryview) -> Batch | None:
         keys = _own(message.keys, "<i8")
@@ -76,7 +72,7 @@ class AnswerReader:
         if self._windows is not None:
             columns = self._windows.copied(message) if is_copied else self._windows.received(message, rows)
         else:
-            columns = self._copied(keys) if is_copied else self._received(rows, len(keys))
+            columns = self._copied(keys) if is_copied else self._plain.received(rows, len(keys))
         if columns is None:
             return None
         return Batch(
@@ -94,18 +90,56 @@ class AnswerReader:
 
     def _copied(self, keys: NDArray[np.int64]) -> dict[str, Array] | None:
         assert self.mapped is not None
-        columns = self._buffers.blank(len(keys))
+        columns = self._plain.buffers.blank(len(keys))
         return columns if self.mapped.gather(keys, columns) else None
 
-    def _received(self, rows: memoryview, row_count: int) -> dict[str, Array]:
-        """Copy received columns for the caller, because gRPC's memory is read-only and unaligned.
+
+class RowsReader:
+    """Decodes replies to Read about one table. Thread-safe."""
+
+    def __init__(self, schema: Schema, names: Collection[str] | None, *, of_steps: bool) -> None:
+        """Read rows with the stored columns ``names``; None: with all. ``of_steps``: of a table of steps."""
+        columns = {name: column for name, column in schema.items() if names is None or name in names}
+        self.names = None if names is None else replay_pb2.ColumnNames(names=names)
+        """The columns that replies must carry, for requests; None: all."""
+        self.row_bytes = sum(column.row_bytes for column in columns.values())
+        """Bytes of a row."""
+        self._columns = ColumnReader(columns)
+        self._of_steps = of_steps
+
+    def read(self, answer: Content) -> Rows:
+        """Decode the rows in a reply to Read."""
+        head, rows = split_message(replay_pb2.ReadResponse, answer)
+        keys = _own(head.keys, "<i8")
+        return Rows(
+            row_keys=keys,
+            columns=self._columns.received(rows, len(keys)),
+            priorities=_own(head.priorities, "<f8"),
+            streams=_own(head.streams, "<u8"),
+            episodes=_own(head.episodes, "<u8"),
+            steps=_own(head.steps, "<i8") if self._of_steps else None,
+            ends=_own(head.ends, "u1") if self._of_steps else None,
+        )
+
+
+class ColumnReader:
+    """Copies received columns for the caller, because gRPC's memory is read-only and unaligned."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        """``columns`` are those that a reply carries, in its order."""
+        self.buffers = ColumnBuffers(columns)
+        """Memory for columns."""
+        self._carried = Carried(columns)
+
+    def received(self, rows: memoryview, row_count: int) -> dict[str, Array]:
+        """Copy received columns.
 
         Raises:
-            InternalServerError: the reply's size does not match the schema and the number of rows.
+            InternalServerError: the reply's size does not match the columns and the number of rows.
         """
-        _check_size(rows, row_count, row_count * self._schema.row_bytes)
-        columns = self._buffers.blank(row_count)
-        for name, view in column_views(self._schema, rows, row_count).items():
+        _check_size(rows, row_count, self._carried.size(row_count))
+        columns = self.buffers.blank(row_count)
+        for name, view in column_views(self._carried.columns, rows, row_count).items():
             np.copyto(columns[name], view)
         return columns
 
@@ -113,16 +147,20 @@ class AnswerReader:
 class _WindowReader:
     """Builds the columns of batches of a table of steps."""
 
-    def __init__(self, steps: Steps, mapped: MappedRows | None) -> None:
-        self._steps = steps
+    def __init__(
+        self, steps: Steps, mapped: MappedRows | None, columns: Mapping[str, Column], carried: Carried
+    ) -> None:
+        """Build ``columns`` from the stored columns ``carried``."""
+        self._shape = steps.window
+        self._carried = carried
         self._mapped = mapped
-        self._buffers = ColumnBuffers(steps.sampled)
-        self._expansion = Expansion(steps)
+        self._buffers = ColumnBuffers(columns)
+        self._expansion = Expansion(steps, columns)
 
     def row_bytes(self, message: replay_pb2.Batch) -> int:
         """Return the length of the field ``rows`` for this batch, if the reply includes rows."""
         rows, windows = len(message.window_keys) // _KEY_BYTES, len(message.keys) // _KEY_BYTES
-        return self._steps.window_bytes(rows, windows)
+        return self._carried.size(rows, windows)
 
     def received(self, message: replay_pb2.Batch, rows: memoryview) -> dict[str, Array]:
         """Build the columns from rows in the reply.
@@ -132,8 +170,8 @@ class _WindowReader:
         """
         row_count = len(message.window_keys) // _KEY_BYTES
         _check_size(rows, row_count, self.row_bytes(message))
-        windows = _windows(message, np.arange(row_count), self._steps.window, starts_apart=True)
-        views = column_views(self._steps.carried, rows, row_count, windows=len(windows))
+        windows = _windows(message, np.arange(row_count), self._shape, starts_apart=True)
+        views = column_views(self._carried.columns, rows, row_count, windows=len(windows))
         columns = self._buffers.blank(len(windows))
         self._expansion.write(windows, {name: as_bytes(view) for name, view in views.items()}, columns)
         return columns
@@ -142,7 +180,7 @@ class _WindowReader:
         """Build the columns from the mapped files; None if inserts overwrote rows during the copy."""
         assert self._mapped is not None
         keys = np.frombuffer(message.window_keys, "<i8")
-        windows = _windows(message, self._mapped.slots_of(keys), self._steps.window)
+        windows = _windows(message, self._mapped.slots_of(keys), self._shape)
         columns = self._buffers.blank(len(windows))
         self._expansion.write(windows, self._mapped.as_bytes, columns)
         return columns if self._mapped.are_whole(keys) else None

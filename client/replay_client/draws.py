@@ -39,8 +39,9 @@ def draw_of(
     weight_norm: WeightNorm = "batch",
     draw_mode: DrawMode = "stratified",
     wait_s: float = 0.0,
+    columns: replay_pb2.ColumnNames | None = None,
 ) -> replay_pb2.Draw:
-    """Build the message for a draw; see `Table.sample` for the arguments.
+    """Build the message for a draw; see `Table.sample` for the arguments. ``columns`` are the stored ones to send.
 
     Raises:
         InvalidArgumentError: a name is unknown, or a value is not a number or is out of range.
@@ -51,6 +52,7 @@ def draw_of(
         weight_norm=_named("weight_norm", weight_norm, _WEIGHT_NORMS),
         draw_mode=_named("draw_mode", draw_mode, _DRAW_MODES),
         wait_s=wait_s,
+        columns=columns,
     )
 
 

@@ -28,7 +28,7 @@ from typing import Final, NoReturn
 from numpy.typing import ArrayLike
 from replay_proto.v1 import replay_pb2
 
-from replay_client._answers import AnswerReader
+from replay_client._answers import BatchReader
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream, Request
@@ -69,7 +69,7 @@ class Sampler:
         connection: Connection,
         table: TableDescription,
         draw: replay_pb2.Draw,
-        reader: AnswerReader,
+        reader: BatchReader,
         draw_over_wire: Callable[[replay_pb2.Draw], Batch],
         *,
         open_around: Callable[[], FrameStream | None],

@@ -13,8 +13,8 @@ is dropped and created again with the same name, it is a different table: calls 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
@@ -22,8 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
 
-from replay_client._answers import AnswerReader, joined_rows
+from replay_client._answers import BatchReader, RowsReader, joined_rows
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows
+from replay_client._rows.choosing import chosen_columns, chosen_of_steps
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
@@ -48,6 +49,8 @@ READ_BYTES: Final = 32 << 20
 _ANSWER_MARGIN_S: Final = 2.0
 """Added to the client's time limit, so that the server times out first and reports the cause.
 If the server is gone, a call may take this much longer than its time limit."""
+_CHOICES_KEPT: Final = 4
+"""Choices of columns whose readers, which have reusable memory, are kept."""
 
 
 class Table:
@@ -83,7 +86,12 @@ class Table:
         self._link = link
         self._description = description
         self._data_path = data_path or link.data_path(description)
-        self._reader = AnswerReader(description.schema, description.steps, self._data_path.rows)
+        self._batch_reader = lru_cache(_CHOICES_KEPT)(
+            partial(BatchReader, description.schema, description.steps, self._data_path.rows)
+        )
+        self._rows_reader = lru_cache(_CHOICES_KEPT)(
+            partial(RowsReader, description.schema, of_steps=description.steps is not None)
+        )
         self._inserts = Inserts(description)
 
     @property
@@ -170,6 +178,7 @@ class Table:
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
         timeout_s: float | None = 0.0,
+        columns: Collection[str] | None = None,
     ) -> Batch:
         """Draw rows by priority, with replacement. From a queue, remove and return the oldest rows.
 
@@ -181,6 +190,8 @@ class Table:
             draw_mode: one draw from each of `batch_size` equal segments of the mass, or independent draws.
             timeout_s: seconds to wait while the table is empty, or its rate limiter or queue does not allow the
                 draw. 0: do not wait; None: the client's default; `math.inf`: forever.
+            columns: names of the columns to return, or of nested observations; None: all. Other columns are neither
+                sent nor copied. A `Mask` is always returned.
 
         Raises:
             InvalidArgumentError: for a number out of range, an unknown name, or a missing `beta`.
@@ -190,10 +201,10 @@ class Table:
             TableResetError: the table was reset during the wait.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        draw = self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s)
-        mapped = self._data_path.rows
-        batch = self._drawn(draw, None if mapped is None else mapped.request)
-        return batch or self._drawn_over_wire(draw)
+        reader = self._batch_reader(self._chosen(columns))
+        draw = self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader)
+        batch = self._drawn(draw, None if reader.mapped is None else reader.mapped.request, reader)
+        return batch or self._drawn_over_wire(reader, draw)
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
         """Update priorities. More than 8192 keys are split into several calls, each of which is atomic.
@@ -222,7 +233,7 @@ class Table:
             stale += result.stale
         return UpdateResult(updated, stale)
 
-    def read(self, batch_or_keys: BatchOrKeys) -> Rows:
+    def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Rows:
         """Read live rows by key.
 
         More than 8192 rows or 32 MiB are read in several calls. Between these calls, rows may be evicted and priorities
@@ -230,19 +241,28 @@ class Table:
 
         Args:
             batch_or_keys: a batch, or keys int64[n].
+            columns: names of stored columns to read, or of nested observations; None: all.
 
         Returns:
             The live rows in the requested order; `Rows.row_keys` has their keys.
 
         Raises:
-            InvalidArgumentError: the keys have another dtype or shape.
+            InvalidArgumentError: the keys have another dtype or shape, or a name is unknown.
             TableReplacedError: the table was dropped, and another one has its name.
         """
         keys = checked_keys(batch_or_keys)
-        most = max(1, min(READ_BYTES // self.schema.row_bytes, MOST_KEYS_AT_ONCE))
-        return joined_rows([self._read_part(keys[part]) for part in _parts(len(keys), most)])
+        reader = self._rows_reader(chosen_columns(self.schema, columns))
+        most = max(1, min(READ_BYTES // max(1, reader.row_bytes), MOST_KEYS_AT_ONCE))
+        return joined_rows([self._read_part(keys[part], reader) for part in _parts(len(keys), most)])
 
-    def rows(self, *, chunk: int = 10_000, order: RowOrder = "key", progress: bool = False) -> RowReader:
+    def rows(
+        self,
+        *,
+        chunk: int = 10_000,
+        order: RowOrder = "key",
+        progress: bool = False,
+        columns: Collection[str] | None = None,
+    ) -> RowReader:
         """Read all rows that are live now, in chunks: ``for rows in table.rows(): ...``.
 
         Rows inserted after this call are not read. Rows that are evicted or removed before they are read are counted in
@@ -254,14 +274,16 @@ class Table:
                 and in step order; episodes that end earlier tend to come first, and an episode may continue in the next
                 chunk. Rows of episodes that overlap in time are held in memory.
             progress: show a bar on standard error (needs the extra ``cli``).
+            columns: names of stored columns to read, or of nested observations; None: all.
 
         Raises:
-            InvalidArgumentError: for a number out of range, an unknown order, or a table without steps.
+            InvalidArgumentError: for a number out of range, an unknown name or order, or a table without steps.
             MissingExtraError: the extra ``cli`` is not installed.
             TableNotFoundError: the table was dropped.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        return RowReader(self.read, self._described(), chunk=chunk, order=order, progress=progress)
+        read = partial(self.read, columns=chosen_columns(self.schema, columns))
+        return RowReader(read, self._described(), chunk=chunk, order=order, progress=progress)
 
     def writer(
         self,
@@ -310,6 +332,7 @@ class Table:
         prefetch: int = ...,
         timeout_s: float | None = ...,
         reconnect_timeout_s: float | None = ...,
+        columns: Collection[str] | None = ...,
         device: None = ...,
     ) -> Sampler: ...
 
@@ -324,6 +347,7 @@ class Table:
         prefetch: int = ...,
         timeout_s: float | None = ...,
         reconnect_timeout_s: float | None = ...,
+        columns: Collection[str] | None = ...,
         device: Device,
     ) -> TensorSampler: ...
 
@@ -337,6 +361,7 @@ class Table:
         prefetch: int = 3,
         timeout_s: float | None = 0.0,
         reconnect_timeout_s: float | None = 60.0,
+        columns: Collection[str] | None = None,
         device: Device | None = None,
     ) -> Sampler | TensorSampler:
         """Create a sampler for learners, which prefetches batches and sends updates on the same stream.
@@ -351,6 +376,7 @@ class Table:
                 allow the draw. 0: do not wait; None: the client's default; `math.inf`: forever. Prefetched batches
                 count as drawn for the limiter.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `writer`.
+            columns: names of the columns to draw, as for `sample`.
             device: prefetch batches as tensors on this device (needs torch); a draw misses the last ``prefetch``
                 updates. None: batches are NumPy arrays.
 
@@ -359,12 +385,13 @@ class Table:
             ClosedError: the client is closed.
         """
         self._connection.reach()
+        reader = self._batch_reader(self._chosen(columns))
         sampler = Sampler(
             self._connection,
             self._description,
-            self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s),
-            self._reader,
-            self._drawn_over_wire,
+            self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader),
+            reader,
+            partial(self._drawn_over_wire, reader),
             open_around=partial(self._data_path.open_stream, "Learn"),
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -445,6 +472,12 @@ class Table:
     def _connection(self) -> Connection:
         return self._link.connection
 
+    def _chosen(self, columns: Collection[str] | None) -> tuple[str, ...] | None:
+        """Return the chosen columns of a batch by name; None: all."""
+        if self.steps is None:
+            return chosen_columns(self.schema, columns)
+        return chosen_of_steps(self.steps, columns)
+
     def _draw(
         self,
         batch_size: int,
@@ -452,22 +485,22 @@ class Table:
         weight_norm: WeightNorm,
         draw_mode: DrawMode,
         timeout_s: float | None,
+        reader: BatchReader,
     ) -> replay_pb2.Draw:
         wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
-        return draw_of(batch_size, beta_for(self.backend, beta), weight_norm, draw_mode, wait_s)
+        return draw_of(batch_size, beta_for(self.backend, beta), weight_norm, draw_mode, wait_s, reader.names)
 
-    def _drawn_over_wire(self, draw: replay_pb2.Draw) -> Batch:
+    def _drawn_over_wire(self, reader: BatchReader, draw: replay_pb2.Draw) -> Batch:
         """Draw a replacement for a batch whose rows were overwritten during the copy."""
-        mapped = self._data_path.rows
-        batch = self._drawn(draw, None if mapped is None else mapped.request_again)
+        batch = self._drawn(draw, None if reader.mapped is None else reader.mapped.request_again, reader)
         assert batch is not None
         return batch
 
-    def _drawn(self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None) -> Batch | None:
+    def _drawn(self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None, reader: BatchReader) -> Batch | None:
         """Draw a batch; None if inserts overwrote rows during the copy."""
         request = replay_pb2.SampleRequest(table=self.name, table_uid=self.uid, draw=draw, same_host=same_host)
         answer = self._call("Sample", request.SerializeToString(), *self._call_limits(draw.wait_s))
-        return self._reader.sampled(answer)
+        return reader.sampled(answer)
 
     def _call_limits(self, wait_s: float) -> tuple[float, float]:
         """Return the time limit of a call that may wait ``wait_s`` for the table, and the margin, in seconds."""
@@ -486,10 +519,10 @@ class Table:
         left = max(0.0, deadline - time.monotonic())
         return self._connection.call(method, request, timeout_s=left, margin_s=margin_s, repeat=True)
 
-    def _read_part(self, keys: NDArray[np.int64]) -> Rows:
-        request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=keys.tobytes())
+    def _read_part(self, keys: NDArray[np.int64], reader: RowsReader) -> Rows:
+        request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=keys.tobytes(), columns=reader.names)
         answer = self._connection.call("Read", request.SerializeToString(), repeat=True)
-        return self._reader.read(answer)
+        return reader.read(answer)
 
 
 def drop_table(connection: Connection, name: str, uid: bytes) -> None:

@@ -27,7 +27,7 @@ Use a `TableDataset` with frameworks that require a dataset. In your own trainin
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ class TableDataset(IterableDataset[TensorBatch]):
         prefetch: int = 3,
         timeout_s: float | None = 0.0,
         reconnect_timeout_s: float | None = 60.0,
+        columns: Collection[str] | None = None,
         device: Device | None = None,
     ) -> None:
         """Use a table.
@@ -72,6 +73,7 @@ class TableDataset(IterableDataset[TensorBatch]):
             prefetch: batches in flight, in each worker.
             timeout_s: seconds to wait for a batch, as for `Table.sampler`.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `Table.sampler`.
+            columns: names of the columns to draw, as for `Table.sample`.
             device: without workers, prefetch batches to this device, as for `Table.sampler`. None: batches on the CPU.
                 Workers always return batches on the CPU; `to_torch` copies them to a device.
 
@@ -87,6 +89,7 @@ class TableDataset(IterableDataset[TensorBatch]):
             "prefetch": prefetch,
             "timeout_s": timeout_s,
             "reconnect_timeout_s": reconnect_timeout_s,
+            "columns": columns,
         }
         self._device = device
         # Workers see changes, because they share the memory.

@@ -166,6 +166,21 @@ def column_views(
     return views
 
 
+class Carried:
+    """The stored columns in the field ``rows`` of a message."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        """Take the columns by name, in the order of the schema."""
+        self.columns = columns
+        """The columns by name."""
+        self._window_bytes = sum(column.row_bytes for column in columns.values() if column.at == "start")
+        self._row_bytes = sum(column.row_bytes for column in columns.values()) - self._window_bytes
+
+    def size(self, row_count: int, windows: int | None = None) -> int:
+        """Return the bytes of so many rows; for ``windows``, see `column_views`."""
+        return self._row_bytes * row_count + self._window_bytes * (row_count if windows is None else windows)
+
+
 def flat_rows(column: Array) -> Array:
     """A view of ``dtype[n, *shape]`` as ``dtype[n, elements]``."""
     return column.reshape(len(column), math.prod(column.shape[1:]))

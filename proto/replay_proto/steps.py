@@ -16,7 +16,7 @@ or a sequence (`Sequences`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
@@ -172,9 +172,14 @@ class Steps:
 
     @cached_property
     def carried(self) -> Mapping[str, Column]:
-        """The stored columns that a reply needs: sampled ones, and the sources of derived ones."""
-        sources = {column.of for column in self.derived.values() if isinstance(column, Stack | Return)}
-        return {name: column for name, column in self.schema.items() if column.sampled or name in sources}
+        """The stored columns that a reply needs for whole batches: sampled ones, and the sources of derived ones."""
+        return self.carried_for(self.sampled)
+
+    def carried_for(self, names: Collection[str]) -> Mapping[str, Column]:
+        """Return the stored columns that a reply needs for these columns of a batch."""
+        derived = [column for name, column in self.derived.items() if name in names]
+        sources = {column.of for column in derived if isinstance(column, Stack | Return)}
+        return {name: column for name, column in self.schema.items() if name in names or name in sources}
 
     @cached_property
     def sampled(self) -> Mapping[str, Column]:
@@ -186,17 +191,6 @@ class Steps:
             if column.sampled
         }
         return columns | {name: self._value_of(column, along) for name, column in self.derived.items()}
-
-    def window_bytes(self, rows: int, windows: int) -> int:
-        """Bytes of the carried columns of several windows, which have ``rows`` rows in total."""
-        of_rows, at_start = self._carried_bytes
-        return of_rows * rows + at_start * windows
-
-    @cached_property
-    def _carried_bytes(self) -> tuple[int, int]:
-        """Bytes per row of the carried columns, and bytes per window of those with ``at="start"``."""
-        at_start = sum(column.row_bytes for column in self.carried.values() if column.at == "start")
-        return sum(column.row_bytes for column in self.carried.values()) - at_start, at_start
 
     def _value_of(self, column: Derived, along: tuple[int, ...]) -> Column:
         match column:

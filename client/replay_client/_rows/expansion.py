@@ -1,6 +1,6 @@
 """Builds the columns of a batch from the rows of its windows, for tables of steps.
 
-    expansion = Expansion(steps)
+    expansion = Expansion(steps, steps.sampled)
     expansion.write(windows, carried, columns)      # `columns` are uninitialized arrays, as `steps.sampled` describes
 
 Each value is copied once, directly to its position in the batch. Positions without a row are then set to zero. Values
@@ -10,7 +10,7 @@ indices of their rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -31,15 +31,16 @@ Recipe: TypeAlias = Callable[[Windows, Mapping[str, RowBytes], Array], None]
 class Expansion:
     """Writes the columns of batches of one table."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._recipes: Final = dict(_recipes(steps))
+    def __init__(self, steps: Steps, names: Collection[str]) -> None:
+        """Write the columns with these names."""
+        self._recipes: Final = {name: recipe for name, recipe in _recipes(steps) if name in names}
 
     def write(self, windows: Windows, carried: Mapping[str, RowBytes], columns: Mapping[str, Array]) -> None:
-        """Write all columns.
+        """Write the columns.
 
         Args:
             windows: the windows of the batch.
-            carried: stored columns by name; at least those in `Steps.carried`.
+            carried: stored columns by name; at least those in `Steps.carried_for`.
             columns: output arrays by name, C-contiguous ``dtype[b, *shape]``.
         """
         for name, recipe in self._recipes.items():

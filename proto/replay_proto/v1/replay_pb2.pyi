@@ -1138,6 +1138,26 @@ class WriteResponse(google.protobuf.message.Message):
 global___WriteResponse = WriteResponse
 
 @typing.final
+class ColumnNames(google.protobuf.message.Message):
+    """Names of stored columns."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: builtins.int
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """At most as many as the table has. Their order does not matter."""
+
+    def __init__(
+        self,
+        *,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["names", b"names"]) -> None: ...
+
+global___ColumnNames = ColumnNames
+
+@typing.final
 class Draw(google.protobuf.message.Message):
     """A batch to draw."""
 
@@ -1148,6 +1168,7 @@ class Draw(google.protobuf.message.Message):
     WEIGHT_NORM_FIELD_NUMBER: builtins.int
     DRAW_MODE_FIELD_NUMBER: builtins.int
     WAIT_S_FIELD_NUMBER: builtins.int
+    COLUMNS_FIELD_NUMBER: builtins.int
     batch_size: builtins.int
     """Number of rows, at least 1; it may exceed the table's size."""
     beta: builtins.float
@@ -1160,6 +1181,12 @@ class Draw(google.protobuf.message.Message):
     """How long to wait, in seconds, if the table has no rows, or its rate limiter or queue does not allow the draw. 0: do
     not wait. Infinity: wait as long as the call or stream lasts.
     """
+    @property
+    def columns(self) -> global___ColumnNames:
+        """The columns in the field `rows` of the reply, which has them in the order of the schema. Absent: in a table of
+        steps, those that batches contain or that derived columns are computed from; otherwise all.
+        """
+
     def __init__(
         self,
         *,
@@ -1168,8 +1195,10 @@ class Draw(google.protobuf.message.Message):
         weight_norm: global___WeightNorm.ValueType = ...,
         draw_mode: global___DrawMode.ValueType = ...,
         wait_s: builtins.float = ...,
+        columns: global___ColumnNames | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "beta", b"beta", "draw_mode", b"draw_mode", "wait_s", b"wait_s", "weight_norm", b"weight_norm"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["columns", b"columns"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "beta", b"beta", "columns", b"columns", "draw_mode", b"draw_mode", "wait_s", b"wait_s", "weight_norm", b"weight_norm"]) -> None: ...
 
 global___Draw = Draw
 
@@ -1212,8 +1241,7 @@ class Batch(google.protobuf.message.Message):
     """Rows ever inserted."""
     window_keys: builtins.bytes
     """In a table of steps, int64[r]: keys of the rows of each window, oldest first, window after window. The field `rows`
-    contains the values of these rows; for columns with `at_start`, only one value per sequence, of its first row. It
-    omits columns that batches do not contain, unless derived columns are computed from them.
+    contains the values of these rows; for columns with `at_start`, only one value per sequence, of its first row.
     """
     before: builtins.bytes
     """In a table of steps, int32[batch_size]: number of rows of each window before its anchor."""
@@ -1317,20 +1345,27 @@ class ReadRequest(google.protobuf.message.Message):
     TABLE_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
     KEYS_FIELD_NUMBER: builtins.int
+    COLUMNS_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
     """The table's uid; empty: any table with this name."""
     keys: builtins.bytes
     """int64[n]: the keys."""
+    @property
+    def columns(self) -> global___ColumnNames:
+        """The columns in the field `rows` of the reply, which has them in the order of the schema. Absent: all."""
+
     def __init__(
         self,
         *,
         table: builtins.str = ...,
         table_uid: builtins.bytes = ...,
         keys: builtins.bytes = ...,
+        columns: global___ColumnNames | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["keys", b"keys", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["columns", b"columns"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "keys", b"keys", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
 
 global___ReadRequest = ReadRequest
 

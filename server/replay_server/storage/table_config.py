@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from replay_proto.errors import FieldError
+from replay_proto.framing import Carried
 from replay_proto.inserts import MOST_ROWS_AT_ONCE
 from replay_proto.rate_limit import RateLimit
 from replay_proto.schema import Column, Schema
@@ -160,6 +161,16 @@ class TableConfig:
         if self.is_queue:
             return {}
         return {"alpha": 0.0} if self.index_backend != self.backend else self.parameters
+
+    @cached_property
+    def stored(self) -> Carried:
+        """All stored columns, which a reply to a read carries."""
+        return Carried(self.schema)
+
+    @cached_property
+    def carried(self) -> Carried:
+        """The stored columns that a reply to a draw carries."""
+        return self.stored if self.steps is None else Carried(self.steps.carried)
 
     @property
     def link(self) -> Column:

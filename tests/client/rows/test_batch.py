@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from replay_client import Batch, Column, InternalServerError, Rows, Schema, Table
-from replay_client._answers import AnswerReader
+from replay_client._answers import BatchReader
 from replay_client._rows.columns import Columns
 from replay_client.torch import TensorBatch, to_torch
 from replay_proto.v1 import replay_pb2
@@ -239,4 +239,4 @@ def test_an_answer_with_other_rows_than_its_keys_is_a_fault_of_the_server(row_co
     )
     answer = replay_pb2.SampleResponse(batch=batch, rows=np.arange(row_count).tobytes())
     with pytest.raises(InternalServerError, match=f"the server sent {8 * row_count} bytes for 2 rows of 16 bytes"):
-        AnswerReader(schema, None, None).sampled(answer.SerializeToString())
+        BatchReader(schema, None, None).sampled(answer.SerializeToString())

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from replay_client import Column, ReplayClient, Table
+from replay_client._answers import BatchReader
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._rows.mapped_rows import MappedRows
 from replay_client._transport.data_path import DataPath
@@ -50,9 +51,14 @@ def mapped(table: Table) -> MappedRows:
     return found
 
 
+def reader(table: Table) -> BatchReader:
+    """The reader of batches with all columns."""
+    return table._batch_reader(None)
+
+
 def gather(table: Table, keys: NDArray[np.int64]) -> dict[str, np.ndarray] | None:
     """Copy rows by key; None if they were overwritten."""
-    return table._reader._copied(keys)
+    return reader(table)._copied(keys)
 
 
 def test_rows_are_those_of_their_keys_in_any_order_and_as_often(near: Table) -> None:
@@ -173,14 +179,14 @@ def test_only_so_many_buffers_are_kept(near: Table) -> None:
     kept = [gather(near, np.arange(150, 151 + size % 40)) for size in range(100)]
     assert all(columns is not None for columns in kept)
     kept.clear()
-    assert len(near._reader._buffers._buffers._free) == 32
+    assert len(reader(near)._plain.buffers._buffers._free) == 32
 
     def take(size: int) -> None:
         assert gather(near, np.arange(150, 151 + size % 90)) is not None
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(take, range(2000)))
-    assert 0 < len(near._reader._buffers._buffers._free) <= 32
+    assert 0 < len(reader(near)._plain.buffers._buffers._free) <= 32
 
 
 # When it is not possible.

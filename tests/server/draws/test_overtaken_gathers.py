@@ -55,12 +55,12 @@ def overtake(table: Table, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Overwrite the whole ring during the first few gathers."""
     left, gather = times, gathering._gather
 
-    def gather_overtaken(gathered: Table, head: Any, batches: Any) -> bytes:
+    def gather_overtaken(gathered: Table, *others: Any) -> bytes:
         nonlocal left
         if gathered is table and left:
             left -= 1
             insert(table, table.config.slots)
-        return gather(gathered, head, batches)
+        return gather(gathered, *others)
 
     monkeypatch.setattr(gathering, "_gather", gather_overtaken)
 

@@ -81,6 +81,11 @@ def learning(**fields: object) -> Callable[[CalledTable], replay_pb2.LearnReques
     return lambda table: replay_pb2.LearnRequest(**{"table": table.name, "table_uid": table.uid, **fields})  # type: ignore[arg-type]
 
 
+def choosing(kind: Callable[..., Message], **fields: object) -> Callable[[CalledTable], Message]:
+    """A request that chooses columns."""
+    return lambda table: kind(table=table.name, **fields)
+
+
 def updating(keys: bytes, priorities: bytes) -> Callable[[CalledTable], replay_pb2.UpdatePrioritiesRequest]:
     """An update with one mistake."""
     return lambda table: replay_pb2.UpdatePrioritiesRequest(
@@ -172,6 +177,26 @@ SAMPLES = [
     Case("NaN wait", "Sample", sampling(wait_s=math.nan), "wait_s", {"got": "nan"}),
     Case("a wait of minus infinity", "Sample", sampling(wait_s=-math.inf), "wait_s", {"got": "-inf"}),
     Case("no draw", "Sample", lambda table: replay_pb2.SampleRequest(table=table.name), "batch_size"),
+]
+UNKNOWN_COLUMN = replay_pb2.ColumnNames(names=["value", "valu"])
+TOO_MANY_COLUMNS = replay_pb2.ColumnNames(names=["value"] * 4)
+CHOICES = [
+    Case(
+        f"{what} of columns",
+        method,
+        make,
+        "columns",
+        {"expected": expected, "got": got},
+    )
+    for what, columns, expected, got in (
+        ("an unknown name", UNKNOWN_COLUMN, "stored columns: value, payload, check", "'valu'"),
+        ("too many names", TOO_MANY_COLUMNS, "at most 3 names", "4"),
+    )
+    for method, make in (
+        ("Sample", choosing(replay_pb2.SampleRequest, draw=replay_pb2.Draw(batch_size=4, columns=columns))),
+        ("Read", choosing(replay_pb2.ReadRequest, keys=int64([0]), columns=columns)),
+        ("Learn", learning(update=make_update([0], [9.0]), draw=replay_pb2.Draw(batch_size=4, columns=columns))),
+    )
 ]
 UPDATES = [
     case
@@ -304,7 +329,7 @@ def table_with_rows(new_table: NewTable, **config: object) -> CalledTable:
     return table
 
 
-ALL_CASES = INSERTS + WRITES + SAMPLES + UPDATES + READS + LEARNING + UIDS
+ALL_CASES = INSERTS + WRITES + SAMPLES + CHOICES + UPDATES + READS + LEARNING + UIDS
 CASES_OF_PRIORITIES = [case for case in ALL_CASES if case.field == "priorities"]
 
 

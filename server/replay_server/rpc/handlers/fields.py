@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replay_proto import framing
 from replay_proto.errors import FieldError
-from replay_proto.framing import Array
+from replay_proto.framing import Array, Carried
 from replay_proto.schema import Schema
 from replay_proto.v1 import replay_pb2
 
@@ -122,6 +122,19 @@ def columns(schema: Schema, rows: memoryview, count: int) -> dict[str, Array]:
         if values.dtype == np.bool_ and (largest := int(values.view(np.uint8).max())) > 1:
             raise FieldError(f"rows.{name}", "bytes 0 or 1", f"byte {largest}")
     return views
+
+
+def carried(request: replay_pb2.Draw | replay_pb2.ReadRequest, schema: Schema, unless_chosen: Carried) -> Carried:
+    """Return the columns that a request chooses; without a choice, ``unless_chosen``."""
+    if not request.HasField("columns"):
+        return unless_chosen
+    given = request.columns.names
+    if len(given) > len(schema):  # before iterating over them
+        raise FieldError("columns", f"at most {len(schema)} names", f"{len(given)}")
+    names = set(given)
+    if unknown := names - schema.keys():
+        raise FieldError("columns", f"stored columns: {', '.join(schema)}", repr(min(unknown)))
+    return Carried({name: column for name, column in schema.items() if name in names})
 
 
 def at_least(field: str, least: int, value: int, where: str = "") -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from replay_proto.framing import column_views, message_with_rows
+from replay_proto.framing import Carried, column_views, message_with_rows
+from replay_proto.schema import Column
 from replay_proto.steps import Sequences
 
 from replay_server import errors
@@ -17,7 +18,6 @@ from replay_server.catalog import Catalog
 from replay_server.flow.bounds import ABOUT_A_BATCH_BYTES, ABOUT_A_ROW_BYTES
 from replay_server.flow.long_calls import LONG_ROWS
 from replay_server.rpc.call import Call
-from replay_server.storage.table_config import TableConfig
 from replay_server.table.items.items import Windows
 from replay_server.table.table import Table
 
@@ -41,6 +41,11 @@ class Gathered(NamedTuple):
         """int64[r]: keys of all rows to copy."""
         return self.keys if self.windows is None else self.windows.keys
 
+    @property
+    def window_count(self) -> int | None:
+        """Number of windows; None in a plain table."""
+        return None if self.windows is None else len(self.keys)
+
 
 Choice = tuple[Message, Sequence[Gathered]]
 """A reply without its rows, and the rows to copy for each of its batches."""
@@ -51,9 +56,10 @@ def window_rows(table: Table) -> int:
     return 1 if table.config.steps is None else table.config.steps.window.rows
 
 
-def reply_bytes(rows: int, row_bytes: int, batches: int = 1) -> int:
-    """Upper bound on the size of a reply with rows of ``row_bytes`` each (0: only keys are sent)."""
-    return rows * (row_bytes + ABOUT_A_ROW_BYTES) + batches * ABOUT_A_BATCH_BYTES
+def reply_bytes(rows: int, carried: Carried | None, batches: int = 1) -> int:
+    """Upper bound on the size of a reply with these columns; None: only keys are sent."""
+    of_rows = 0 if carried is None else carried.size(rows)
+    return of_rows + rows * ABOUT_A_ROW_BYTES + batches * ABOUT_A_BATCH_BYTES
 
 
 async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool:
@@ -83,22 +89,23 @@ async def hold_reply(call: Call, catalog: Catalog, size: int, rows: int) -> bool
     return waits
 
 
-def check_reply_size(table: Table, rows: int, limit_bytes: int, batches: int = 1) -> None:
+def check_reply_size(carried: Carried, rows: int, limit_bytes: int, batches: int = 1) -> None:
     """Check that a reply with this many rows and their metadata does not exceed the limit.
 
     Raises:
         RequestError: TOO_LARGE.
     """
-    size = reply_bytes(rows, table.config.schema.row_bytes, batches)
+    size = reply_bytes(rows, carried, batches)
     if size > limit_bytes:
         raise errors.too_large("bytes of a reply", limit_bytes, size, "max_reply_mb of the server")
 
 
-async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int) -> bytes:
+async def reply_with_rows(table: Table, carried: Carried, choose: Callable[[], Choice], rows: int) -> bytes:
     """Build a reply with rows of a table.
 
     Args:
         table: the table of the rows.
+        carried: the columns to gather.
         choose: returns the keys (int64[n] per batch) and the rest of the reply. If rows are overwritten while they are
             gathered, it is called again, and only the last result is used.
         rows: maximum number of rows.
@@ -106,40 +113,34 @@ async def reply_with_rows(table: Table, choose: Callable[[], Choice], rows: int)
     Returns:
         The serialized reply.
     """
-    if rows * table.config.schema.row_bytes > INLINE_BYTES:
+    if carried.size(rows) > INLINE_BYTES:
         for _ in range(_ATTEMPTS_BESIDE):
             head, batches = choose()
-            message = await asyncio.to_thread(_gather, table, head, batches)
+            message = await asyncio.to_thread(_gather, table, carried, head, batches)
             if not any(len(batch.keys) and table.overtaken(batch.rows) for batch in batches):
                 return message
-    return _gather(table, *choose())
+    return _gather(table, carried, *choose())
 
 
-def _gather(table: Table, head: Message, batches: Sequence[Gathered]) -> bytes:
-    sizes = [_rows_bytes(table.config, batch) for batch in batches]
+def _gather(table: Table, carried: Carried, head: Message, batches: Sequence[Gathered]) -> bytes:
+    sizes = [carried.size(len(batch.rows), batch.window_count) for batch in batches]
 
     def write(rows: NDArray[np.uint8]) -> None:
         start = 0
         for batch, size in zip(batches, sizes, strict=True):
-            _gather_batch(table, batch, rows[start : start + size])
+            _gather_batch(table, carried.columns, batch, rows[start : start + size])
             start += size
 
     return message_with_rows(head, sum(sizes), write)
 
 
-def _rows_bytes(config: TableConfig, batch: Gathered) -> int:
-    if batch.windows is None or config.steps is None:
-        return config.schema.row_bytes * len(batch.keys)
-    return config.steps.window_bytes(len(batch.rows), len(batch.keys))
-
-
-def _gather_batch(table: Table, batch: Gathered, into: NDArray[np.uint8]) -> None:
+def _gather_batch(table: Table, columns: Mapping[str, Column], batch: Gathered, into: NDArray[np.uint8]) -> None:
     stored, steps = table.directory.rows, table.config.steps
+    views = column_views(columns, into, len(batch.rows), batch.window_count)
     if batch.windows is None or steps is None:
-        stored.gather(batch.keys, column_views(table.config.schema, into, len(batch.keys)))
+        stored.gather(batch.keys, views)
         return
-    views = column_views(steps.carried, into, len(batch.rows), windows=len(batch.keys))
-    at_start = {name: view for name, view in views.items() if steps.carried[name].at == "start"}
+    at_start = {name: view for name, view in views.items() if columns[name].at == "start"}
     stored.gather(batch.rows, {name: view for name, view in views.items() if name not in at_start})
-    if isinstance(steps.item, Sequences):  # a stack may need rows before the sequence
+    if at_start and isinstance(steps.item, Sequences):  # a stack may need rows before the sequence
         stored.gather(batch.rows[batch.windows.firsts(steps.item.burn_in)], at_start)

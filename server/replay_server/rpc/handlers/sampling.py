@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
-from replay_proto.framing import Framed
+from replay_proto.framing import Carried, Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server import errors
@@ -42,12 +42,17 @@ class _Wanted(NamedTuple):
     draw: Draw
     batches: int
     wait_s: float
+    message: replay_pb2.Draw
     same_host: replay_pb2.SameHost
 
     @property
     def rows(self) -> int:
         """Rows of all batches."""
         return self.batches * self.draw.batch_size
+
+    def carried(self, table: Table) -> Carried:
+        """Return the columns that the reply carries."""
+        return fields.carried(self.message, table.config.schema, table.config.carried)
 
 
 class SamplingHandlers:
@@ -74,10 +79,10 @@ class SamplingHandlers:
         message = request.head
         keys = fields.keys(message.keys)
         table = self._catalog.find(message.table, fields.table_uid(message.table_uid))
-        row_bytes = table.config.schema.row_bytes
-        check_reply_size(table, len(keys), self._catalog.bounds.max_rows_bytes)
+        carried = fields.carried(message, table.config.schema, table.config.stored)
+        check_reply_size(carried, len(keys), self._catalog.bounds.max_rows_bytes)
         self._catalog.bounds.check_rows(len(keys))
-        if await hold_reply(call, self._catalog, reply_bytes(len(keys), row_bytes), len(keys)):
+        if await hold_reply(call, self._catalog, reply_bytes(len(keys), carried), len(keys)):
             table = self._catalog.find(table.name, table.uid)
 
         def choose() -> Choice:
@@ -95,7 +100,7 @@ class SamplingHandlers:
                 head.ends = ends_of(links).tobytes()
             return head, [Gathered(live)]
 
-        return await reply_with_rows(table, choose, len(keys))
+        return await reply_with_rows(table, carried, choose, len(keys))
 
     async def update(self, request: Framed[replay_pb2.UpdatePrioritiesRequest], call: Call) -> bytes:
         """Set priorities."""
@@ -138,7 +143,7 @@ class SamplingHandlers:
     def _check_size(self, wanted: _Wanted) -> None:
         table, bounds = self._catalog.find(wanted.table, wanted.uid), self._catalog.bounds
         rows = wanted.rows * window_rows(table)
-        check_reply_size(table, rows, bounds.max_rows_bytes, wanted.batches)
+        check_reply_size(wanted.carried(table), rows, bounds.max_rows_bytes, wanted.batches)
         bounds.check_rows(rows)
 
     async def _update(self, call: Call, table: Table, update: replay_pb2.PriorityUpdate) -> replay_pb2.UpdateResult:
@@ -172,18 +177,21 @@ class SamplingHandlers:
         resets = table.resets
         copies = self._may_copy(table, wanted.same_host) and not wanted.same_host.overtaken
         rows = wanted.rows * window_rows(table)
-        row_bytes = 0 if copies else table.config.schema.row_bytes
+        carried = None if copies else wanted.carried(table)
         try:
-            await hold_reply(call, self._catalog, reply_bytes(rows, row_bytes, wanted.batches), rows)
+            await hold_reply(call, self._catalog, reply_bytes(rows, carried, wanted.batches), rows)
             async with table.draws.turn:
                 self._check_same(table, resets)
-                return await self._handed_out(table, wanted, reply, copies=copies)
+                return await self._handed_out(table, wanted, reply, carried)
         except BaseException:
             self._catalog.waiters.leave(table, wanted.rows, resets)
             raise
 
-    async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, *, copies: bool) -> bytes:
-        """Draw and build the reply, without rows if the caller ``copies`` them. Retried draws count once."""
+    async def _handed_out(self, table: Table, wanted: _Wanted, reply: Reply, carried: Carried | None) -> bytes:
+        """Draw and build the reply; if ``carried`` is None, without rows: the caller copies them.
+
+        Retried draws count once.
+        """
         resets = table.resets
         points = table.draws.choose_points(wanted.draw, wanted.batches)
         drawn: list[DrawnBatch] = []
@@ -192,13 +200,13 @@ class SamplingHandlers:
             drawn[:] = table.draw_at(wanted.draw, points)
             return reply(table, drawn), [Gathered(batch.keys, batch.windows) for batch in drawn]
 
-        if copies:
+        if carried is None:
             answer = choose()[0].SerializeToString()
             table.figures.counts.copied_by_clients += len(points)
         else:
             if self._replaces_batch(table, wanted.same_host):
                 table.figures.counts.overtaken_copies += 1
-            answer = await reply_with_rows(table, choose, len(points) * window_rows(table))
+            answer = await reply_with_rows(table, carried, choose, len(points) * window_rows(table))
         self._check_same(table, resets)
         table.hand_out(drawn)
         # There may be room now.
@@ -215,7 +223,7 @@ def _wanted(
     name: str, uid: bytes, message: replay_pb2.SampleRequest | replay_pb2.LearnRequest, batches: int = 1
 ) -> _Wanted:
     wait_s = fields.wait_s(message.draw.wait_s)
-    return _Wanted(name, uid, fields.draw(message.draw), batches, wait_s, message.same_host)
+    return _Wanted(name, uid, fields.draw(message.draw), batches, wait_s, message.draw, message.same_host)
 
 
 def _fields(batch: DrawnBatch) -> dict[str, Any]:
