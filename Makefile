@@ -18,7 +18,7 @@ FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
 
-.PHONY: run test integrations coverage test-deep docs lint format proto torture torture-network fuzz attack soak bench clean help
+.PHONY: run test integrations coverage test-deep try-docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -42,8 +42,8 @@ coverage: $(VENV)/.imported  ## All tests, and which lines they run; takes a qua
 test-deep: $(VENV)/.imported  ## All tests, with 20 times as many examples of what is drawn at random.
 	EXAMPLES_TIMES=20 $(MAKE) test
 
-docs: $(VENV)/.installed  ## Run every command and program of the README and docs/.
-	$(BIN)/python scripts/run_docs.py $(ARGS)
+try-docs: $(VENV)/.installed  ## Run every command and program of the README and docs/ like a user.
+	$(BIN)/python -m scripts.try_docs $(ARGS)
 
 # Checks style, types, the contract, whether generated code is current, and pinned packages for known vulnerabilities.
 lint: $(VENV)/.installed $(PROTO_VENV)/.installed $(AUDIT_VENV)/.installed  ## Style, types, contract, dependencies.

@@ -21,6 +21,9 @@ settings.load_profile("repeatable")
 # Shells start background jobs with Ctrl-C ignored, and programs started by tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Several tests run at once, and torch's threads would spend most of their time waiting for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The server refuses token files that others can read.
 os.umask(0o077)
 

@@ -1,4 +1,4 @@
-"""The commands and programs in the documentation run as printed; also tests the script that runs them."""
+"""The commands and programs in the documentation run as printed; also tests the scripts that run them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.run_docs import NO_NAMESPACE, blocks_of, inside_command, namespaces
+from scripts.pages import PAGES, blocks_of, namespaces
+from scripts.try_docs import NO_NAMESPACE
 from tests.packaging.project import ROOT
 
-SCRIPT = ROOT / "scripts" / "run_docs.py"
 SLOW = {"security.md", "trainer.md"}
-"""Pages that train, which only `make docs` runs. `test_own_loop` also runs the program on the trainer's page."""
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+"""Pages that train, which only `make try-docs` runs. `test_own_loop` also runs the program on the trainer's page."""
 RUNNING = "<!-- background: ready -->\n```bash\necho ready; sleep 60\n```\n"
+FAILING = "```bash\nreplay tables --server localhost:1\n```\n"
 
 
 @cache
@@ -24,25 +24,23 @@ def is_namespace_allowed() -> bool:
     return subprocess.run([*namespaces(), "true"], capture_output=True, check=False).returncode == 0
 
 
-def run_page(page: Path, *, by_command: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a page, or skip the test if this machine does not support it.
-
-    Starting the script for a page directly is faster than ``by_command``, which does the same for each page.
-    """
-    if not by_command and not is_namespace_allowed():
+def run_pages(*pages: Path, module: str = "scripts.pages") -> subprocess.CompletedProcess[str]:
+    """Run pages with a module, or skip the test if this machine does not support it."""
+    if not is_namespace_allowed():
         pytest.skip("no network of its own can be made here")
-    command = [sys.executable, str(SCRIPT), str(page)] if by_command else inside_command(page)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    if done.returncode == NO_NAMESPACE:
-        pytest.skip(done.stderr)
-    return done
+    command = [*namespaces(), sys.executable, "-m", module, *map(str, pages)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in SLOW], ids=lambda page: page.name)
-def test_a_page_runs_as_it_is_printed(page: Path) -> None:
-    done = run_page(page)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert len(done.stdout.splitlines()) == len(blocks_of(page))
+def test_pages_run_as_they_are_printed(tmp_path: Path) -> None:
+    """The last page fails on purpose, to show that the failure of a forked command is noticed."""
+    failing = tmp_path / "failing.md"
+    failing.write_text(FAILING)
+    pages = [page for page in PAGES if page.name not in SLOW]
+    done = run_pages(*pages, failing, module="tests.support.forked_pages")
+    assert done.stderr.startswith(f"{failing}:1: expected the exit status 0, got 1"), f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) == sum(len(blocks_of(page)) for page in pages)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name in SLOW], ids=lambda page: page.name)
@@ -60,7 +58,10 @@ def test_blocks_share_a_folder_a_network_and_variables(tmp_path: Path) -> None:
         "print(get('http://buffer:$PORT').status, 'rows')\"\n```\n"
         "<!-- output -->\n```text\n1,234 rows\n```\n"
     )
-    done = run_page(page, by_command=True)
+    command = [sys.executable, "-m", "scripts.try_docs", str(page)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    if done.returncode == NO_NAMESPACE:
+        pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
     assert [line.split()[2:] for line in done.stdout.splitlines()] == [
         ["bash", "running"],
@@ -86,7 +87,7 @@ def test_blocks_share_a_folder_a_network_and_variables(tmp_path: Path) -> None:
 def test_the_first_block_that_fails_is_shown_with_its_output(tmp_path: Path, content: str, said: str) -> None:
     page = tmp_path / "page.md"
     page.write_text(RUNNING + content + "```bash\ntouch further\n```\n")
-    done = run_page(page)
+    done = run_pages(page)
     assert done.returncode == 1
     assert f"{page}:" in done.stderr
     assert said in done.stderr

@@ -18,7 +18,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.warm_program import ACTOR, AGENT, LONGEST_REQUEST, REPLAY, SERVER, TRAIN
+from tests.support.forked_pages import load_pages
+from tests.support.warm_program import ACTOR, AGENT, LONGEST_REQUEST, PAGES, REPLAY, SERVER, TRAIN
 
 STREAMS = 3
 """Standard input, output and error are sent with each request for a program."""
@@ -55,7 +56,12 @@ def load_agent() -> Callable[[], None]:
     return lambda: sys.exit(commands[sys.argv.pop(1)]())
 
 
-LOAD = {SERVER: load_server, REPLAY: load_replay, AGENT: load_agent}
+def load_commands_and_pages() -> Callable[[], None]:
+    """Load what documentation pages run, and return a function that runs a block."""
+    return load_pages({SERVER: load_server(), REPLAY: load_replay()})
+
+
+LOAD = {SERVER: load_server, REPLAY: load_replay, AGENT: load_agent, PAGES: load_commands_and_pages}
 
 
 def fork_when_asked(control: socket.socket) -> bool:

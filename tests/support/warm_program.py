@@ -14,8 +14,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-SERVER, REPLAY, AGENT = "replay-server", "replay", "agent"
-"""The programs that can be forked. `AGENT` is `TRAIN` or `ACTOR`, depending on its first argument."""
+SERVER, REPLAY, AGENT, PAGES = "replay-server", "replay", "agent", "pages"
+"""The programs that can be forked. `AGENT` is `TRAIN` or `ACTOR`, depending on its first argument. `PAGES` runs a block
+of a documentation page."""
 TRAIN, ACTOR = "replay-train", "replay-actor"
 LONGEST_REQUEST = 1 << 17
 """Bytes of a request to the program that forks."""
@@ -77,7 +78,7 @@ class WarmProgram:
     """The process that forks a program, as a child of this one."""
 
     def __init__(self, name: str) -> None:
-        """Start to load `SERVER`, `REPLAY` or `AGENT`."""
+        """Start to load one of the programs above."""
         self._environment = _other_variables(os.environ)
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -159,7 +160,7 @@ _loaded: dict[str, WarmProgram] = {}
 
 
 def warm_program(name: str) -> WarmProgram:
-    """The process that forks `SERVER`, `REPLAY` or `AGENT` for this one."""
+    """The process that forks a program for this one."""
     if name not in _loaded:
         _loaded[name] = WarmProgram(name)
     return _loaded[name]
@@ -177,7 +178,7 @@ def run_forked(
     """Run a program to completion.
 
     Args:
-        name: `SERVER`, `REPLAY` or `AGENT`.
+        name: one of the programs above.
         arguments: its command line.
         environment: all of its variables.
         text: its standard input.

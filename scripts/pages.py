@@ -1,4 +1,4 @@
-"""Runs every command and program of the documentation: `make docs`, or `python scripts/run_docs.py [PAGE ...]`.
+"""Runs the blocks of documentation pages: `python -m scripts.pages PAGE ...`, within `namespaces`.
 
 Each page runs from its first block to its last in a fresh folder, with the commands of this environment on the path and
 in a network of its own, so that commands stay as they are printed: ports are free, and `buffer` and `learner` are names
@@ -24,22 +24,19 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
-
-from cyclopts import Parameter
-from replay_proto.command_line import new_app, run_app
+from typing import Final, Protocol
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PATIENCE_S: Final = 180.0
 """For a block to end, or to be ready."""
 STOP_S: Final = 30.0
 """For a program in the background to end."""
-NO_NAMESPACE: Final = 77
-"""Exit status where this machine allows no network of one's own, as test harnesses use it for `skipped`."""
+PAGES: Final = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
+"""All pages."""
 HOSTS: Final = "127.0.0.1 localhost buffer learner\n::1 localhost\n"
 LANGUAGES: Final = ("bash", "python", "text", "toml")
 MARKS: Final = ("not run", "run by", "file", "background", "output")
@@ -86,6 +83,20 @@ def blocks_of(page: Path) -> list[Block]:
     return found
 
 
+class Process(Protocol):
+    """A running block: `subprocess.Popen`, or what stands in for it."""
+
+    @property
+    def pid(self) -> int:
+        """Its process, which leads a session."""
+
+    def poll(self) -> int | None:
+        """Exit status; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return its exit status."""
+
+
 class Page:
     """Runs the blocks of a page in a folder."""
 
@@ -99,15 +110,12 @@ class Page:
             running: ends what they leave running.
         """
         self._path = path
-        self._folder = folder
+        self.folder = folder
         self._logs = logs
         self._running = running
-        self._variables = logs / "variables"
-        self._variables.touch()
+        self.variables = logs / "variables"
+        self.variables.touch()
         self._output = ""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("REPLAY_")}
-        search = f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
-        self._environment = {**inherited, "PATH": search, "COLUMNS": "80", "PYTHONUNBUFFERED": "1"}
 
     def run(self) -> Iterator[tuple[Block, str]]:
         """Run block by block; yields what became of each.
@@ -129,7 +137,7 @@ class Page:
                 self._look_for(block, ROOT / block.argument)
                 return f"run by {block.argument}"
             case "file", _:
-                (self._folder / block.argument).write_text(block.text, "utf-8")
+                (self.folder / block.argument).write_text(block.text, "utf-8")
                 return f"written to {block.argument}"
             case "output", _:
                 compare(block.text, self._output)
@@ -169,26 +177,30 @@ class Page:
             time.sleep(0.05)
         self._output = log.read_text("utf-8")
 
-    def _spawn(self, block: Block, log: Path) -> subprocess.Popen[bytes]:
+    def _spawn(self, block: Block, log: Path) -> Process:
+        with log.open("wb") as file:
+            process = self.start(block, file.fileno())
+        self._running.callback(end, process)
+        return process
+
+    def start(self, block: Block, output: int) -> Process:
+        """Start a block as a program that writes to the descriptor ``output``."""
         if block.language == "python":
             command = [sys.executable, "-c", block.text]
         else:
-            program = f"set -euo pipefail\n. {self._variables}\n{block.text}"
+            program = f"set -euo pipefail\n. {self.variables}\n{block.text}"
             if block.mark != "background":
-                program += f"export -p > {self._variables}\n"
+                program += f"export -p > {self.variables}\n"
             command = ["bash", "-c", program]
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                cwd=self._folder,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._running.callback(end, process)
-        return process
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     @staticmethod
     def _look_for(block: Block, other: Path) -> None:
@@ -198,7 +210,7 @@ class Page:
             raise BlockError(f"expected the same line in {other}, found none: {missing[0]}")
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: Process) -> None:
     """End a block and what it started; they are a session of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
@@ -229,24 +241,13 @@ def _loose(line: str) -> str:
     return " ".join(_NUMBER.sub("#", line).split())
 
 
-def run_inside(page: Path) -> int:
-    """Run a page in the namespaces that this process is in; returns an exit status."""
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    with tempfile.TemporaryDirectory(prefix="docs-") as name, ExitStack() as running:
-        folder, logs = Path(name) / "page", Path(name) / "logs"
-        folder.mkdir()
-        logs.mkdir()
-        hosts = Path(name) / "hosts"
-        hosts.write_text(HOSTS)
-        subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
-        shown = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
-        try:
-            for block, result in Page(page, folder, logs, running).run():
-                print(f"{shown!s:<24}{block.line:>5}  {block.language:<7} {result}", flush=True)
-        except BlockError as error:
-            print(error, file=sys.stderr)
-            return 1
-    return 0
+def environment() -> dict[str, str]:
+    """The variables that every block begins with."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("REPLAY_")}
+    commands = str(Path(sys.executable).parent)
+    folders = inherited.get("PATH", os.defpath).split(os.pathsep)
+    search = os.pathsep.join([commands, *(folder for folder in folders if folder != commands)])
+    return {**inherited, "PATH": search, "COLUMNS": "80", "PYTHONUNBUFFERED": "1"}
 
 
 def namespaces() -> list[str]:
@@ -255,31 +256,31 @@ def namespaces() -> list[str]:
     return ["unshare", *user, "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
-def inside_command(page: Path) -> list[str]:
-    """The command that runs a page in namespaces of its own."""
-    return [*namespaces(), sys.executable, __file__, "--inside", str(page)]
-
-
-def main(*pages: Path, inside: Annotated[bool, Parameter(show=False)] = False) -> int:
-    """Run pages; returns 0, 1 if a block failed, or `NO_NAMESPACE`.
-
-    Args:
-        *pages: pages to run; all if absent.
-        inside: whether this process has a network of its own.
-    """
-    pages = tuple(page.resolve() for page in pages) or (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
-    if inside:
-        return run_inside(pages[0])
-    found = subprocess.run([*namespaces(), "true"], capture_output=True, text=True, check=False)
-    if found.returncode:
-        print(f"no network of its own can be made here: {found.stderr.strip()}", file=sys.stderr)
-        return NO_NAMESPACE
-    for page in pages:
-        done = subprocess.run(inside_command(page), check=False)
-        if done.returncode:
+def run_pages(pages: Sequence[Path], kind: type[Page] = Page) -> int:
+    """Run pages in the namespaces that this process is in; returns 1 if a block failed, or else 0."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    with tempfile.TemporaryDirectory(prefix="docs-") as name:
+        hosts = Path(name) / "hosts"
+        hosts.write_text(HOSTS)
+        subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
+        try:
+            for page in pages:
+                _run_page(page, Path(name) / page.stem, kind)
+        except BlockError as error:
+            print(error, file=sys.stderr)
             return 1
     return 0
 
 
+def _run_page(page: Path, folder: Path, kind: type[Page]) -> None:
+    work, logs = folder / "page", folder / "logs"
+    work.mkdir(parents=True)
+    logs.mkdir()
+    shown = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
+    with ExitStack() as running:
+        for block, result in kind(page, work, logs, running).run():
+            print(f"{shown!s:<24}{block.line:>5}  {block.language:<7} {result}", flush=True)
+
+
 if __name__ == "__main__":
-    sys.exit(run_app(new_app("scripts/run_docs.py", __doc__, main)))
+    sys.exit(run_pages([Path(page).resolve() for page in sys.argv[1:]]))
