@@ -16,31 +16,30 @@ Any call to the server may raise `ReplayError`; methods list only more specific 
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Literal, get_args
+from typing import Final, TypeVar
 
-from replay_proto.rate_limit import RateLimit
-from replay_proto.schema import Column, Schema
-from replay_proto.steps import Derived, Item, Steps
-from replay_proto.v1 import replay_pb2
+from replay_proto.schema import Column
+from replay_proto.steps import Derived, Item
 
+from replay_client._operations import server as operations
+from replay_client._operations.server import IfExists
 from replay_client._transport.address import checked_address
-from replay_client._transport.connection import FIRST_CONTACT_S, LinkOptions
+from replay_client._transport.attempts import FIRST_CONTACT_S
+from replay_client._transport.call import Operation
+from replay_client._transport.connection import LinkOptions
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
-from replay_client.errors import InvalidArgumentError, TableExistsError, TableNotFoundError
+from replay_client.errors import InvalidArgumentError, TableNotFoundError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats
 from replay_client.security import Tls
-from replay_client.table import Table, drop_table
+from replay_client.table import Table
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S: Final = 30.0
-IfExists = Literal["open", "reset", "error"]
-"""What `ReplayClient.create_table` does with an existing table."""
 
 
 class ReplayClient:
@@ -139,39 +138,20 @@ class ReplayClient:
             ResourceExhaustedError: the table would be too large, or there are too many tables.
             InvalidArgumentError: the config is invalid.
         """
-        try:
-            limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
-            described = None if steps is None else Steps.of(dict(columns), steps)
-            config = replay_pb2.TableConfig(
-                name=name,
-                columns=_stored_only(dict(columns)) if described is None else described.columns_to_proto(),
-                capacity=capacity,
-                backend=replay_pb2.Backend(
-                    name=backend,
-                    parameters={name: float(value) for name, value in parameters.items() if value is not None},
-                ),
-                seed=seed,
-                rate_limiter=None if limit is None else limit.to_proto(),
-                steps=None if described is None else described.to_proto(),
-            )
-        except InvalidArgumentError:
-            raise
-        except (TypeError, ValueError, AttributeError) as error:
-            expected = "names, whole numbers and columns"
-            raise InvalidArgumentError.of_field("config", expected, str(error)) from None
-        if if_exists not in (None, *get_args(IfExists)):
-            raise InvalidArgumentError.of_field("if_exists", "'open', 'reset' or 'error'", repr(if_exists))
-        response = self._link.connection.call_message(
-            "CreateTable",
-            replay_pb2.CreateTableRequest(config=config),
-            replay_pb2.CreateTableResponse,
-            repeat=if_exists != "error",  # a retry might find the table of the first attempt
+        config = operations.table_config(
+            name,
+            columns=columns,
+            capacity=capacity,
+            backend=backend,
+            steps=steps,
+            seed=seed,
+            min_size=min_size,
+            samples_per_insert=samples_per_insert,
+            error_buffer=error_buffer,
+            parameters=parameters,
         )
-        description = TableDescription.from_proto(response.table)
-        table = Table(self._link, description, created=response.created)
-        if not table.created:
-            _opened(table, description, if_exists)
-        return table
+        description, created = self._run(operations.create_table(config, if_exists))
+        return Table(self._link, description, created=created)
 
     def table(self, name: str) -> Table:
         """Open an existing table.
@@ -179,14 +159,11 @@ class ReplayClient:
         Raises:
             TableNotFoundError: the table does not exist.
         """
-        return Table(self._link, self._link.described(name))
+        return Table(self._link, self._run(operations.describe(name)))
 
     def tables(self) -> list[TableDescription]:
         """List the descriptions of all tables, sorted by name."""
-        response = self._link.connection.call_message(
-            "ListTables", replay_pb2.ListTablesRequest(), replay_pb2.ListTablesResponse, repeat=True
-        )
-        return [TableDescription.from_proto(table) for table in response.tables]
+        return self._run(operations.list_tables())
 
     def drop_table(self, name: str) -> None:
         """Drop the table with this name.
@@ -194,14 +171,11 @@ class ReplayClient:
         Raises:
             TableNotFoundError: the table does not exist.
         """
-        drop_table(self._link.connection, name, b"")
+        self._run(operations.drop_table(name))
 
     def stats(self) -> Stats:
         """Fetch statistics of the server and all tables; a cheap call."""
-        response = self._link.connection.call_message(
-            "Stats", replay_pb2.StatsRequest(), replay_pb2.StatsResponse, repeat=True
-        )
-        return Stats.from_proto(response)
+        return self._run(operations.stats())
 
     def checkpoint(
         self,
@@ -229,13 +203,7 @@ class ReplayClient:
             ResourceExhaustedError: the disk is full. Earlier checkpoints are kept.
             InvalidArgumentError: for an invalid series name.
         """
-        if keep is not None and keep < 1:
-            raise InvalidArgumentError.of_field("keep", "at least 1, or None", repr(keep))
-        request = replay_pb2.CheckpointRequest(tables=tables, series=series or "", keep=keep or 0)
-        response = self._link.connection.call_message(
-            "Checkpoint", request, replay_pb2.CheckpointResponse, timeout_s=timeout_s, repeat=False
-        )
-        return Checkpoint.from_proto(response.checkpoint)
+        return self._run(operations.checkpoint(tables, series=series, keep=keep, timeout_s=timeout_s))
 
     def checkpoints(self) -> list[Checkpoint]:
         """List the server's checkpoints, oldest first.
@@ -243,10 +211,7 @@ class ReplayClient:
         Raises:
             CheckpointsOffError: the server has no --checkpoint-dir.
         """
-        response = self._link.connection.call_message(
-            "ListCheckpoints", replay_pb2.ListCheckpointsRequest(), replay_pb2.ListCheckpointsResponse, repeat=True
-        )
-        return [Checkpoint.from_proto(checkpoint) for checkpoint in response.checkpoints]
+        return self._run(operations.list_checkpoints())
 
     def verify_checkpoint(self, name: str, *, timeout_s: float | None = None) -> Checkpoint:
         """Have the server verify the checksum of every file of a checkpoint.
@@ -259,14 +224,7 @@ class ReplayClient:
             CheckpointDamagedError: a file is corrupt; the message names it.
             CheckpointNotFoundError: the checkpoint does not exist.
         """
-        response = self._link.connection.call_message(
-            "VerifyCheckpoint",
-            replay_pb2.VerifyCheckpointRequest(name=name),
-            replay_pb2.VerifyCheckpointResponse,
-            timeout_s=timeout_s,
-            repeat=True,
-        )
-        return Checkpoint.from_proto(response.checkpoint)
+        return self._run(operations.verify_checkpoint(name, timeout_s=timeout_s))
 
     def keep_alive(self, needed: object) -> None:
         """Hold a reference to an object for as long as this client or a table, writer or sampler of it exists."""
@@ -285,7 +243,7 @@ class ReplayClient:
     def __contains__(self, name: object) -> bool:
         """Whether the server has a table with this name."""
         try:
-            self._link.described(str(name))
+            self._run(operations.describe(str(name)))
         except TableNotFoundError:
             return False
         return True
@@ -301,40 +259,5 @@ class ReplayClient:
     def __copy__(self) -> ReplayClient:
         return copy.deepcopy(self)  # with a separate connection: closing one leaves the other open
 
-
-def _stored_only(columns: Mapping[str, Column | Derived]) -> list[replay_pb2.Column]:
-    """The columns of a table without steps, as messages.
-
-    Raises:
-        InvalidArgumentError: a column needs `steps`, or is invalid.
-    """
-    needed = "steps=Transitions(...) or steps=Sequences(...)"
-    for name, column in columns.items():
-        if isinstance(column, get_args(Derived)):
-            raise InvalidArgumentError.of_field(f"columns.{name}", f"a Column, or {needed}", repr(column))
-        if isinstance(column, Column) and not column.sampled:
-            raise InvalidArgumentError.of_field(f"columns.{name}.sampled", f"True, or {needed}", "False")
-        if isinstance(column, Column) and column.at != "step":
-            raise InvalidArgumentError.of_field(
-                f"columns.{name}.at", "'step', or steps=Sequences(...)", repr(column.at)
-            )
-    return Schema(columns).to_proto()  # type: ignore[arg-type]  # Schema refuses anything else
-
-
-def _opened(table: Table, description: TableDescription, if_exists: IfExists | None) -> None:
-    """Apply `if_exists` to an existing table."""
-    if if_exists == "error":
-        raise TableExistsError(
-            f"table {table.name!r} already exists, with {description.size:,} rows",
-            reason="TABLE_EXISTS",
-            metadata={"table": table.name},
-        )
-    if if_exists == "reset":
-        table.reset()
-    if if_exists is None and description.size:
-        log.warning(
-            "opened existing table %r with %s rows; pass if_exists='open' to "
-            "silence this, or if_exists='reset' to empty it",
-            table.name,
-            f"{description.size:,}",
-        )
+    def _run(self, operation: Operation[T]) -> T:
+        return self._link.connection.run(operation)

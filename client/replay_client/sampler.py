@@ -20,45 +20,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 from numpy.typing import ArrayLike
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import BatchReader
-from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities
+from replay_client._learning import Exchange, Learning
 from replay_client._rows.columns import BatchOrKeys
-from replay_client._transport.answered_stream import AnsweredStream, Request
+from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.time_limits import time_limit
 from replay_client.batch import Batch
-from replay_client.draws import checked_beta, checked_count
-from replay_client.errors import ClosedError, DeadlineExceededError
+from replay_client.errors import ClosedError
 from replay_client.results.description import TableDescription
-
-_MESSAGES_IN_FLIGHT: Final = 4
-"""Desired number of messages in flight: with a larger prefetch, one message requests several batches."""
-_MOST_TOGETHER: Final = 64
-"""Maximum batches per message: the server handles no other call while it draws them."""
-UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
-"""Maximum rows of updates that wait for the next request; with more, they are sent immediately."""
-
-
-@dataclass(kw_only=True)
-class _Exchange(Request):
-    """A learner's message and the expected reply."""
-
-    message: bytes
-    draw: replay_pb2.Draw
-    has_update: bool = False
-    batches: int = 0
-
-    def parts(self) -> Sequence[bytes]:
-        """The learner's message."""
-        return (self.message,)
 
 
 class Sampler:
@@ -81,64 +58,62 @@ class Sampler:
         ``draw_over_wire`` draws a replacement for a batch if its rows were overwritten before they were copied.
         ``open_around`` opens a stream that bypasses gRPC, if available.
         """
-        self.prefetch = prefetch
-        self.updated = 0
-        """Number of rows updated so far, according to the server's replies."""
-        self.stale = 0
-        """Number of stale keys so far, according to the server's replies."""
-        self._draw = draw
-        self._reader = reader
+        self._learning = Learning(
+            table,
+            draw,
+            reader,
+            prefetch=prefetch,
+            reconnect_timeout_s=time_limit("reconnect_timeout_s", reconnect_timeout_s, connection.timeout_s),
+        )
         self._draw_over_wire = draw_over_wire
         self._connection = connection
         self._table = table
-        self._stream: AnsweredStream[_Exchange] = AnsweredStream(
-            connection,
-            "Learn",
-            reconnect_timeout_s=reconnect_timeout_s,
-            keep_refused=False,
-            open_around=open_around,
+        self._stream: AnsweredStream[Exchange] = AnsweredStream(
+            connection, "Learn", self._learning.pending, open_around=open_around
         )
-        self._batches: deque[Batch] = deque()  # received while waiting for something else
-        self._keys: list[bytes] = []
-        self._priorities: list[bytes] = []
-        self._keys_kept = 0
         self._is_closed = False
 
     @property
     def beta(self) -> float:
         """Exponent of the weights in future requests; `Batch.beta` is the exponent used for a batch."""
-        return self._draw.beta
+        return self._learning.beta
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        draw = replay_pb2.Draw()
-        draw.CopyFrom(self._draw)  # batches in flight refer to the previous one
-        draw.beta = checked_beta(beta)
-        self._draw = draw
+        self._learning.beta = beta
 
     @property
     def prefetch(self) -> int:
         """Batches in flight while `next()` waits, at least 1; can be changed."""
-        return self._prefetch
+        return self._learning.prefetch
 
     @prefetch.setter
     def prefetch(self, prefetch: int) -> None:
-        self._prefetch = checked_count("prefetch", prefetch)
+        self._learning.prefetch = prefetch
 
     @property
     def in_flight(self) -> int:
         """Batches requested but not yet returned."""
-        pending = tuple(self._stream.pending)  # another thread may be at work
-        return len(self._batches) + sum(exchange.batches for exchange in pending)
+        return self._learning.in_flight
 
     @property
     def unacknowledged(self) -> int:
         """Number of messages with unacknowledged updates; unsent updates count as one message."""
         with self._stream.changed:
-            return bool(self._keys) + sum(exchange.has_update for exchange in self._stream.pending)
+            return self._learning.unacknowledged
+
+    @property
+    def updated(self) -> int:
+        """Number of rows updated so far, according to the server's replies."""
+        return self._learning.updated
+
+    @property
+    def stale(self) -> int:
+        """Number of stale keys so far, according to the server's replies."""
+        return self._learning.stale
 
     def __repr__(self) -> str:
-        draw = f"batch_size={self._draw.batch_size}, beta={self.beta}"
+        draw = f"batch_size={self._learning.draw.batch_size}, beta={self.beta}"
         return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {draw}>"
 
     def __reduce__(self) -> NoReturn:
@@ -161,15 +136,16 @@ class Sampler:
             ReplayError: the server refused the request for another reason.
         """
         self._check_usable()
-        most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // self._draw.batch_size)
-        together = max(1, min(most, self.prefetch // _MESSAGES_IN_FLIGHT))
-        while (missing := self.prefetch - self.in_flight) >= together:
-            self._send(min(missing, together))
-        if self._keys and together == 1:  # only after an error while batches were in flight
-            self._send(0)
-        while not self._batches:
+        self._learning.ask()
+        self._stream.send_pending()
+        batches = self._learning.batches
+        while not batches:
             self._receive(math.inf)
-        return self._batches.popleft()
+        batch = batches[0]
+        if isinstance(batch, replay_pb2.Draw):
+            batch = self._draw_over_wire(batch)
+        batches.popleft()
+        return batch
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Update priorities. The next call of `next()` or `flush` sends them.
@@ -183,17 +159,8 @@ class Sampler:
             InvalidArgumentError: the keys or the priorities are invalid.
         """
         self._check_usable()
-        checked = checked_keys(batch_or_keys)
-        values = checked_priorities(priorities, len(checked))
-        for first in range(0, len(checked), UPDATES_KEPT):
-            part = slice(first, first + UPDATES_KEPT)
-            if self._keys_kept + len(checked[part]) > UPDATES_KEPT:
-                self._send(0)
-            self._priorities.append(values[part].tobytes())
-            self._keys.append(checked[part].tobytes())
-            self._keys_kept += len(checked[part])
-        if self._keys_kept >= UPDATES_KEPT:
-            self._send(0)
+        self._learning.update(batch_or_keys, priorities)
+        self._stream.send_pending()
 
     def deadline(self, timeout_s: float | None) -> float:
         """Convert the time limit of a `flush` to a deadline on the clock `time.monotonic`."""
@@ -212,13 +179,11 @@ class Sampler:
         """
         self._check_usable()
         deadline = self._connection.deadline("timeout_s", timeout_s)
-        if self._keys:
-            self._send(0)
-        while waiting := self.unacknowledged:
+        self._learning.send_updates()
+        self._stream.send_pending()
+        while self.unacknowledged:
             if time.monotonic() >= deadline:
-                raise DeadlineExceededError(
-                    f"{waiting} updates of table {self._table.name!r} were not acknowledged in time"
-                )
+                raise self._learning.too_late()
             self._receive(deadline)
 
     def close(self, *, timeout_s: float | None = None) -> None:
@@ -257,33 +222,9 @@ class Sampler:
         else:
             self.cancel()
 
-    def _send(self, batches: int) -> None:
-        """Send pending updates, and request ``batches`` batches."""
-        request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
-        has_update = bool(self._keys)
-        if has_update:
-            request.update.keys = b"".join(self._keys)
-            request.update.priorities = b"".join(self._priorities)
-            self._keys.clear()
-            self._priorities.clear()
-            self._keys_kept = 0
-        if batches:
-            request.draw.CopyFrom(self._draw)
-            request.batches = batches
-            request.ahead = self.in_flight
-            if self._reader.mapped is not None:
-                request.same_host.CopyFrom(self._reader.mapped.request)
-        self._stream.send(
-            _Exchange(message=request.SerializeToString(), draw=self._draw, has_update=has_update, batches=batches)
-        )
-
     def _receive(self, deadline: float) -> None:
         """Process the next reply."""
-        exchange, answer = self._stream.receive(deadline)
-        update, batches = self._reader.learned(answer)
-        self.updated += update.updated
-        self.stale += update.stale
-        self._batches.extend(batch or self._draw_over_wire(exchange.draw) for batch in batches)
+        self._learning.answered(*self._stream.receive(deadline))
 
     def _check_usable(self) -> None:
         self._connection.check_not_forked()

@@ -14,29 +14,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.frames import Content
-from replay_proto.v1 import replay_pb2
 
-from replay_client._answers import BatchReader, RowsReader, joined_rows
-from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows
-from replay_client._rows.choosing import chosen_columns, chosen_of_steps
+from replay_client._operations.server import describe, drop_table, reset_table, stats
+from replay_client._operations.table import TableOperations
+from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys
+from replay_client._transport.call import Call, Operation, run
 from replay_client._transport.connection import Connection
 from replay_client._transport.data_path import DataPath
+from replay_client._transport.local_calls import is_local
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
-from replay_client._writing.inserts import Inserts
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.draws import DrawMode, WeightNorm, beta_for, draw_of
-from replay_client.errors import InvalidArgumentError, ReplayError, TableReplacedError
+from replay_client.draws import DrawMode, WeightNorm
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
-from replay_client.results.stats import Stats, TableStats
+from replay_client.results.stats import TableStats
 from replay_client.row_reader import RowOrder, RowReader
 from replay_client.sampler import Sampler
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
@@ -44,13 +44,7 @@ from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
 if TYPE_CHECKING:
     from replay_client._tensors import Device, TensorSampler
 
-READ_BYTES: Final = 32 << 20
-"""Maximum bytes of rows per reply: larger reads are split."""
-_ANSWER_MARGIN_S: Final = 2.0
-"""Added to the client's time limit, so that the server times out first and reports the cause.
-If the server is gone, a call may take this much longer than its time limit."""
-_CHOICES_KEPT: Final = 4
-"""Choices of columns whose readers, which have reusable memory, are kept."""
+T = TypeVar("T")
 
 
 class Table:
@@ -86,13 +80,7 @@ class Table:
         self._link = link
         self._description = description
         self._data_path = data_path or link.data_path(description)
-        self._batch_reader = lru_cache(_CHOICES_KEPT)(
-            partial(BatchReader, description.schema, description.steps, self._data_path.rows)
-        )
-        self._rows_reader = lru_cache(_CHOICES_KEPT)(
-            partial(RowsReader, description.schema, of_steps=description.steps is not None)
-        )
-        self._inserts = Inserts(description)
+        self._operations = TableOperations(description, self._data_path.rows, link.options.timeout_s)
 
     @property
     def size(self) -> int:
@@ -102,7 +90,7 @@ class Table:
             TableNotFoundError: the table was dropped.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        return self._described().size
+        return self._run(self._operations.describe()).size
 
     def __len__(self) -> int:
         """Number of live rows, like `size`."""
@@ -148,27 +136,7 @@ class Table:
             ServerUnavailableError: the server was unreachable; the rows may have been inserted.
         """
         self._connection.check_usable()
-        if self.steps is not None:
-            expected = "a table without steps; use `Table.writer`, because a step belongs to an episode"
-            raise InvalidArgumentError.of_field("rows", expected, f"table {self.name!r}, with steps")
-        columns, row_count = checked_rows(self.schema, rows)
-        checked = None if priorities is None else checked_priorities(priorities, row_count)
-        wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
-        timeout_of_call_s, margin_s = self._call_limits(wait_s)
-        keys: list[NDArray[np.int64]] = []
-        step = self._description.rows_per_insert
-        for part in _parts(row_count, step):
-            values = {name: array[part] for name, array in columns.items()}
-            try:
-                given = None if checked is None else checked[part]
-                keys += self._inserts.insert(
-                    self._connection, values, given, wait_s=wait_s, timeout_s=timeout_of_call_s, margin_s=margin_s
-                )
-            except ReplayError as error:
-                if part.start:
-                    error.add_note(f"{part.start} of {row_count} rows were inserted before this error")
-                raise
-        return np.concatenate(keys)
+        return self._run(self._operations.insert(rows, priorities=priorities, timeout_s=timeout_s))
 
     def sample(
         self,
@@ -201,10 +169,9 @@ class Table:
             TableResetError: the table was reset during the wait.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        reader = self._batch_reader(self._chosen(columns))
-        draw = self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader)
-        batch = self._drawn(draw, None if reader.mapped is None else reader.mapped.request, reader)
-        return batch or self._drawn_over_wire(reader, draw)
+        reader = self._operations.batch_reader(columns)
+        draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader)
+        return self._run(self._operations.sample(draw, reader))
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> UpdateResult:
         """Update priorities. More than 8192 keys are split into several calls, each of which is atomic.
@@ -221,17 +188,7 @@ class Table:
             InvalidArgumentError: the keys or the priorities are invalid.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        keys = checked_keys(batch_or_keys)
-        values = checked_priorities(priorities, len(keys))
-        updated = stale = 0
-        for part in _parts(len(keys), MOST_KEYS_AT_ONCE):
-            update = replay_pb2.PriorityUpdate(keys=keys[part].tobytes(), priorities=values[part].tobytes())
-            request = replay_pb2.UpdatePrioritiesRequest(table=self.name, table_uid=self.uid, update=update)
-            answer = self._call("UpdatePriorities", request.SerializeToString(), self._connection.timeout_s, 0.0)
-            result = replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result
-            updated += result.updated
-            stale += result.stale
-        return UpdateResult(updated, stale)
+        return self._run(self._operations.update_priorities(batch_or_keys, priorities))
 
     def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Rows:
         """Read live rows by key.
@@ -250,10 +207,7 @@ class Table:
             InvalidArgumentError: the keys have another dtype or shape, or a name is unknown.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        keys = checked_keys(batch_or_keys)
-        reader = self._rows_reader(chosen_columns(self.schema, columns))
-        most = max(1, min(READ_BYTES // max(1, reader.row_bytes), MOST_KEYS_AT_ONCE))
-        return joined_rows([self._read_part(keys[part], reader) for part in _parts(len(keys), most)])
+        return self._run(self._operations.read(batch_or_keys, columns=columns))
 
     def rows(
         self,
@@ -283,7 +237,7 @@ class Table:
             TableReplacedError: the table was dropped, and another one has its name.
         """
         read = partial(self.read, columns=chosen_columns(self.schema, columns))
-        return RowReader(read, self._described(), chunk=chunk, order=order, progress=progress)
+        return RowReader(read, self._run(self._operations.describe()), chunk=chunk, order=order, progress=progress)
 
     def writer(
         self,
@@ -385,13 +339,13 @@ class Table:
             ClosedError: the client is closed.
         """
         self._connection.reach()
-        reader = self._batch_reader(self._chosen(columns))
+        reader = self._operations.batch_reader(columns)
         sampler = Sampler(
             self._connection,
             self._description,
-            self._draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader),
+            self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader),
             reader,
-            partial(self._drawn_over_wire, reader),
+            lambda draw: self._run(self._operations.sample_again(draw, reader)),
             open_around=partial(self._data_path.open_stream, "Learn"),
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -410,7 +364,7 @@ class Table:
         Raises:
             TableNotFoundError: the table was dropped.
         """
-        return self._link.described(self.name)
+        return self._run(describe(self.name))
 
     def stats(self) -> TableStats:
         """Fetch statistics of the table; a cheap call.
@@ -418,10 +372,7 @@ class Table:
         Raises:
             TableNotFoundError: the table was dropped.
         """
-        response = self._connection.call_message(
-            "Stats", replay_pb2.StatsRequest(table=self.name), replay_pb2.StatsResponse, repeat=True
-        )
-        return Stats.from_proto(response).tables[self.name]
+        return self._run(stats(self.name)).tables[self.name]
 
     def inspect(self) -> Inspection:
         """Fetch the distribution of the rows. This takes up to a few tenths of a second, but other calls do not wait.
@@ -429,9 +380,7 @@ class Table:
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        request = replay_pb2.InspectRequest(table=self.name, table_uid=self.uid)
-        response = self._connection.call_message("Inspect", request, replay_pb2.InspectResponse, repeat=True)
-        return Inspection.from_proto(response)
+        return self._run(self._operations.inspect())
 
     def reset(self) -> int:
         """Remove all rows. Keys of new rows continue the sequence.
@@ -444,9 +393,7 @@ class Table:
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        request = replay_pb2.ResetTableRequest(table=self.name, table_uid=self.uid)
-        response = self._connection.call_message("ResetTable", request, replay_pb2.ResetTableResponse, repeat=False)
-        return response.removed
+        return self._run(reset_table(self.name, self.uid))
 
     def drop(self) -> None:
         """Drop the table.
@@ -455,87 +402,23 @@ class Table:
             TableNotFoundError: the table was already dropped.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        drop_table(self._connection, self.name, self.uid)
-
-    def _described(self) -> TableDescription:
-        """Fetch the current description; see `size` for errors."""
-        description = self.describe()
-        if description.uid != self.uid:
-            raise TableReplacedError(
-                f"table {self.name!r} was dropped, and another table now has its name",
-                reason="TABLE_REPLACED",
-                metadata={"table": self.name},
-            )
-        return description
+        self._run(drop_table(self.name, self.uid))
 
     @property
     def _connection(self) -> Connection:
         return self._link.connection
 
-    def _chosen(self, columns: Collection[str] | None) -> tuple[str, ...] | None:
-        """Return the chosen columns of a batch by name; None: all."""
-        if self.steps is None:
-            return chosen_columns(self.schema, columns)
-        return chosen_of_steps(self.steps, columns)
+    def _run(self, operation: Operation[T]) -> T:
+        """Run an operation, using a shortcut if available."""
+        return run(operation, self._call)
 
-    def _draw(
-        self,
-        batch_size: int,
-        beta: float | None,
-        weight_norm: WeightNorm,
-        draw_mode: DrawMode,
-        timeout_s: float | None,
-        reader: BatchReader,
-    ) -> replay_pb2.Draw:
-        wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
-        return draw_of(batch_size, beta_for(self.backend, beta), weight_norm, draw_mode, wait_s, reader.names)
-
-    def _drawn_over_wire(self, reader: BatchReader, draw: replay_pb2.Draw) -> Batch:
-        """Draw a replacement for a batch whose rows were overwritten during the copy."""
-        batch = self._drawn(draw, None if reader.mapped is None else reader.mapped.request_again, reader)
-        assert batch is not None
-        return batch
-
-    def _drawn(self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None, reader: BatchReader) -> Batch | None:
-        """Draw a batch; None if inserts overwrote rows during the copy."""
-        request = replay_pb2.SampleRequest(table=self.name, table_uid=self.uid, draw=draw, same_host=same_host)
-        answer = self._call("Sample", request.SerializeToString(), *self._call_limits(draw.wait_s))
-        return reader.sampled(answer)
-
-    def _call_limits(self, wait_s: float) -> tuple[float, float]:
-        """Return the time limit of a call that may wait ``wait_s`` for the table, and the margin, in seconds."""
-        return (wait_s, _ANSWER_MARGIN_S) if wait_s else (self._connection.timeout_s, 0.0)
-
-    def _call(
-        self, method: Literal["Sample", "UpdatePriorities"], request: bytes, timeout_s: float, margin_s: float
-    ) -> Content:
-        """Make an idempotent call, using a shortcut if available."""
+    def _call(self, call: Call) -> Content:
+        if self._data_path.calls is None or not is_local(call.method):
+            return self._connection.call(call)
         self._connection.check_usable()
-        deadline = time.monotonic() + timeout_s
-        if self._data_path.calls is not None:
-            answer = self._data_path.calls.call(method, request, timeout_s + margin_s)
-            if answer is not None:
-                return answer
-        left = max(0.0, deadline - time.monotonic())
-        return self._connection.call(method, request, timeout_s=left, margin_s=margin_s, repeat=True)
-
-    def _read_part(self, keys: NDArray[np.int64], reader: RowsReader) -> Rows:
-        request = replay_pb2.ReadRequest(table=self.name, table_uid=self.uid, keys=keys.tobytes(), columns=reader.names)
-        answer = self._connection.call("Read", request.SerializeToString(), repeat=True)
-        return reader.read(answer)
-
-
-def drop_table(connection: Connection, name: str, uid: bytes) -> None:
-    """Drop a table; an empty uid matches any table with the name. Never retried: a retry might drop a newer table.
-
-    Raises:
-        TableNotFoundError: the table does not exist.
-        TableReplacedError: another table has its name.
-    """
-    request = replay_pb2.DropTableRequest(table=name, table_uid=uid)
-    connection.call_message("DropTable", request, replay_pb2.DropTableResponse, repeat=False)
-
-
-def _parts(count: int, most: int) -> list[slice]:
-    """Split ``count`` items into slices of at most ``most`` items; no items give one empty slice."""
-    return [slice(start, min(start + most, count)) for start in range(0, count, most)] or [slice(0, 0)]
+        limit_s = time_limit("timeout_s", call.timeout_s, self._connection.timeout_s)
+        deadline = time.monotonic() + limit_s
+        answer = self._data_path.calls.call(call.method, call.request, limit_s + call.margin_s)
+        if answer is None:
+            answer = self._connection.call(replace(call, timeout_s=max(0.0, deadline - time.monotonic())))
+        return answer

@@ -30,6 +30,7 @@ unusable. In both cases `unacknowledged_rows` returns the rows that may not have
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
@@ -112,7 +113,8 @@ class Writer:
             reconnect_timeout_s=reconnect_timeout_s,
             open_around=open_around,
         )
-        self._episodes = Episodes(table, progress, self._delivery)
+        self._outbox = self._delivery.outbox
+        self._episodes = Episodes(table, progress, self._outbox)
         self._streams = [WriterStream(connection, self._delivery, self._episodes, each) for each in range(streams)]
         self._only = self._streams[0] if streams == 1 else None
         self._changed = self._delivery.changed
@@ -120,13 +122,13 @@ class Writer:
     @property
     def acknowledged(self) -> int:
         """Acknowledged rows."""
-        return self._delivery.acknowledged
+        return self._outbox.acknowledged
 
     @property
     def in_flight(self) -> int:
         """Number of appended rows that are not yet acknowledged."""
         with self._changed:
-            return self._delivery.in_flight
+            return self._outbox.in_flight
 
     def __len__(self) -> int:
         """Number of streams."""
@@ -153,10 +155,12 @@ class Writer:
         """Append a row to the only stream; see `WriterStream.append`."""
         if self._only is None:
             self._refuse()
+        values = columns if row is None else {**row, **columns}
         self._connection.check_not_forked()
         with self._changed:
-            self._delivery.check()
-            self._episodes.append(0, columns if row is None else {**row, **columns}, priority)
+            self._outbox.check()
+            while not self._episodes.append(0, values, priority):
+                self._delivery.wait(math.inf)
 
     def end_episode(
         self,
@@ -207,8 +211,18 @@ class Writer:
         which = np.arange(len(self)) if where is None else self._flags("where", where).nonzero()[0]
         self._connection.check_not_forked()
         with self._changed:
-            self._delivery.check()
-            self._episodes.append_all(checked, which, given)
+            self._outbox.check()
+            appended = 0
+            try:
+                while appended < len(which):
+                    added = self._episodes.append_all(checked, which[appended:], given)
+                    if not added:
+                        self._delivery.wait(math.inf)
+                    appended += added
+            except ReplayError as error:
+                if appended:
+                    error.add_note(f"the rows of the first {appended} of {len(which)} streams were appended")
+                raise
 
     def end_episodes(
         self,
@@ -255,7 +269,7 @@ class Writer:
         self._connection.check_not_forked()
         deadline = self._connection.deadline("timeout_s", timeout_s)
         with self._changed:
-            self._delivery.check()
+            self._outbox.check()
             self._delivery.send(deadline)
             self._delivery.wait_for_all(deadline)
 
@@ -268,7 +282,7 @@ class Writer:
         Raises:
             ReplayError: as for `flush`; the writer is closed anyway.
         """
-        if self._connection.is_forked or self._delivery.is_closed:
+        if self._connection.is_forked or self._outbox.is_closed:
             return
         try:
             self.flush(timeout_s=timeout_s)
@@ -282,7 +296,7 @@ class Writer:
             The stored columns, ``dtype[n, *shape]``; in a table without steps, suitable for `Table.insert`.
         """
         with self._changed:
-            parts = self._delivery.unacknowledged()
+            parts = self._outbox.unacknowledged()
             return {name: np.concatenate([part[name] for part in parts]) for name in self._table.schema}
 
     def __enter__(self) -> Writer:

@@ -31,6 +31,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"_rows"},
         {"_first_rows", "_transport", "batch", "spaces"},
         {"_answers", "_writing", "jax"},
+        {"_learning", "_operations"},
         {"row_reader", "sampler", "writer"},
         {"_tensors", "gymnasium"},
         {"table"},

@@ -1,14 +1,14 @@
 """A stream that receives replies in the order of its requests, and reconnects when it breaks.
 
-    stream = AnsweredStream(connection, "Learn", reconnect_timeout_s=60.0, keep_refused=False)
-    stream.send(request)                            # returns immediately
+    stream = AnsweredStream(connection, "Learn", pending)
+    pending.add(request)
+    stream.send_pending()                           # returns immediately
     request, answer = stream.receive()              # waits; replies come in the order of the requests
 
-Unanswered requests are kept. If the server goes away, the stream is reopened with backoff and sends these requests
-again, in order. So requests must be idempotent or carry a sequence number. If the server refuses a request, `receive`
-raises the error.
+`PendingRequests` says what to send. If the server goes away, the stream is reopened with backoff and sends unanswered
+requests again. If the server refuses a request, `receive` raises the error.
 
-Requests are sent by a thread of gRPC or, with a `FrameStream`, by the thread that calls `send`.
+Requests are sent by a thread of gRPC or, with a `FrameStream`, by the thread that calls `send_pending`.
 """
 
 from __future__ import annotations
@@ -16,37 +16,17 @@ from __future__ import annotations
 import math
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic
 
 from replay_proto.frames import Content
 
-from replay_client._transport.connection import Connection, MessageStream, StreamMethod, pauses_s
+from replay_client._transport.connection import Connection, MessageStream, StreamMethod
 from replay_client._transport.frame_stream import FrameStream
+from replay_client._transport.pending import PendingRequests, R
 from replay_client._transport.sent_frames import SentFrames
-from replay_client._transport.time_limits import left_s, time_limit
-from replay_client.errors import ClosedError, DeadlineExceededError, ReplayError, ServerUnavailableError
-
-
-@dataclass
-class Request(ABC):
-    """A message waiting for its reply."""
-
-    attempts: int = field(default=0, init=False)
-    """Number of streams on which the message was sent."""
-
-    @abstractmethod
-    def parts(self) -> Sequence[Content]:
-        """Return the serialized message, in parts. It must be complete, because it may be the first on a new stream.
-
-        The sending thread calls this method without holding `AnsweredStream.changed`.
-        """
-
-
-R = TypeVar("R", bound=Request)
+from replay_client._transport.time_limits import left_s
+from replay_client.errors import ClosedError, DeadlineExceededError
 
 
 class AnsweredStream(Generic[R]):
@@ -56,9 +36,8 @@ class AnsweredStream(Generic[R]):
         self,
         connection: Connection,
         method: StreamMethod,
+        pending: PendingRequests[R],
         *,
-        reconnect_timeout_s: float | None,
-        keep_refused: bool,
         before_waiting: Callable[[], float | None] = lambda: None,
         open_around: Callable[[], FrameStream | None] = lambda: None,
         sends_in_background: bool = False,
@@ -68,37 +47,33 @@ class AnsweredStream(Generic[R]):
         Args:
             connection: the connection to the server.
             method: the RPC.
-            reconnect_timeout_s: seconds to retry an unreachable server before `receive` raises.
-            keep_refused: whether refused requests stay pending, so that the next `receive` sends them again.
+            pending: the requests; guarded by `changed`.
             before_waiting: called in the sending thread, with `changed` held, when there is nothing to send. It may
-                call `send`. It returns the seconds until the next call, or None.
+                add requests. It returns the seconds until the next call, or None.
             open_around: opens a stream that bypasses gRPC, or returns None if that is impossible.
-            sends_in_background: whether requests on such a stream are sent by a background thread; if not, by `send`.
+            sends_in_background: whether requests on such a stream are sent by a background thread; if not, by
+                `send_pending`.
         """
         self.changed = threading.Condition()
         """Guards all state of this object and its owner; notified of every change."""
-        self.pending: deque[R] = deque()
-        """Unanswered requests, oldest first."""
+        self.pending = pending
+        """Unanswered requests."""
         self._connection = connection
         self._method = method
-        self._reconnect_timeout_s = time_limit("reconnect_timeout_s", reconnect_timeout_s, connection.timeout_s)
-        self._keep_refused = keep_refused
         self._before_waiting = before_waiting
         self._open_around = open_around
         self._sends_in_background = sends_in_background
         self._stream: MessageStream | FrameStream | SentFrames | None = None
         self._token: object = None  # identifies the open stream
-        self._sent = 0  # number of pending requests in flight on this stream
-        self._failing_since: float | None = None
-        self._pauses_s: Iterator[float] = iter(())
         self._closed = False
 
-    def send(self, request: R) -> None:
-        """Queue a request; it is sent as soon as the stream allows."""
+    def send_pending(self) -> None:
+        """Send the requests that were added to `pending`, as soon as the stream allows."""
+        if not self.pending.has_unsent:
+            return
         with self.changed:
-            self.pending.append(request)
             if isinstance(self._stream, FrameStream):
-                self._send_now(self._stream, request)
+                self._send_now(self._stream)
             self.changed.notify_all()
 
     def receive(self, deadline: float = math.inf) -> tuple[R, Content]:
@@ -122,18 +97,9 @@ class AnsweredStream(Generic[R]):
                 self._drop(stream)  # a partial reply may have been read
                 raise
             with self.changed:
-                request = self.pending.popleft()
-                self._sent -= 1
-                self._failing_since = None
+                request = self.pending.answered()
                 self.changed.notify_all()
             return request, answer
-
-    def replace_pending(self, requests: Iterable[R]) -> None:
-        """Replace the pending requests. Call only while no stream is open."""
-        with self.changed:
-            assert self._stream is None
-            self.pending = deque(requests)
-            self.changed.notify_all()
 
     def close(self, *, is_received: bool = True) -> None:
         """Close the stream. From now on `receive` raises `ClosedError`, also in a thread that is already waiting.
@@ -153,14 +119,13 @@ class AnsweredStream(Generic[R]):
     def _opened(self, deadline: float) -> MessageStream | FrameStream | SentFrames:
         """Return the stream, opening it once there is something to send."""
         with self.changed:
-            while not self._closed and self._stream is None and not self.pending:
+            while not self._closed and self._stream is None and not self.pending.requests:
                 wait_s = self._before_waiting()
-                if not self.pending:
+                if not self.pending.requests:
                     self._wait(wait_s, deadline)
             if self._closed:
                 raise ClosedError("this stream is closed")
             if self._stream is None:
-                self._sent = 0
                 self._token = object()
                 self._stream = self._open()
             return self._stream
@@ -171,28 +136,25 @@ class AnsweredStream(Generic[R]):
             return self._connection.open_stream(self._method, map(b"".join, self._requests(self._token)))
         if self._sends_in_background:
             return SentFrames(frames, self._requests(self._token))
-        for request in self.pending:
-            self._send_now(frames, request)
+        self._send_now(frames)
         return frames
 
-    def _send_now(self, stream: FrameStream, request: R) -> None:
-        request.attempts += 1
-        self._sent += 1
-        stream.send(b"".join(request.parts()))
+    def _send_now(self, stream: FrameStream) -> None:
+        while (request := self.pending.next_to_send()) is not None:
+            stream.send(b"".join(request.parts()))
 
     def _requests(self, token: object) -> Iterator[Sequence[Content]]:
         """Yield messages in parts to the sending thread until the stream with this token is replaced."""
         while True:
             with self.changed:
-                while self._token is token and not self._closed and self._sent >= len(self.pending):
+                while self._token is token and not self._closed and not self.pending.has_unsent:
                     wait_s = self._before_waiting()
-                    if self._sent >= len(self.pending):
+                    if not self.pending.has_unsent:
                         self.changed.wait(wait_s)
                 if self._token is not token or self._closed:
                     return
-                request = self.pending[self._sent]
-                self._sent += 1
-                request.attempts += 1
+                request = self.pending.next_to_send()
+                assert request is not None
             yield request.parts()
 
     def _answer(self, stream: MessageStream | FrameStream | SentFrames, deadline: float) -> Content:
@@ -215,7 +177,7 @@ class AnsweredStream(Generic[R]):
                 stream.close()  # no `send` is running
             self._token = object()
             self._stream = None
-            self._sent = 0
+            self.pending.broken()
             self.changed.notify_all()
         if isinstance(stream, SentFrames):
             stream.close()
@@ -227,23 +189,8 @@ class AnsweredStream(Generic[R]):
         now = time.monotonic()
         if now >= deadline:
             raise DeadlineExceededError("timed out") from None
-        if not isinstance(error, ServerUnavailableError):
-            self._refused(error)
-            raise error
-        if self._failing_since is None:
-            self._failing_since = now
-            self._pauses_s = pauses_s()
-        if now - self._failing_since >= self._reconnect_timeout_s:
-            self._failing_since = None
-            raise error
         with self.changed:
-            self._wait_until(now + next(self._pauses_s))
-
-    def _refused(self, error: Exception) -> None:
-        self._failing_since = None
-        if isinstance(error, ReplayError) and not self._keep_refused:
-            with self.changed:
-                self.pending.popleft()  # a refusal is also a reply, and replies arrive in order
+            self._wait_until(now + self.pending.failed(error, now))
 
     def _wait_until(self, moment: float) -> None:
         while not self._closed and (left_s := moment - time.monotonic()) > 0:

@@ -1,7 +1,8 @@
 """The channel to a server: calls with deadlines, retries, streams.
 
     connection = Connection("localhost:50051", timeout_s=30.0)
-    answer = connection.call("UpdatePriorities", request.SerializeToString(), repeat=True)
+    answer = connection.call(Call("UpdatePriorities", request.SerializeToString()))
+    removed = connection.run(reset_table("cartpole", uid))  # an operation, which makes calls
     stream = connection.open_stream("Learn", requests)      # requests: an iterator of bytes, read in the background
     stream.receive()
 
@@ -9,7 +10,7 @@ Messages are bytes in both directions; `replay_proto.framing` builds and reads m
 types in `replay_client.errors`.
 
 Before the first contact, a call to an unreachable server fails soon, because probably the address is wrong or the
-server is not running. Later, `call(..., repeat=True)` survives a restart: it retries idempotent calls until their
+server is not running. Later, calls survive a restart: idempotent ones (`Call.repeat`) are retried until their
 deadline. In addition, gRPC itself retries read-only methods (see the policy below). Calls raise
 `ServerUnavailableError` if the server is unreachable, and `DeadlineExceededError` if it is slow.
 """
@@ -17,23 +18,20 @@ deadline. In addition, gRPC itself retries read-only methods (see the policy bel
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 
-from replay_client._transport.address import how_to_start, listens
+from replay_client._transport.address import listens
+from replay_client._transport.attempts import Attempts, FirstContact
+from replay_client._transport.call import Call, Operation, run
 from replay_client._transport.time_limits import left_s, time_limit
 from replay_client.errors import (
     ClosedError,
-    DeadlineExceededError,
     ForkedError,
     ReplayError,
     ServerUnavailableError,
@@ -41,17 +39,8 @@ from replay_client.errors import (
 )
 from replay_client.security import Tls, open_channel, token_metadata
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-M = TypeVar("M", bound=Message)
-
-FIRST_CONTACT_S: Final = 1.5
-"""Default time limit for the first contact."""
-_KNOCK_S: Final = 0.5
-"""Minimum duration of an attempt at the first contact."""
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 0.5
-_JITTER: Final = 0.25
 _HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
 """A cheap method that requires no token."""
 SERVICE: Final = "replay.v1.ReplayService"
@@ -106,14 +95,6 @@ _CHANNEL_OPTIONS: Final = (
     # Do not share connections between clients.
     ("grpc.use_local_subchannel_pool", 1),
 )
-
-
-def pauses_s() -> Iterator[float]:
-    """Yield the pauses between attempts, forever: exponential backoff with jitter."""
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        yield pause_s * random.uniform(1 - _JITTER, 1 + _JITTER)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True)
@@ -197,33 +178,32 @@ class Connection:
         """Convert a caller's time limit to a deadline; see `replay_client._transport.time_limits`."""
         return time.monotonic() + time_limit(field, limit_s, self.timeout_s)
 
-    def call_message(
-        self, method: str, request: Message, response: type[M], *, timeout_s: float | None = None, repeat: bool
-    ) -> M:
-        """Like `call`, for messages without rows."""
-        return response.FromString(self.call(method, request.SerializeToString(), timeout_s=timeout_s, repeat=repeat))
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation.
 
-    def call(
-        self, method: str, request: bytes, *, timeout_s: float | None = None, margin_s: float = 0.0, repeat: bool
-    ) -> bytes:
-        """Send a request and wait for the reply.
+        Raises:
+            ReplayError: from the operation or its calls.
+        """
+        return run(operation, self.call)
 
-        Args:
-            method: name of the RPC.
-            request: serialized.
-            timeout_s: time limit in seconds, including retries; None: the client's default.
-            margin_s: additional seconds to wait for the reply of a reachable server.
-            repeat: whether to retry if the server is unreachable or goes away during the call.
+    def call(self, call: Call) -> bytes:
+        """Make a call and wait for the reply.
 
         Raises:
             ReplayError: the time limit is invalid, or the call failed.
         """
-        limit_s = time_limit("timeout_s", timeout_s, self.timeout_s)
+        limit_s = time_limit("timeout_s", call.timeout_s, self.timeout_s)
         self.reach()
         deadline = time.monotonic() + limit_s
-        if not repeat:
-            return self._attempt(method, request, deadline + margin_s, wait_for_ready=True)
-        return self._repeated(method, request, deadline, margin_s)
+        if not call.repeat:
+            return self._attempt(call.method, call.request, deadline + call.margin_s, wait_for_ready=True)
+        attempts = Attempts(deadline)
+        while True:
+            try:
+                return self._attempt(call.method, call.request, deadline + call.margin_s, wait_for_ready=False)
+            except ReplayError as error:
+                pause_s = attempts.failed(error, time.monotonic())
+            time.sleep(pause_s)
 
     def reach(self) -> None:
         """Wait for the first contact with the server; later calls return immediately.
@@ -235,26 +215,16 @@ class Connection:
         self.check_usable()
         if self._was_reached:
             return
-        deadline = time.monotonic() + self._options.wait_for_server_s
-        warn_at = time.monotonic() + FIRST_CONTACT_S
-        for pause_s in pauses_s():
-            refusal = self._knock(deadline)
-            if refusal is None:
-                self._was_reached = True
-                return
-            if time.monotonic() + pause_s >= deadline:
-                # A server binds its port before it restores its tables.
-                if not listens(self.address):
-                    raise refusal
-                raise _unreached(
-                    f"{self.address} yet. If one is still starting there, retry or increase wait_for_server_s; "
-                    "otherwise another program is using the port",
-                    refusal.metadata["detail"],
-                )
-            if time.monotonic() >= warn_at:
-                log.warning("%s; waiting", refusal)
-                warn_at = math.inf
+        options = self._options
+        contact = FirstContact(
+            self.address, options.wait_for_server_s, time.monotonic(), is_tls=options.tls is not None
+        )
+        while (refusal := self._knock(contact)) is not None:
+            pause_s = contact.pause_s(refusal, time.monotonic())
+            if pause_s is None:
+                raise contact.given_up(refusal, listens=listens(self.address))
             time.sleep(pause_s)
+        self._was_reached = True
 
     def open_stream(self, method: StreamMethod, requests: Iterator[bytes]) -> MessageStream:
         """Open a bidirectional stream; see `MessageStream`."""
@@ -267,38 +237,14 @@ class Connection:
             self._channel.close()
         self._closed = True
 
-    def _repeated(self, method: str, request: bytes, deadline: float, margin_s: float) -> bytes:
-        """Repeat a call until it succeeds, is refused, or reaches the deadline."""
-        away: ServerUnavailableError | None = None
-        for attempts, pause_s in enumerate(pauses_s(), start=1):
-            try:
-                return self._attempt(method, request, deadline + margin_s, wait_for_ready=False)
-            except ServerUnavailableError as error:
-                away = error
-            except DeadlineExceededError as error:
-                # If the server was unreachable before, report that instead of a timeout.
-                raise (away if away is not None and not error.reason else error) from None
-            except ReplayError as error:
-                error.attempts = attempts
-                raise
-            if time.monotonic() + pause_s >= deadline:
-                break
-            time.sleep(pause_s)
-        assert away is not None
-        raise away
-
-    def _knock(self, deadline: float) -> ServerUnavailableError | None:
+    def _knock(self, contact: FirstContact) -> ServerUnavailableError | None:
         """Check whether a server answers; return an error if none does."""
-        left = left_s(deadline)
-        timeout_s = FIRST_CONTACT_S if left is None else max(left, _KNOCK_S)
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_HEALTH_CHECK)
         try:
-            check(b"", timeout=timeout_s, wait_for_ready=False)
+            check(b"", timeout=contact.limit_s(time.monotonic()), wait_for_ready=False)
         except grpc.RpcError as error:
             self.check_usable()
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                over = " over TLS" if self._options.tls else ""
-                return _unreached(f"{self.address}{over}; {how_to_start(self.address)}", error.details() or "")
+            return contact.refusal(error.code(), error.details() or "")
         except ValueError:  # raised by gRPC after the channel was closed
             self.check_usable()
             raise
@@ -322,12 +268,6 @@ class Connection:
         except ValueError:  # raised by gRPC after the channel was closed
             self.check_usable()
             raise
-
-
-def _unreached(message: str, detail: str) -> ServerUnavailableError:
-    error = ServerUnavailableError(f"no replay server answers at {message}", metadata={"detail": detail})
-    error.add_note(f"gRPC: {detail}")
-    return error
 
 
 def _path(method: str) -> str:

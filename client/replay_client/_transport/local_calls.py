@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import defaultdict
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeGuard, get_args
 
 from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
@@ -26,6 +26,7 @@ from replay_client.errors import ReplayError, ServerUnavailableError
 from replay_client.results.description import TableDescription
 
 FrameMethod = Literal["Learn", "Sample", "UpdatePriorities", "Write"]
+"""RPCs that the local socket supports."""
 
 HELLO_TIMEOUT_S: Final = 2.0
 """Time limit for connecting and for the reply to a hello."""
@@ -33,6 +34,11 @@ _SEND_BYTES: Final = 4 << 20
 """Wanted size of a connection's send buffer, as far as the kernel allows: a writer sends blocks of 1 MiB."""
 _RETRY_S: Final = 1.0
 """Pause after a failed attempt before the next one."""
+
+
+def is_local(method: str) -> TypeGuard[FrameMethod]:
+    """Whether the local socket supports this RPC."""
+    return method in get_args(FrameMethod)
 
 
 class LocalCalls:

@@ -14,8 +14,6 @@ from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from replay_proto.v1 import replay_pb2
-
 from replay_client._transport.connection import Connection, LinkOptions
 from replay_client._transport.data_path import DataPath
 from replay_client._transport.local_calls import LocalCalls
@@ -49,16 +47,6 @@ class ServerLink:
                 if self._connection is None:
                     self._connection = self._opened()
         return self._connection
-
-    def described(self, name: str) -> TableDescription:
-        """Fetch the description of a table."""
-        response = self.connection.call_message(
-            "DescribeTable",
-            replay_pb2.DescribeTableRequest(table=name),
-            replay_pb2.DescribeTableResponse,
-            repeat=True,
-        )
-        return TableDescription.from_proto(response.table)
 
     def data_path(self, table: TableDescription) -> DataPath:
         """Find the shortcuts to a table, without a call to the server."""

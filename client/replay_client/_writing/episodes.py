@@ -1,17 +1,19 @@
 """Adds rows to the episodes of a writer's streams: numbers their steps, and collects them in blocks for delivery.
 
-    episodes = Episodes(table, connection, streams=8, ...)
-    episodes.append(stream=3, values={"obs": obs, "action": 1}, priority=None)
-    episodes.end(stream=3, values={"obs": final}, is_terminated=True, priorities=None)
+    episodes = Episodes(table, streams, outbox)
+    while not episodes.append(stream=3, values={"obs": obs, "action": 1}, priority=None):
+        ...                                     # wait until fewer blocks are in flight
+    while not episodes.end(stream=3, values={"obs": final}, is_terminated=True, priorities=None):
+        ...
 
 A row may complete the windows of one or more anchors (see `replay_client._writing.streams`). The priorities of these
 anchors are sent with the row. In one block, either all completed anchors have given priorities, or none has; when this
-changes, a new block begins.
+changes, a new block begins. There is no I/O: if a row needs a new block while too many blocks are in flight, the caller
+waits and tries again.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,35 +25,40 @@ from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.block import checked_priority
 from replay_client._rows.checks import checked_priorities, flattened
-from replay_client._writing.delivery import Delivery
+from replay_client._writing.outbox import Outbox
 from replay_client._writing.streams import Streams
-from replay_client.errors import InvalidArgumentError, ReplayError
+from replay_client.errors import InvalidArgumentError
 from replay_client.results.description import TableDescription
 
 
 class Episodes:
-    """See the module. Callers must hold the lock `Delivery.changed`, and call `Delivery.check` first."""
+    """See the module. Call `Outbox.check` before each method."""
 
-    def __init__(self, table: TableDescription, streams: Streams, delivery: Delivery) -> None:
-        """Add rows to the block of ``delivery``, which must have the same streams."""
+    def __init__(self, table: TableDescription, streams: Streams, outbox: Outbox) -> None:
+        """Add rows to the block of ``outbox``, which must have the same streams."""
         self.streams = streams
         """Current episode and step of each stream."""
         self._schema = table.schema
         self._steps = table.steps
         self._needed_at_end = frozenset[str]() if table.steps is None else _needed_at_end(table.steps)
         self._is_transitions = table.steps is not None and not table.steps.is_sequences
-        self._delivery = delivery
+        self._outbox = outbox
 
-    def append(self, stream: int, values: Mapping[str, Any], priority: float | None) -> None:
-        """Append a row to a stream; see `WriterStream.append`. Actors call this at every step, so it must be fast."""
-        streams, block, has_priority = self.streams, self._delivery.block, priority is not None
+    def append(self, stream: int, values: Mapping[str, Any], priority: float | None) -> bool:
+        """Append a row to a stream; see `WriterStream.append`. Actors call this at every step, so it must be fast.
+
+        Returns:
+            False if too many blocks are in flight; then nothing has changed.
+        """
+        streams, block, has_priority = self.streams, self._outbox.block, priority is not None
         completes = self._steps is None or streams.completes(stream)
         if priority is not None:
             self._check_completes(stream, completes)
             priority = checked_priority(priority)
-        while block.count == block.capacity or (completes and block.has_priorities is (not has_priority)):
-            self._delivery.send(math.inf)
-            block = self._delivery.block
+        if block.count == block.capacity or (completes and block.has_priorities is (not has_priority)):
+            if not self._outbox.hand_over():
+                return False
+            block = self._outbox.block
         row = block.count
         block.add(values, stream)
         if block.run_of[stream] < 0:
@@ -63,49 +70,29 @@ class Episodes:
         if self._steps is not None:
             streams.next_steps[stream] += 1
         if block.count == 1 or block.count == block.capacity:
-            self._delivery.added()
+            self._outbox.added()
+        return True
 
-    def append_all(self, columns: Mapping[str, Array], which: NDArray[np.intp], priorities: Array | None) -> None:
+    def append_all(self, columns: Mapping[str, Array], which: NDArray[np.intp], priorities: Array | None) -> int:
         """Append the rows of some streams; see `Writer.append_all`.
 
         Args:
             columns: the result of `checked_rows`, with a row for every stream.
             which: int64[n]: the streams whose rows are appended.
             priorities: float64[streams], or None.
+
+        Returns:
+            How many of them, from the beginning of ``which``, got their row: at most a block. 0: too many blocks are in
+            flight.
         """
-        for first in range(0, len(which), self._delivery.block.capacity):
-            try:
-                self._append_part(columns, which[first : first + self._delivery.block.capacity], priorities)
-            except ReplayError as error:
-                if first:
-                    error.add_note(f"the rows of the first {first} of {len(which)} streams were appended")
-                raise
-
-    def end(self, stream: int, values: Mapping[str, Any], is_terminated: bool, priorities: ArrayLike | None) -> None:
-        """End the current episode of a stream; see `WriterStream.end_episode`."""
-        if self._steps is None:
-            if values or priorities is not None:
-                expected = "no values and no priorities, because a table without steps stores no closing rows"
-                raise InvalidArgumentError.of_field("columns", expected, ", ".join(values) or "priorities")
-        elif self.streams.steps[stream]:
-            self._close(stream, flattened(self._schema, values, is_partial=True), is_terminated, priorities)
-        self.begin_episode(stream)
-        if len(self.streams) == 1:
-            self._delivery.send_if_possible()  # an actor with one environment may pause between episodes
-
-    def begin_episode(self, stream: int) -> None:
-        """Begin the next episode of a stream."""
-        self.streams.begin_episode(stream)
-        self._delivery.block.end_run(stream)
-
-    def _append_part(self, columns: Mapping[str, Array], which: NDArray[np.intp], priorities: Array | None) -> None:
         streams = self.streams
-        while True:
-            block = self._delivery.block
-            completing = which[streams.which_complete(which)]
-            if block.room >= len(which) and (not len(completing) or block.accepts(priorities=priorities is not None)):
-                break
-            self._delivery.send(math.inf)
+        which = which[: self._outbox.block.capacity]
+        completing = which[streams.which_complete(which)]
+        block = self._outbox.block
+        if block.room < len(which) or (len(completing) and not block.accepts(priorities=priorities is not None)):
+            if not self._outbox.hand_over():
+                return 0
+            block = self._outbox.block
         given = None if priorities is None else checked_priorities(priorities[completing], len(completing)).tolist()
         row = block.count
         block.add_all(columns, which)
@@ -113,21 +100,45 @@ class Episodes:
             block.begin_run(stream, row, *streams.place(stream))
         block.add_priorities(completing.tolist(), given)
         streams.steps[which] += 1
-        self._delivery.added(len(which))
+        self._outbox.added(len(which))
+        return len(which)
 
-    def _close(self, stream: int, values: Mapping[str, Any], is_terminated: bool, priorities: ArrayLike | None) -> None:
-        """Append the row that closes an episode."""
+    def end(self, stream: int, values: Mapping[str, Any], is_terminated: bool, priorities: ArrayLike | None) -> bool:
+        """End the current episode of a stream; see `WriterStream.end_episode`.
+
+        Returns:
+            False if too many blocks are in flight; then nothing has changed.
+        """
+        if self._steps is None:
+            if values or priorities is not None:
+                expected = "no values and no priorities, because a table without steps stores no closing rows"
+                raise InvalidArgumentError.of_field("columns", expected, ", ".join(values) or "priorities")
+        elif self.streams.steps[stream]:
+            flat = flattened(self._schema, values, is_partial=True)
+            if not self._close(stream, flat, is_terminated, priorities):
+                return False
+        self.begin_episode(stream)
+        if len(self.streams) == 1:
+            self._outbox.hand_over()  # an actor with one environment may pause between episodes
+        return True
+
+    def begin_episode(self, stream: int) -> None:
+        """Begin the next episode of a stream."""
+        self.streams.begin_episode(stream)
+        self._outbox.block.end_run(stream)
+
+    def _close(self, stream: int, values: Mapping[str, Any], is_terminated: bool, priorities: ArrayLike | None) -> bool:
+        """Append the row that closes an episode; False if too many blocks are in flight."""
         streams = self.streams
         is_enough = values.keys() >= self._needed_at_end if self._is_transitions else bool(values)
         if not is_enough:
             expected = f"the final values of {', '.join(sorted(self._needed_at_end)) or 'at least one column'}"
             raise InvalidArgumentError.of_field("columns", expected, ", ".join(values) or "none")
-        while True:
-            block = self._delivery.block
-            due = streams.completed_by_end(stream)
-            if block.room and (not due or block.accepts(priorities=priorities is not None)):
-                break
-            self._delivery.send(math.inf)
+        block, due = self._outbox.block, streams.completed_by_end(stream)
+        if not block.room or (due and not block.accepts(priorities=priorities is not None)):
+            if not self._outbox.hand_over():
+                return False
+            block = self._outbox.block
         given = None if priorities is None else checked_priorities(priorities, due).tolist()
         end = replay_pb2.EPISODE_END_TERMINATED if is_terminated else replay_pb2.EPISODE_END_TRUNCATED
         row = block.count
@@ -136,7 +147,8 @@ class Episodes:
             block.begin_run(stream, row, *streams.place(stream))
         block.end_run(stream, end)
         block.add_priorities([stream] * due, given)
-        self._delivery.added()
+        self._outbox.added()
+        return True
 
     def _check_completes(self, stream: int, completes: bool) -> None:
         if not completes:

@@ -10,7 +10,7 @@ from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._rows.checks import packed_rows
-from replay_client._transport.connection import Connection
+from replay_client._transport.call import Call, Operation
 from replay_client._transport.insert_ids import InsertId, InsertIds
 from replay_client.errors import WriterUnknownError
 from replay_client.results.description import TableDescription
@@ -25,23 +25,21 @@ class Inserts:
 
     def insert(
         self,
-        connection: Connection,
         columns: Mapping[str, Array],
         priorities: NDArray[np.float64] | None,
         *,
         wait_s: float,
         timeout_s: float,
         margin_s: float,
-    ) -> list[NDArray[np.int64]]:
+    ) -> Operation[list[NDArray[np.int64]]]:
         """Insert rows in one request.
 
         Args:
-            connection: the connection to the server.
             columns: the result of `checked_rows`.
             priorities: float64[n], or None.
             wait_s: seconds that the server waits for the rate limiter, or for room in a queue.
-            timeout_s: seconds to wait for the server.
-            margin_s: additional seconds for the client, so that the server times out first.
+            timeout_s: as for `Call`.
+            margin_s: as for `Call`.
 
         Returns:
             The keys of the rows, as ranges.
@@ -49,15 +47,15 @@ class Inserts:
         with self._ids.lend() as insert_id:
             message = self._message(insert_id, columns, priorities, wait_s)
             try:
-                answer = connection.call("Insert", message, timeout_s=timeout_s, margin_s=margin_s, repeat=True)
+                answer = yield Call("Insert", message, timeout_s=timeout_s, margin_s=margin_s)
             except WriterUnknownError as error:
                 if error.attempts > 1:
                     raise
                 # The server forgets idle writers. A refused first attempt was never applied.
                 insert_id.begin_anew()
                 message = self._message(insert_id, columns, priorities, wait_s)
-                answer = connection.call("Insert", message, timeout_s=timeout_s, margin_s=margin_s, repeat=True)
-        ranges = replay_pb2.InsertResponse.FromString(answer).keys
+                answer = yield Call("Insert", message, timeout_s=timeout_s, margin_s=margin_s)
+        ranges = replay_pb2.InsertResponse.FromString(bytes(answer)).keys
         return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
 
     def _message(

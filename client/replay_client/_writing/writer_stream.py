@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,10 +48,12 @@ class WriterStream:
                 window.
             ReplayError: an earlier row could not be sent. This row was not appended.
         """
+        values = columns if row is None else {**row, **columns}
         self._connection.check_not_forked()
         with self._delivery.changed:
-            self._delivery.check()
-            self._episodes.append(self._stream, columns if row is None else {**row, **columns}, priority)
+            self._delivery.outbox.check()
+            while not self._episodes.append(self._stream, values, priority):
+                self._delivery.wait(math.inf)
 
     def abandon_episode(self) -> None:
         """Stop the current episode without closing it; later rows belong to the next one.
@@ -90,5 +93,6 @@ class WriterStream:
         values = columns if row is None else {**row, **columns}
         self._connection.check_not_forked()
         with self._delivery.changed:
-            self._delivery.check()
-            self._episodes.end(self._stream, values, terminated, priorities)
+            self._delivery.outbox.check()
+            while not self._episodes.end(self._stream, values, terminated, priorities):
+                self._delivery.wait(math.inf)

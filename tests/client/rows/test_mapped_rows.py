@@ -53,7 +53,7 @@ def mapped(table: Table) -> MappedRows:
 
 def reader(table: Table) -> BatchReader:
     """The reader of batches with all columns."""
-    return table._batch_reader(None)
+    return table._operations.batch_reader(None)
 
 
 def gather(table: Table, keys: NDArray[np.int64]) -> dict[str, np.ndarray] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_client import Column, InvalidArgumentError, Next, Sequences, Transitions
 from replay_client._rows.block import RowBlock
+from replay_client._transport.pending import PendingRequests
 from replay_client._writing.episodes import Episodes
+from replay_client._writing.outbox import Outbox, SentBlock
 from replay_client._writing.streams import Streams
 from replay_client.results.description import TableDescription
 from replay_proto.framing import column_views
@@ -32,27 +35,6 @@ class Row(NamedTuple):
     number: int
 
 
-class FakeDelivery:
-    """Takes the blocks that would be sent."""
-
-    def __init__(self, block: RowBlock) -> None:
-        self.block = block
-        self.messages: list[replay_pb2.WriteRequest] = []
-
-    def added(self, count: int = 1) -> None:
-        if self.block.room < count:
-            self.send(0.0)
-
-    def send_if_possible(self) -> None:
-        self.send(0.0)
-
-    def send(self, _: float) -> None:
-        if self.block.count:
-            parts = self.block.message(replay_pb2.WriteRequest())
-            self.messages.append(replay_pb2.WriteRequest.FromString(b"".join(parts)))
-            self.block = self.block.like()
-
-
 class Written:
     """A table's writer without a server."""
 
@@ -66,13 +48,26 @@ class Written:
         )
         self.streams = Streams(streams, None if steps is None else steps.window)
         block = RowBlock(self.schema, capacity, self.streams.numbers, of_steps=steps is not None)
-        self.delivery = FakeDelivery(block)
-        self.episodes = Episodes(table, self.streams, self.delivery)  # type: ignore[arg-type]
+        self._pending: PendingRequests[SentBlock] = PendingRequests(reconnect_timeout_s=0, keep_refused=True)
+        self.outbox = Outbox(
+            table,
+            block,
+            self._pending,
+            max_blocks_in_flight=sys.maxsize,
+            max_delay_s=0,
+            clock=lambda: 0.0,
+            wake=lambda: None,
+        )
+        self.episodes = Episodes(table, self.streams, self.outbox)
 
     def rows(self) -> list[list[Row]]:
         """The rows of each message, in its order."""
-        self.delivery.send(0.0)
-        return [self._rows_of(message) for message in self.delivery.messages]
+        return [self._rows_of(message) for message in self.messages()]
+
+    def messages(self) -> list[replay_pb2.WriteRequest]:
+        """The messages that would be sent."""
+        self.outbox.hand_over()
+        return [replay_pb2.WriteRequest.FromString(b"".join(sent.parts())) for sent in self._pending.requests]
 
     def _rows_of(self, message: replay_pb2.WriteRequest) -> list[Row]:
         runs = message.insertion.runs
@@ -159,7 +154,8 @@ def test_every_row_arrives_once_in_its_place_with_its_priority(
                 "obs": np.repeat(numbers[:, None], 3, axis=1).astype(np.float32),
                 "done": np.zeros(streams, bool),
             }
-            written.episodes.append_all(columns, which, given_here if with_priority else None)
+            while len(which):
+                which = which[written.episodes.append_all(columns, which, given_here if with_priority else None) :]
         elif step[stream]:
             values = row(number_of(stream, episode[stream], step[stream]))
             due = note(stream, TERMINATED if is_terminated else TRUNCATED, with_priority=with_priority)
@@ -167,7 +163,7 @@ def test_every_row_arrives_once_in_its_place_with_its_priority(
             episode[stream], step[stream] = episode[stream] + 1, 0
     messages = written.rows()
     arrived: list[list[Row]] = [[] for _ in range(streams)]
-    for rows, message in zip(messages, written.delivery.messages, strict=True):
+    for rows, message in zip(messages, written.messages(), strict=True):
         assert 1 <= len(rows) <= capacity
         for each in rows:
             arrived[each.stream].append(each)
@@ -206,7 +202,7 @@ def test_rows_of_a_plain_table_have_no_steps_and_one_priority_each() -> None:
     assert [(each.stream, each.episode, each.number) for each in rows] == [
         (0, 0, 0), (0, 0, 2), (0, 0, 4), (1, 0, 1), (1, 0, 3), (1, 1, 5),
     ]  # fmt: skip
-    (message,) = written.delivery.messages
+    (message,) = written.messages()
     assert np.frombuffer(message.insertion.priorities).tolist() == [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]
     assert not message.insertion.runs.ends
     assert not message.insertion.runs.first_steps

@@ -197,7 +197,11 @@ def test_bounds_name_their_setting(start_server: StartServer, connect: Connect) 
 def test_messages_that_grpc_cuts_off_are_refused_like_those_that_the_server_refuses(
     start_server: StartServer, connect: Connect, mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("table.MOST_KEYS_AT_ONCE", "table.READ_BYTES", "sampler.UPDATES_KEPT"):  # nothing is split
+    for name in (
+        "_operations.table.MOST_KEYS_AT_ONCE",
+        "_operations.table.READ_BYTES",
+        "_learning.UPDATES_KEPT",
+    ):  # nothing is split
         monkeypatch.setattr(f"replay_client.{name}", 1 << 40)
     client = connect(start_server("--max-request-mb", "2", "--max-reply-mb", "2"))
     table = client.create_table("one", columns=COLUMNS, capacity=100)

@@ -1,0 +1,181 @@
+"""What a learner's stream sends and receives, without I/O, threads or clocks.
+
+    learning = Learning(table, draw, reader, prefetch=3)
+    learning.update(batch, td_errors)               # kept for the next request
+    learning.ask()                                  # adds requests for batches to `learning.pending`
+    learning.answered(request, answer)              # a reply came
+    learning.batches                                # what has arrived
+
+`replay_client.sampler` explains how updates and draws are ordered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from numpy.typing import ArrayLike
+from replay_proto.frames import Content
+from replay_proto.v1 import replay_pb2
+
+from replay_client._answers import BatchReader
+from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities
+from replay_client._rows.columns import BatchOrKeys
+from replay_client._transport.pending import PendingRequests, Request
+from replay_client.batch import Batch
+from replay_client.draws import checked_beta, checked_count
+from replay_client.errors import DeadlineExceededError
+from replay_client.results.description import TableDescription
+
+_MESSAGES_IN_FLIGHT: Final = 4
+"""Desired number of messages in flight: with a larger prefetch, one message requests several batches."""
+_MOST_TOGETHER: Final = 64
+"""Maximum batches per message: the server handles no other call while it draws them."""
+UPDATES_KEPT: Final = MOST_KEYS_AT_ONCE
+"""Maximum rows of updates that wait for the next request; with more, they are sent immediately."""
+
+
+@dataclass(kw_only=True)
+class Exchange(Request):
+    """A learner's message and the expected reply."""
+
+    message: bytes
+    draw: replay_pb2.Draw
+    has_update: bool = False
+    batches: int = 0
+
+    def parts(self) -> Sequence[bytes]:
+        """The learner's message."""
+        return (self.message,)
+
+
+class Learning:
+    """See the module."""
+
+    def __init__(
+        self,
+        table: TableDescription,
+        draw: replay_pb2.Draw,
+        reader: BatchReader,
+        *,
+        prefetch: int,
+        reconnect_timeout_s: float,
+    ) -> None:
+        self.prefetch = prefetch
+        self.pending: PendingRequests[Exchange] = PendingRequests(
+            reconnect_timeout_s=reconnect_timeout_s, keep_refused=False
+        )
+        """Messages without a reply."""
+        self.batches: deque[Batch | replay_pb2.Draw] = deque()
+        """Batches that have arrived, oldest first. If inserts overwrote the rows of a batch before they were copied,
+        its draw is in its place: draw again, with the rows in the reply."""
+        self.updated = 0
+        """Number of rows updated so far, according to the replies."""
+        self.stale = 0
+        """Number of stale keys so far, according to the replies."""
+        self.draw = draw
+        """What is drawn in future requests."""
+        self._table = table
+        self._reader = reader
+        self._keys: list[bytes] = []
+        self._priorities: list[bytes] = []
+        self._keys_kept = 0
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights in future requests."""
+        return self.draw.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        draw = replay_pb2.Draw()
+        draw.CopyFrom(self.draw)  # batches in flight refer to the previous one
+        draw.beta = checked_beta(beta)
+        self.draw = draw
+
+    @property
+    def prefetch(self) -> int:
+        """Batches in flight after `ask`, at least 1; can be changed."""
+        return self._prefetch
+
+    @prefetch.setter
+    def prefetch(self, prefetch: int) -> None:
+        self._prefetch = checked_count("prefetch", prefetch)
+
+    @property
+    def in_flight(self) -> int:
+        """Batches requested but not yet taken from `batches`."""
+        pending = tuple(self.pending.requests)  # another thread may be at work
+        return len(self.batches) + sum(exchange.batches for exchange in pending)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Number of messages with unacknowledged updates; kept updates count as one message."""
+        return bool(self._keys) + sum(exchange.has_update for exchange in self.pending.requests)
+
+    def ask(self) -> None:
+        """Add requests until `prefetch` batches are in flight, with the kept updates."""
+        most = min(_MOST_TOGETHER, MOST_KEYS_AT_ONCE // self.draw.batch_size)
+        together = max(1, min(most, self.prefetch // _MESSAGES_IN_FLIGHT))
+        while (missing := self.prefetch - self.in_flight) >= together:
+            self._add(min(missing, together))
+        if together == 1:  # otherwise, updates wait for the next request
+            self.send_updates()  # only after an error while batches were in flight
+
+    def update(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
+        """Keep updates for the next request; if they are too many, add requests for them.
+
+        Raises:
+            InvalidArgumentError: the keys or the priorities are invalid.
+        """
+        checked = checked_keys(batch_or_keys)
+        values = checked_priorities(priorities, len(checked))
+        for first in range(0, len(checked), UPDATES_KEPT):
+            part = slice(first, first + UPDATES_KEPT)
+            if self._keys_kept + len(checked[part]) > UPDATES_KEPT:
+                self.send_updates()
+            self._priorities.append(values[part].tobytes())
+            self._keys.append(checked[part].tobytes())
+            self._keys_kept += len(checked[part])
+        if self._keys_kept >= UPDATES_KEPT:
+            self.send_updates()
+
+    def send_updates(self) -> None:
+        """Add a request with the kept updates, if any."""
+        if self._keys:
+            self._add(0)
+
+    def answered(self, exchange: Exchange, answer: Content) -> None:
+        """Process the reply to a request that was just removed from the pending ones."""
+        update, batches = self._reader.learned(answer)
+        self.updated += update.updated
+        self.stale += update.stale
+        self.batches.extend(batch or exchange.draw for batch in batches)
+
+    def too_late(self) -> DeadlineExceededError:
+        """Return the error of a call that has waited for acknowledgements for too long."""
+        return DeadlineExceededError(
+            f"{self.unacknowledged} updates of table {self._table.name!r} were not acknowledged in time"
+        )
+
+    def _add(self, batches: int) -> None:
+        """Add a request with the kept updates, for ``batches`` batches."""
+        request = replay_pb2.LearnRequest(table=self._table.name, table_uid=self._table.uid)
+        has_update = bool(self._keys)
+        if has_update:
+            request.update.keys = b"".join(self._keys)
+            request.update.priorities = b"".join(self._priorities)
+            self._keys.clear()
+            self._priorities.clear()
+            self._keys_kept = 0
+        if batches:
+            request.draw.CopyFrom(self.draw)
+            request.batches = batches
+            request.ahead = self.in_flight
+            if self._reader.mapped is not None:
+                request.same_host.CopyFrom(self._reader.mapped.request)
+        self.pending.add(
+            Exchange(message=request.SerializeToString(), draw=self.draw, has_update=has_update, batches=batches)
+        )

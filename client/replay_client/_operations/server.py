@@ -1,0 +1,174 @@
+"""The operations of a client; see `replay_client.client.ReplayClient` for their arguments, results and errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
+
+from replay_proto.rate_limit import RateLimit
+from replay_proto.schema import Column, Schema
+from replay_proto.steps import Derived, Item, Steps
+from replay_proto.v1 import replay_pb2
+
+from replay_client._transport.call import Call, Operation
+from replay_client.errors import InvalidArgumentError, TableExistsError
+from replay_client.results.checkpoints import Checkpoint
+from replay_client.results.description import TableDescription
+from replay_client.results.stats import Stats
+
+log = logging.getLogger(__name__)
+
+IfExists = Literal["open", "reset", "error"]
+"""What `ReplayClient.create_table` does with an existing table."""
+
+
+def table_config(
+    name: str,
+    *,
+    columns: Mapping[str, Column | Derived],
+    capacity: int,
+    backend: str,
+    steps: Item | None,
+    seed: int | None,
+    min_size: float | None,
+    samples_per_insert: float | None,
+    error_buffer: float | tuple[float, float] | None,
+    parameters: Mapping[str, float | None],
+) -> replay_pb2.TableConfig:
+    """Check and build the config of a new table.
+
+    Raises:
+        InvalidArgumentError: the config is invalid.
+    """
+    try:
+        limit = RateLimit.of(min_size, samples_per_insert, error_buffer)
+        described = None if steps is None else Steps.of(dict(columns), steps)
+        return replay_pb2.TableConfig(
+            name=name,
+            columns=_stored_only(dict(columns)) if described is None else described.columns_to_proto(),
+            capacity=capacity,
+            backend=replay_pb2.Backend(
+                name=backend,
+                parameters={name: float(value) for name, value in parameters.items() if value is not None},
+            ),
+            seed=seed,
+            rate_limiter=None if limit is None else limit.to_proto(),
+            steps=None if described is None else described.to_proto(),
+        )
+    except InvalidArgumentError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        expected = "names, whole numbers and columns"
+        raise InvalidArgumentError.of_field("config", expected, str(error)) from None
+
+
+def create_table(
+    config: replay_pb2.TableConfig, if_exists: IfExists | None
+) -> Operation[tuple[TableDescription, bool]]:
+    """Create a table, or open an existing one. Returns its description, and whether it is new."""
+    if if_exists not in (None, *get_args(IfExists)):
+        raise InvalidArgumentError.of_field("if_exists", "'open', 'reset' or 'error'", repr(if_exists))
+    request = replay_pb2.CreateTableRequest(config=config)
+    # A retry might find the table of the first attempt.
+    answer = yield Call("CreateTable", request.SerializeToString(), repeat=if_exists != "error")
+    response = replay_pb2.CreateTableResponse.FromString(bytes(answer))
+    description = TableDescription.from_proto(response.table)
+    if not response.created:
+        yield from _open(description, if_exists)
+    return description, response.created
+
+
+def describe(name: str) -> Operation[TableDescription]:
+    """Fetch the description of a table."""
+    request = replay_pb2.DescribeTableRequest(table=name)
+    answer = yield Call("DescribeTable", request.SerializeToString())
+    return TableDescription.from_proto(replay_pb2.DescribeTableResponse.FromString(bytes(answer)).table)
+
+
+def list_tables() -> Operation[list[TableDescription]]:
+    """Fetch the descriptions of all tables, sorted by name."""
+    answer = yield Call("ListTables", replay_pb2.ListTablesRequest().SerializeToString())
+    tables = replay_pb2.ListTablesResponse.FromString(bytes(answer)).tables
+    return [TableDescription.from_proto(table) for table in tables]
+
+
+def reset_table(name: str, uid: bytes) -> Operation[int]:
+    """Remove all rows of a table, and return their number. Never retried: a second reset would remove newer rows."""
+    request = replay_pb2.ResetTableRequest(table=name, table_uid=uid)
+    answer = yield Call("ResetTable", request.SerializeToString(), repeat=False)
+    return replay_pb2.ResetTableResponse.FromString(bytes(answer)).removed
+
+
+def drop_table(name: str, uid: bytes = b"") -> Operation[None]:
+    """Drop a table; an empty uid matches any table with the name. Never retried: a retry might drop a newer table."""
+    yield Call("DropTable", replay_pb2.DropTableRequest(table=name, table_uid=uid).SerializeToString(), repeat=False)
+
+
+def stats(table: str = "") -> Operation[Stats]:
+    """Fetch statistics of a table, or of the server and all tables."""
+    answer = yield Call("Stats", replay_pb2.StatsRequest(table=table).SerializeToString())
+    return Stats.from_proto(replay_pb2.StatsResponse.FromString(bytes(answer)))
+
+
+def checkpoint(
+    tables: Iterable[str], *, series: str | None, keep: int | None, timeout_s: float | None
+) -> Operation[Checkpoint]:
+    """Have the server write a checkpoint."""
+    if keep is not None and keep < 1:
+        raise InvalidArgumentError.of_field("keep", "at least 1, or None", repr(keep))
+    request = replay_pb2.CheckpointRequest(tables=tables, series=series or "", keep=keep or 0)
+    answer = yield Call("Checkpoint", request.SerializeToString(), repeat=False, timeout_s=timeout_s)
+    return Checkpoint.from_proto(replay_pb2.CheckpointResponse.FromString(bytes(answer)).checkpoint)
+
+
+def list_checkpoints() -> Operation[list[Checkpoint]]:
+    """Fetch the server's checkpoints, oldest first."""
+    answer = yield Call("ListCheckpoints", replay_pb2.ListCheckpointsRequest().SerializeToString())
+    checkpoints = replay_pb2.ListCheckpointsResponse.FromString(bytes(answer)).checkpoints
+    return [Checkpoint.from_proto(each) for each in checkpoints]
+
+
+def verify_checkpoint(name: str, *, timeout_s: float | None) -> Operation[Checkpoint]:
+    """Have the server verify a checkpoint."""
+    request = replay_pb2.VerifyCheckpointRequest(name=name)
+    answer = yield Call("VerifyCheckpoint", request.SerializeToString(), timeout_s=timeout_s)
+    return Checkpoint.from_proto(replay_pb2.VerifyCheckpointResponse.FromString(bytes(answer)).checkpoint)
+
+
+def _open(table: TableDescription, if_exists: IfExists | None) -> Operation[None]:
+    """Apply `if_exists` to an existing table."""
+    if if_exists == "error":
+        raise TableExistsError(
+            f"table {table.name!r} already exists, with {table.size:,} rows",
+            reason="TABLE_EXISTS",
+            metadata={"table": table.name},
+        )
+    if if_exists == "reset":
+        yield from reset_table(table.name, table.uid)
+    if if_exists is None and table.size:
+        log.warning(
+            "opened existing table %r with %s rows; pass if_exists='open' to "
+            "silence this, or if_exists='reset' to empty it",
+            table.name,
+            f"{table.size:,}",
+        )
+
+
+def _stored_only(columns: Mapping[str, Column | Derived]) -> list[replay_pb2.Column]:
+    """The columns of a table without steps, as messages.
+
+    Raises:
+        InvalidArgumentError: a column needs `steps`, or is invalid.
+    """
+    needed = "steps=Transitions(...) or steps=Sequences(...)"
+    for name, column in columns.items():
+        if isinstance(column, get_args(Derived)):
+            raise InvalidArgumentError.of_field(f"columns.{name}", f"a Column, or {needed}", repr(column))
+        if isinstance(column, Column) and not column.sampled:
+            raise InvalidArgumentError.of_field(f"columns.{name}.sampled", f"True, or {needed}", "False")
+        if isinstance(column, Column) and column.at != "step":
+            raise InvalidArgumentError.of_field(
+                f"columns.{name}.at", "'step', or steps=Sequences(...)", repr(column.at)
+            )
+    return Schema(columns).to_proto()  # type: ignore[arg-type]  # Schema refuses anything else

@@ -1,0 +1,170 @@
+"""The operations of a table; see `replay_client.table.Table` for their arguments, results and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from replay_proto.v1 import replay_pb2
+
+from replay_client._answers import BatchReader, RowsReader, joined_rows
+from replay_client._operations.server import describe
+from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows
+from replay_client._rows.choosing import chosen_columns, chosen_of_steps
+from replay_client._rows.columns import BatchOrKeys
+from replay_client._rows.mapped_rows import MappedRows
+from replay_client._transport.call import Call, Operation
+from replay_client._transport.time_limits import time_limit
+from replay_client._writing.inserts import Inserts
+from replay_client.batch import Batch, Rows, UpdateResult
+from replay_client.draws import DrawMode, WeightNorm, beta_for, draw_of
+from replay_client.errors import InvalidArgumentError, ReplayError, TableReplacedError
+from replay_client.results.description import TableDescription
+from replay_client.results.inspection import Inspection
+
+READ_BYTES: Final = 32 << 20
+"""Maximum bytes of rows per reply: larger reads are split."""
+_ANSWER_MARGIN_S: Final = 2.0
+"""Added to a time limit that the server also knows; see `Call.margin_s`."""
+_CHOICES_KEPT: Final = 4
+"""Choices of columns whose readers, which have reusable memory, are kept."""
+
+
+class TableOperations:
+    """See the module. Thread-safe."""
+
+    def __init__(self, table: TableDescription, mapped: MappedRows | None, timeout_s: float) -> None:
+        """``mapped`` copies rows from the server's files, if possible. ``timeout_s`` is the client's default."""
+        self._table = table
+        self._batch_reader = lru_cache(_CHOICES_KEPT)(partial(BatchReader, table.schema, table.steps, mapped))
+        self._rows_reader = lru_cache(_CHOICES_KEPT)(
+            partial(RowsReader, table.schema, of_steps=table.steps is not None)
+        )
+        self._timeout_s = timeout_s
+        self._inserts = Inserts(table)
+
+    def insert(
+        self, rows: Mapping[str, Any], *, priorities: ArrayLike | None, timeout_s: float | None
+    ) -> Operation[NDArray[np.int64]]:
+        """Insert rows exactly once, and return their keys."""
+        table = self._table
+        if table.steps is not None:
+            expected = "a table without steps; use `Table.writer`, because a step belongs to an episode"
+            raise InvalidArgumentError.of_field("rows", expected, f"table {table.name!r}, with steps")
+        columns, row_count = checked_rows(table.schema, rows)
+        checked = None if priorities is None else checked_priorities(priorities, row_count)
+        wait_s = time_limit("timeout_s", timeout_s, self._timeout_s)
+        timeout_of_call_s, margin_s = self._limits(wait_s)
+        keys: list[NDArray[np.int64]] = []
+        for part in _parts(row_count, table.rows_per_insert):
+            values = {name: array[part] for name, array in columns.items()}
+            given = None if checked is None else checked[part]
+            try:
+                keys += yield from self._inserts.insert(
+                    values, given, wait_s=wait_s, timeout_s=timeout_of_call_s, margin_s=margin_s
+                )
+            except ReplayError as error:
+                if part.start:
+                    error.add_note(f"{part.start} of {row_count} rows were inserted before this error")
+                raise
+        return np.concatenate(keys)
+
+    def batch_reader(self, columns: Collection[str] | None) -> BatchReader:
+        """Return the reader of batches with these columns; None: all."""
+        table = self._table
+        if table.steps is None:
+            return self._batch_reader(chosen_columns(table.schema, columns))
+        return self._batch_reader(chosen_of_steps(table.steps, columns))
+
+    def draw(
+        self,
+        batch_size: int,
+        beta: float | None,
+        weight_norm: WeightNorm,
+        draw_mode: DrawMode,
+        timeout_s: float | None,
+        reader: BatchReader,
+    ) -> replay_pb2.Draw:
+        """Check and build the message for a draw with the reader's columns."""
+        wait_s = time_limit("timeout_s", timeout_s, self._timeout_s)
+        return draw_of(batch_size, beta_for(self._table.backend, beta), weight_norm, draw_mode, wait_s, reader.names)
+
+    def sample(self, draw: replay_pb2.Draw, reader: BatchReader) -> Operation[Batch]:
+        """Draw a batch."""
+        batch = yield from self._drawn(draw, None if reader.mapped is None else reader.mapped.request, reader)
+        return batch or (yield from self.sample_again(draw, reader))
+
+    def sample_again(self, draw: replay_pb2.Draw, reader: BatchReader) -> Operation[Batch]:
+        """Draw a replacement for a batch whose rows were overwritten during the copy; the reply contains the rows."""
+        batch = yield from self._drawn(draw, None if reader.mapped is None else reader.mapped.request_again, reader)
+        assert batch is not None
+        return batch
+
+    def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> Operation[UpdateResult]:
+        """Update priorities."""
+        keys = checked_keys(batch_or_keys)
+        values = checked_priorities(priorities, len(keys))
+        updated = stale = 0
+        for part in _parts(len(keys), MOST_KEYS_AT_ONCE):
+            update = replay_pb2.PriorityUpdate(keys=keys[part].tobytes(), priorities=values[part].tobytes())
+            request = replay_pb2.UpdatePrioritiesRequest(
+                table=self._table.name, table_uid=self._table.uid, update=update
+            )
+            answer = yield Call("UpdatePriorities", request.SerializeToString())
+            result = replay_pb2.UpdatePrioritiesResponse.FromString(bytes(answer)).result
+            updated += result.updated
+            stale += result.stale
+        return UpdateResult(updated, stale)
+
+    def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Operation[Rows]:
+        """Read live rows by key."""
+        keys = checked_keys(batch_or_keys)
+        reader = self._rows_reader(chosen_columns(self._table.schema, columns))
+        most = max(1, min(READ_BYTES // max(1, reader.row_bytes), MOST_KEYS_AT_ONCE))
+        parts = []
+        for part in _parts(len(keys), most):
+            request = replay_pb2.ReadRequest(
+                table=self._table.name, table_uid=self._table.uid, keys=keys[part].tobytes(), columns=reader.names
+            )
+            parts.append(reader.read((yield Call("Read", request.SerializeToString()))))
+        return joined_rows(parts)
+
+    def describe(self) -> Operation[TableDescription]:
+        """Fetch the current description of this table, and not of another one with its name."""
+        description = yield from describe(self._table.name)
+        if description.uid != self._table.uid:
+            raise TableReplacedError(
+                f"table {description.name!r} was dropped, and another table now has its name",
+                reason="TABLE_REPLACED",
+                metadata={"table": description.name},
+            )
+        return description
+
+    def inspect(self) -> Operation[Inspection]:
+        """Fetch the distribution of the rows."""
+        request = replay_pb2.InspectRequest(table=self._table.name, table_uid=self._table.uid)
+        answer = yield Call("Inspect", request.SerializeToString())
+        return Inspection.from_proto(replay_pb2.InspectResponse.FromString(bytes(answer)))
+
+    def _drawn(
+        self, draw: replay_pb2.Draw, same_host: replay_pb2.SameHost | None, reader: BatchReader
+    ) -> Operation[Batch | None]:
+        """Draw a batch; None if inserts overwrote rows during the copy."""
+        request = replay_pb2.SampleRequest(
+            table=self._table.name, table_uid=self._table.uid, draw=draw, same_host=same_host
+        )
+        timeout_s, margin_s = self._limits(draw.wait_s)
+        answer = yield Call("Sample", request.SerializeToString(), timeout_s=timeout_s, margin_s=margin_s)
+        return reader.sampled(answer)
+
+    def _limits(self, wait_s: float) -> tuple[float, float]:
+        """Return the time limit of a call that may wait ``wait_s`` for the table, and the margin, in seconds."""
+        return (wait_s, _ANSWER_MARGIN_S) if wait_s else (self._timeout_s, 0.0)
+
+
+def _parts(count: int, most: int) -> list[slice]:
+    """Split ``count`` items into slices of at most ``most`` items; no items give one empty slice."""
+    return [slice(start, min(start + most, count)) for start in range(0, count, most)] or [slice(0, 0)]

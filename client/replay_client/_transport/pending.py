@@ -1,0 +1,116 @@
+"""The unanswered requests of a stream, without I/O, threads or clocks.
+
+    pending.add(request)
+    while (request := pending.next_to_send()) is not None:
+        send(request.parts())
+    request = pending.answered()                    # replies come in the order of the requests
+
+When a stream breaks, a new one sends all of them again, in order:
+
+    pending.broken()
+    pause_s = pending.failed(error, now)            # raises the error if another stream cannot help
+
+So requests must be idempotent or carry a sequence number. Callers do the I/O and pass the time, on any clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from replay_proto.frames import Content
+
+from replay_client._transport.attempts import pauses_s
+from replay_client.errors import ReplayError, ServerUnavailableError
+
+
+@dataclass
+class Request(ABC):
+    """A message waiting for its reply."""
+
+    attempts: int = field(default=0, init=False)
+    """Number of streams on which the message was sent."""
+
+    @abstractmethod
+    def parts(self) -> Sequence[Content]:
+        """Return the serialized message, in parts. It must be complete, because it may be the first on a new stream.
+
+        In a client with threads, the sending thread calls this method, without a lock.
+        """
+
+
+R = TypeVar("R", bound=Request)
+
+
+class PendingRequests(Generic[R]):
+    """See the module."""
+
+    def __init__(self, *, reconnect_timeout_s: float, keep_refused: bool) -> None:
+        """Have no requests.
+
+        Args:
+            reconnect_timeout_s: seconds to retry an unreachable server before `failed` raises.
+            keep_refused: whether refused requests stay pending, so that they are sent again.
+        """
+        self.requests: deque[R] = deque()
+        """Unanswered requests, oldest first."""
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._keep_refused = keep_refused
+        self._sent = 0  # number of requests in flight on the current stream
+        self._failing_since: float | None = None
+        self._pauses_s: Iterator[float] = iter(())
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `next_to_send` returns a request."""
+        return self._sent < len(self.requests)
+
+    def add(self, request: R) -> None:
+        """Add a request, to be sent after the others."""
+        self.requests.append(request)
+
+    def next_to_send(self) -> R | None:
+        """Return the next request to send on the current stream, and count it as sent; None if all were sent."""
+        if self._sent >= len(self.requests):
+            return None
+        request = self.requests[self._sent]
+        self._sent += 1
+        request.attempts += 1
+        return request
+
+    def answered(self) -> R:
+        """Remove and return the request to which a reply belongs that was just received."""
+        self._sent -= 1
+        self._failing_since = None
+        return self.requests.popleft()
+
+    def replace(self, requests: Iterable[R]) -> None:
+        """Replace all requests. Call only while there is no stream."""
+        assert not self._sent
+        self.requests = deque(requests)
+
+    def broken(self) -> None:
+        """Record that the current stream has ended. The next one must send all requests."""
+        self._sent = 0
+
+    def failed(self, error: Exception, now: float) -> float:
+        """Return the seconds until the next stream, after one that ended with this error; call `broken` first.
+
+        Raises:
+            Exception: the error, if the server was unreachable for too long, or if the oldest request was refused.
+        """
+        if not isinstance(error, ServerUnavailableError):
+            self._failing_since = None
+            if isinstance(error, ReplayError) and not self._keep_refused:
+                self.requests.popleft()  # a refusal is also a reply, and replies arrive in order
+            raise error
+        if self._failing_since is None:
+            self._failing_since = now
+            self._pauses_s = pauses_s()
+        if now - self._failing_since >= self._reconnect_timeout_s:
+            self._failing_since = None
+            raise error
+        return next(self._pauses_s)

@@ -1,0 +1,243 @@
+"""The blocks of a writer on their way to the server, without I/O or threads.
+
+    outbox = Outbox(table, block, pending, ..., clock=time.monotonic, wake=wake)
+    outbox.block.add(...)
+    outbox.added()                                  # queues the block when it is full
+    outbox.hand_over()                              # queues it now, unless too many blocks are in flight
+    outbox.answered(request, answer)                # a reply came
+    outbox.failed(error)                            # the stream ended; the outbox decides what that means
+    outbox.check()                                  # raises what went wrong
+
+Blocks are sent in order, each with the next sequence number of a random writer id, so the server applies each exactly
+once, even if a block is sent again. `PendingRequests` sends unacknowledged blocks again when the connection breaks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from replay_proto.frames import Content
+from replay_proto.framing import Array
+from replay_proto.v1 import replay_pb2
+
+from replay_client._rows.block import RowBlock
+from replay_client._transport.insert_ids import WRITER_ID_BYTES
+from replay_client._transport.pending import PendingRequests, Request
+from replay_client.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    InternalServerError,
+    ReplayError,
+    SequenceTooOldError,
+    ServerUnavailableError,
+    TableResetError,
+    WriterUnknownError,
+)
+from replay_client.results.description import TableDescription
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class SentBlock(Request):
+    """Rows in flight."""
+
+    rows: RowBlock
+    head: replay_pb2.WriteRequest
+
+    @property
+    def sequence(self) -> int:
+        """Sequence number of the insert."""
+        return self.head.insertion.sequence
+
+    def parts(self) -> Sequence[Content]:
+        """Serialize the message. This runs when the block is sent, so `append` does not spend time on it."""
+        return self.rows.message(self.head)
+
+
+class Outbox:
+    """See the module."""
+
+    def __init__(
+        self,
+        table: TableDescription,
+        block: RowBlock,
+        pending: PendingRequests[SentBlock],
+        *,
+        max_blocks_in_flight: int,
+        max_delay_s: float,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        """Begin with an empty block.
+
+        Args:
+            table: the table.
+            block: the first block; later ones are like it.
+            pending: the blocks in flight; refused ones must stay pending.
+            max_blocks_in_flight: number of unacknowledged blocks at which `hand_over` refuses another one.
+            max_delay_s: seconds after its first row when a block is due.
+            clock: returns the time in seconds.
+            wake: called when there is a block to send, or to wait for (see `due_in_s`), or when `is_paused` ends.
+        """
+        self.block = block
+        """Rows that have not been sent."""
+        self.acknowledged = 0
+        """Number of acknowledged rows."""
+        self.is_paused = False
+        """Whether sending stopped after a temporary error, until a call retries."""
+        self.has_failed = False
+        """Whether sending stopped for good."""
+        self.is_closed = False
+        """Whether `close` was called."""
+        self._table = table
+        self._pending = pending
+        self._max_blocks_in_flight = max_blocks_in_flight
+        self._max_delay_s = max_delay_s
+        self._clock = clock
+        self._wake = wake
+        self._spare: list[RowBlock] = []
+        self._block_began_s = 0.0
+        self._is_timed = False  # whether `due_in_s` will be called when the block is due
+        self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
+        self._error: ReplayError | None = None  # the next call raises it
+        self.last_sequence = 0
+        """Sequence number of the last block that was handed over."""
+
+    @property
+    def in_flight(self) -> int:
+        """Number of unacknowledged rows, including those in the current block."""
+        return self.block.count + sum(block.rows.count for block in self._pending.requests)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too many blocks are in flight to hand over another one."""
+        return len(self._pending.requests) >= self._max_blocks_in_flight
+
+    def added(self, count: int = 1) -> None:
+        """Call this after adding ``count`` rows to the block. Without room for as many, hand it over if possible."""
+        if self.block.count == count:
+            self._block_began_s = self._clock()
+            if not self._is_timed:
+                self._is_timed = True
+                self._wake()
+        if self.block.room < count:
+            self.hand_over()
+
+    def hand_over(self) -> bool:
+        """Queue the block for sending, unless it is empty or too many are in flight; return whether it is empty now."""
+        if not self.block.count:
+            return True
+        if self.is_full:
+            return False
+        self._pending.add(SentBlock(self.block, self._next_head()))
+        self.block = self._spare.pop() if self._spare else self.block.like()
+        self._wake()
+        return True
+
+    def due_in_s(self) -> float | None:
+        """Hand over the block if it is due; return the seconds until then, or None if there is nothing to wait for.
+
+        If a due block cannot be handed over, call again after the next acknowledgement.
+        """
+        if not self.block.count:
+            self._is_timed = False
+            return None
+        left = self._block_began_s + self._max_delay_s - self._clock()
+        if left <= 0:
+            self.hand_over()
+        return left if 0 < left < math.inf else None
+
+    def has_acknowledged(self, sequence: int) -> bool:
+        """Whether all blocks up to this sequence number are acknowledged."""
+        return not self._pending.requests or self._pending.requests[0].sequence > sequence
+
+    def unacknowledged(self) -> list[dict[str, Array]]:
+        """The rows of each unacknowledged block by column, oldest first."""
+        return [*(block.rows.columns() for block in self._pending.requests), self.block.columns()]
+
+    def too_late(self) -> DeadlineExceededError:
+        """Return the error of a call that has waited for too long."""
+        return DeadlineExceededError(
+            f"{self.in_flight:,} rows of table {self._table.name!r} were not acknowledged in time; an open "
+            "writer keeps sending them"
+        )
+
+    def check(self) -> None:
+        """Raise the error that stopped sending, if any. A temporary error is raised once; the next call retries."""
+        if self._error is None and not self.is_paused and not self.is_closed:
+            return
+        if self.is_closed:
+            raise ClosedError("this writer is closed")
+        error = self._error
+        if error is None:
+            self.is_paused = False
+            self._wake()
+            return
+        if not self.has_failed:
+            self._error = None
+        raise error.with_traceback(None)
+
+    def close(self) -> None:
+        """Refuse further calls."""
+        self.is_closed = True
+        self._wake()
+
+    def answered(self, block: SentBlock, answer: Content) -> None:
+        """Process the reply to a block that was just removed from the pending ones."""
+        sequence = replay_pb2.WriteResponse.FromString(bytes(answer)).sequence
+        if sequence != block.sequence:
+            raise InternalServerError(f"expected a reply to block {block.sequence}, got one to block {sequence}")
+        self._acknowledge(block)
+
+    def failed(self, error: Exception) -> None:
+        """Process the error that ended the stream. Afterwards, continue unless `is_paused` or `has_failed`."""
+        match error:
+            case TableResetError():
+                pass  # The table was reset while the block waited, so it was not inserted: send it again.
+            case SequenceTooOldError():
+                # The server applied the oldest block long ago, and has forgotten the keys.
+                oldest, *others = self._pending.requests
+                self._pending.replace(others)
+                self._acknowledge(oldest)
+            case WriterUnknownError() if self._begin_anew():
+                pass
+            case ReplayError():
+                self._error = error
+                self.is_paused = isinstance(error, ServerUnavailableError) or error.reason == "NO_SPACE"
+                self.has_failed = not self.is_paused
+            case _:
+                log.error("a writer of table %r failed", self._table.name, exc_info=error)
+                self._error = InternalServerError(f"cannot parse the reply: {error!r}")
+                self.has_failed = True
+
+    def _acknowledge(self, block: SentBlock) -> None:
+        self.acknowledged += block.rows.count
+        if block.attempts == 1:  # otherwise, the sender of an earlier stream may still be reading the block
+            block.rows.clear()
+            self._spare.append(block.rows)
+
+    def _begin_anew(self) -> bool:
+        """Switch to a new writer id; False if that could insert rows twice.
+
+        The server forgets idle writers. If no pending block was sent on an earlier stream, the server has applied none.
+        """
+        if any(block.attempts > 1 for block in self._pending.requests):
+            return False
+        self._writer_id = secrets.token_bytes(WRITER_ID_BYTES)
+        self.last_sequence = 0
+        self._pending.replace([SentBlock(block.rows, self._next_head()) for block in self._pending.requests])
+        return True
+
+    def _next_head(self) -> replay_pb2.WriteRequest:
+        self.last_sequence += 1
+        return replay_pb2.WriteRequest(
+            table=self._table.name,
+            table_uid=self._table.uid,
+            writer_id=self._writer_id,
+            insertion=replay_pb2.Insertion(sequence=self.last_sequence),
+        )
