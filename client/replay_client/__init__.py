@@ -60,6 +60,7 @@ from replay_client.results.stats import (
     TableStats,
     TimesSampled,
 )
+from replay_client.row_loader import RowLoader
 from replay_client.row_reader import RowReader
 from replay_client.sampler import Sampler
 from replay_client.security import Tls
@@ -99,6 +100,7 @@ __all__ = [
     "ReplayError",
     "ResourceExhaustedError",
     "Return",
+    "RowLoader",
     "RowReader",
     "Rows",
     "Sampler",

@@ -16,12 +16,14 @@ Any call to the server may raise `ReplayError`; methods list only more specific 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
 
+from replay_client._extras import check_extra
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
 from replay_client._transport.address import checked_address
@@ -34,6 +36,7 @@ from replay_client.errors import InvalidArgumentError, TableNotFoundError
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats
+from replay_client.row_loader import check_room
 from replay_client.security import Tls
 from replay_client.table import Table
 
@@ -152,6 +155,51 @@ class ReplayClient:
         )
         description, created = self._run(operations.create_table(config, if_exists))
         return Table(self._link, description, created=created)
+
+    def load_parquet(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        priorities: bool = True,
+        keys: bool = False,
+        timeout_s: float | None = None,
+        progress: bool = False,
+        **config: Any,
+    ) -> Table:
+        """Create a table with the config and the rows of a file that `Table.to_parquet` wrote.
+
+        Args:
+            path: the file.
+            name: name of the new table; None: that of the exported table.
+            priorities: as for `Table.load_parquet`.
+            keys: as for `Table.load_parquet`.
+            timeout_s: as for `Table.load_parquet`.
+            progress: as for `Table.load_parquet`.
+            **config: arguments of `create_table`, except `columns`, that replace those of the exported table.
+
+        Raises:
+            TableExistsError: there is a table with this name; to add rows to it, call `Table.load_parquet`.
+            InvalidArgumentError: the file has no config, or an option is not possible. No table was created.
+            ReplayError: as for `create_table` and `Table.load_parquet`. If not all rows can be inserted, the table
+                remains.
+        """
+        check_extra("arrow", "pyarrow")
+        if progress:
+            check_extra("cli", "rich")
+        from replay_client import arrow  # pyarrow is optional
+
+        rows = arrow.ParquetRows(path)
+        exported = rows.table()
+        if "columns" in config:
+            raise InvalidArgumentError.of_field("columns", "none, because the file has them", repr(config["columns"]))
+        given = {**exported.create_arguments(keep_parameters="backend" not in config), "if_exists": "error", **config}
+        check_room(rows.row_count, given)
+        rows.check(exported, priorities=priorities, keys=keys)
+        table = self.create_table(name or exported.name, **given)
+        loader = table.loader(priorities=priorities, timeout_s=timeout_s)
+        rows.load(exported, loader, priorities=priorities, progress=progress)
+        return table
 
     def table(self, name: str) -> Table:
         """Open an existing table.

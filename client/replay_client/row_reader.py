@@ -61,7 +61,7 @@ class RowReader:
         self._read = read
         self._name = table.name
         self._chunk = checked_count("chunk", chunk)
-        by_key = self._by_key(_bar(table.name, self.total) if progress else nullcontext(lambda _: None))
+        by_key = self._by_key(progress_bar(table.name, self.total) if progress else nullcontext(lambda _: None))
         self._rows = self._by_episode(by_key) if order == "episode" else by_key
 
     def __iter__(self) -> RowReader:
@@ -126,13 +126,13 @@ def _runs(rows: Rows) -> Iterator[Rows]:
 
 
 @contextmanager
-def _bar(table: str, total: int) -> Iterator[Advance]:
-    """Show a progress bar on standard error."""
+def progress_bar(title: str, total: int) -> Iterator[Advance]:
+    """Show a progress bar on standard error (needs the extra ``cli``); yields a function that advances it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    title = TextColumn("[bold]{task.description}")
+    text = TextColumn("[bold]{task.description}")
     console = Console(stderr=True)
-    with Progress(title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task(table, total=total)
+    with Progress(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task(title, total=total)
         yield lambda count: progress.advance(task, count)

@@ -12,6 +12,7 @@ is dropped and created again with the same name, it is a different table: calls 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -21,7 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.frames import Content
+from replay_proto.framing import Array
+from replay_proto.v1 import replay_pb2
 
+from replay_client._extras import check_extra
 from replay_client._operations.server import describe, drop_table, reset_table, stats
 from replay_client._operations.table import TableOperations
 from replay_client._rows.choosing import chosen_columns
@@ -37,11 +41,15 @@ from replay_client.draws import DrawMode, WeightNorm
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
+from replay_client.results.transfers import Exported, Loaded
+from replay_client.row_loader import RowLoader
 from replay_client.row_reader import RowOrder, RowReader
 from replay_client.sampler import Sampler
 from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from replay_client._tensors import Device, TensorSampler
 
 T = TypeVar("T")
@@ -238,6 +246,116 @@ class Table:
         """
         read = partial(self.read, columns=chosen_columns(self.schema, columns))
         return RowReader(read, self._run(self._operations.describe()), chunk=chunk, order=order, progress=progress)
+
+    def to_arrow(self, *, order: RowOrder = "key", progress: bool = False) -> pyarrow.Table:
+        """Read all rows that are live now into an Arrow table (needs the extra ``arrow``).
+
+        `replay_client.arrow` describes its columns.
+
+        Args:
+            order: as for `rows`.
+            progress: as for `rows`.
+
+        Raises:
+            MissingExtraError: the extra ``arrow`` is not installed.
+            ReplayError: as for `rows`.
+        """
+        check_extra("arrow", "pyarrow")
+        from replay_client import arrow  # pyarrow is optional
+
+        table = self._run(self._operations.describe())
+        return arrow.table_of(self.rows(chunk=arrow.rows_per_group(table), order=order, progress=progress), table)
+
+    def to_parquet(self, path: str | os.PathLike[str], *, order: RowOrder = "key", progress: bool = False) -> Exported:
+        """Write all rows that are live now to a Parquet file (needs the extra ``arrow``).
+
+        The table remains in use meanwhile: rows inserted after this call are not written, and rows that are evicted
+        before they are read are counted. An existing file is replaced once all rows are written. `replay_client.arrow`
+        describes the columns of the file.
+
+        Args:
+            path: the file.
+            order: as for `rows`.
+            progress: as for `rows`.
+
+        Returns:
+            How many rows were written, and how many were evicted before they were read.
+
+        Raises:
+            MissingExtraError: the extra ``arrow`` is not installed.
+            OSError: the file cannot be written.
+            ReplayError: as for `rows`.
+        """
+        check_extra("arrow", "pyarrow")
+        from replay_client import arrow  # pyarrow is optional
+
+        table = self._run(self._operations.describe())
+        reader = self.rows(chunk=arrow.rows_per_group(table), order=order, progress=progress)
+        return arrow.write_parquet(reader, table, path)
+
+    def load_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        priorities: bool = True,
+        keys: bool = False,
+        timeout_s: float | None = None,
+        progress: bool = False,
+    ) -> Loaded:
+        """Insert the rows of a Parquet file exactly once (needs the extra ``arrow``).
+
+        The file is read twice: all rows are checked before the first one is inserted. In a table of steps, rows keep
+        their episodes and steps, so the same windows can be drawn as from the exported table. Files that other programs
+        wrote need the table's columns, with dtypes and shapes as for `insert`.
+
+        Args:
+            path: the file.
+            priorities: whether rows get the priorities in the file; otherwise, the largest live one. See `loader`.
+            keys: whether rows must get the keys in the file. A table numbers its rows from 0 without gaps, so this is
+                possible only if the file begins with the table's next key, and if nothing else inserts meanwhile.
+            timeout_s: seconds that each request waits, as for `insert`.
+            progress: show a bar on standard error (needs the extra ``cli``).
+
+        Returns:
+            How many rows were inserted, and the key of the first one.
+
+        Raises:
+            InvalidArgumentError: the file is not a Parquet file, or its columns differ from the table's, or an option
+                is not possible. Nothing was inserted.
+            FileNotFoundError: there is no such file.
+            MissingExtraError: an extra is not installed.
+            ReplayError: as for `insert`. A note on the error says how many rows were inserted.
+        """
+        check_extra("arrow", "pyarrow")
+        if progress:
+            check_extra("cli", "rich")
+        from replay_client import arrow  # pyarrow is optional
+
+        loader = self.loader(priorities=priorities, timeout_s=timeout_s)
+        rows, table = arrow.ParquetRows(path), self._run(self._operations.describe())
+        rows.check(table, priorities=priorities, keys=keys)
+        return rows.load(table, loader, priorities=priorities, progress=progress)
+
+    def loader(self, *, priorities: bool = True, timeout_s: float | None = None) -> RowLoader:
+        """Create a loader, which inserts rows that were read from this or another table.
+
+        Args:
+            priorities: whether rows keep their priorities; otherwise, they get the largest live one. Rows of a table of
+                steps without a known priority get the largest known one.
+            timeout_s: seconds that each request waits, as for `insert`.
+
+        Raises:
+            InvalidArgumentError: the time limit is invalid.
+        """
+        wait_s = time_limit("timeout_s", timeout_s, self._connection.timeout_s)
+
+        def insert(
+            columns: Mapping[str, Array], given: NDArray[np.float64] | None, runs: replay_pb2.Runs
+        ) -> NDArray[np.int64]:
+            self._connection.check_usable()
+            return self._run(self._operations.insert_part(columns, given, runs, wait_s))
+
+        return RowLoader(self._description, insert, priorities=priorities)
 
     def writer(
         self,

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import BatchReader, RowsReader, joined_rows
@@ -57,20 +58,31 @@ class TableOperations:
         columns, row_count = checked_rows(table.schema, rows)
         checked = None if priorities is None else checked_priorities(priorities, row_count)
         wait_s = time_limit("timeout_s", timeout_s, self._timeout_s)
-        timeout_of_call_s, margin_s = self._limits(wait_s)
         keys: list[NDArray[np.int64]] = []
         for part in _parts(row_count, table.rows_per_insert):
             values = {name: array[part] for name, array in columns.items()}
             given = None if checked is None else checked[part]
             try:
-                keys += yield from self._inserts.insert(
-                    values, given, wait_s=wait_s, timeout_s=timeout_of_call_s, margin_s=margin_s
-                )
+                keys.append((yield from self.insert_part(values, given, None, wait_s)))
             except ReplayError as error:
                 if part.start:
                     error.add_note(f"{part.start} of {row_count} rows were inserted before this error")
                 raise
         return np.concatenate(keys)
+
+    def insert_part(
+        self,
+        columns: Mapping[str, Array],
+        priorities: NDArray[np.float64] | None,
+        runs: replay_pb2.Runs | None,
+        wait_s: float,
+    ) -> Operation[NDArray[np.int64]]:
+        """Insert checked rows in one request, and return their keys; see `Inserts.insert`."""
+        timeout_s, margin_s = self._limits(wait_s)
+        ranges = yield from self._inserts.insert(
+            columns, priorities, runs=runs, wait_s=wait_s, timeout_s=timeout_s, margin_s=margin_s
+        )
+        return np.concatenate(ranges)
 
     def batch_reader(self, columns: Collection[str] | None) -> BatchReader:
         """Return the reader of batches with these columns; None: all."""

@@ -28,6 +28,7 @@ class Inserts:
         columns: Mapping[str, Array],
         priorities: NDArray[np.float64] | None,
         *,
+        runs: replay_pb2.Runs | None = None,
         wait_s: float,
         timeout_s: float,
         margin_s: float,
@@ -36,7 +37,8 @@ class Inserts:
 
         Args:
             columns: the result of `checked_rows`.
-            priorities: float64[n], or None.
+            priorities: float64[n], or None. In a table of steps: of the anchors that the rows complete.
+            runs: streams, episodes and steps of the rows; None: not given, in a table without steps.
             wait_s: seconds that the server waits for the rate limiter, or for room in a queue.
             timeout_s: as for `Call`.
             margin_s: as for `Call`.
@@ -45,7 +47,7 @@ class Inserts:
             The keys of the rows, as ranges.
         """
         with self._ids.lend() as insert_id:
-            message = self._message(insert_id, columns, priorities, wait_s)
+            message = self._message(insert_id, columns, priorities, runs, wait_s)
             try:
                 answer = yield Call("Insert", message, timeout_s=timeout_s, margin_s=margin_s)
             except WriterUnknownError as error:
@@ -53,7 +55,7 @@ class Inserts:
                     raise
                 # The server forgets idle writers. A refused first attempt was never applied.
                 insert_id.begin_anew()
-                message = self._message(insert_id, columns, priorities, wait_s)
+                message = self._message(insert_id, columns, priorities, runs, wait_s)
                 answer = yield Call("Insert", message, timeout_s=timeout_s, margin_s=margin_s)
         ranges = replay_pb2.InsertResponse.FromString(bytes(answer)).keys
         return [np.arange(keys.first, keys.first + keys.count, dtype=np.int64) for keys in ranges]
@@ -63,6 +65,7 @@ class Inserts:
         insert_id: InsertId,
         columns: Mapping[str, Array],
         priorities: NDArray[np.float64] | None,
+        runs: replay_pb2.Runs | None,
         wait_s: float,
     ) -> bytes:
         row_count = len(next(iter(columns.values())))
@@ -70,6 +73,7 @@ class Inserts:
             row_count=row_count,
             priorities=b"" if priorities is None else priorities.tobytes(),
             sequence=insert_id.sequence,
+            runs=runs,
             wait_s=wait_s,
         )
         head = replay_pb2.InsertRequest(

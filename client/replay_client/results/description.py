@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from replay_proto.errors import FieldError
 from replay_proto.inserts import INSERT_BYTES, MOST_ROWS_AT_ONCE
@@ -64,6 +64,38 @@ class TableDescription:
         if self.rate_limit is not None and self.rate_limit.largest_insert is not None:
             fitting = min(fitting, self.rate_limit.largest_insert)
         return fitting
+
+    def to_config(self) -> replay_pb2.TableConfig:
+        """Convert the config to a message, to create such a table again."""
+        return replay_pb2.TableConfig(
+            name=self.name,
+            columns=self.schema.to_proto() if self.steps is None else self.steps.columns_to_proto(),
+            capacity=self.capacity,
+            backend=replay_pb2.Backend(name=self.backend, parameters=self.parameters),
+            seed=self.seed,
+            rate_limiter=None if self.rate_limit is None else self.rate_limit.to_proto(),
+            steps=None if self.steps is None else self.steps.to_proto(),
+        )
+
+    def create_arguments(self, *, keep_parameters: bool = True) -> dict[str, Any]:
+        """Return keyword arguments for `ReplayClient.create_table`, to create such a table again under another name.
+
+        Args:
+            keep_parameters: whether to include the parameters of the backend.
+        """
+        steps, limit = self.steps, self.rate_limit
+        has_ratio = limit is not None and limit.samples_per_insert is not None
+        return {
+            "columns": self.schema if steps is None else {**steps.schema, **steps.derived},
+            "capacity": self.capacity,
+            "backend": self.backend,
+            "steps": None if steps is None else steps.item,
+            "seed": self.seed,
+            "min_size": None if limit is None else limit.min_size,
+            "samples_per_insert": None if limit is None else limit.samples_per_insert,
+            "error_buffer": (limit.min_diff, limit.max_diff) if limit is not None and has_ratio else None,
+            **(self.parameters if keep_parameters else {}),
+        }
 
     @classmethod
     def from_proto(cls, message: replay_pb2.TableDescription) -> TableDescription:

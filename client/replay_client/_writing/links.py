@@ -1,0 +1,195 @@
+"""The streams, episodes and steps of rows that were read from a table and are inserted again.
+
+    links = StepLinks(table.steps.window)
+    linked = links.of(rows)                                     # chunk after chunk, in order of insertion
+    message.runs = linked.runs(0, 100)
+    message.priorities = linked.priorities[linked.places[0] : linked.places[100]]
+
+In a table of steps, an insert has one priority for each anchor whose window it completes. Anchors may be in earlier
+chunks, so `StepLinks` remembers the newest rows of every stream. It computes with arrays: a loop over the rows would
+take longer than everything else.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.steps import WindowShape
+from replay_proto.v1 import replay_pb2
+
+from replay_client.batch import Rows
+
+_GOES_ON: Final = replay_pb2.EPISODE_END_UNSPECIFIED
+_LARGEST_STREAM: Final = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of consecutive rows, and the priorities that an insert of them may have."""
+
+    streams: NDArray[np.uint64]
+    """uint64[n]: stream of each row."""
+    episodes: NDArray[np.uint64]
+    """uint64[n]: episode of each row within its stream."""
+    steps: NDArray[np.int64] | None
+    """int64[n]: number of each step within its episode; None: not a table of steps."""
+    ends: NDArray[np.uint8] | None
+    """uint8[n]: whether and how each row closes its episode; None: not a table of steps."""
+    starts: NDArray[np.intp]
+    """int64[m]: the first row of each run."""
+    priorities: NDArray[np.float64]
+    """float64[p]: in a table of steps, priorities of the anchors that the rows complete; otherwise, of the rows."""
+    places: NDArray[np.intp]
+    """int64[n + 1]: index of the first priority of each row; finally p."""
+
+    def part_end(self, first: int, most_rows: int, most_runs: int) -> int:
+        """Return the row after the longest part that begins at a row and has at most this many rows and runs."""
+        end = min(first + most_rows, len(self.streams))
+        next_start = int(self.starts.searchsorted(first, "right")) + most_runs - 1
+        return min(end, int(self.starts[next_start])) if next_start < len(self.starts) else end
+
+    def runs(self, first: int, end: int) -> replay_pb2.Runs:
+        """Return the runs of the rows from ``first`` up to but excluding ``end``."""
+        later = self.starts[(self.starts > first) & (self.starts < end)]
+        starts, ends = np.append(first, later), np.append(later, end)
+        runs = replay_pb2.Runs(
+            row_counts=(ends - starts).astype("<i8").tobytes(),
+            streams=self.streams[starts].astype("<u8").tobytes(),
+            episodes=self.episodes[starts].astype("<u8").tobytes(),
+        )
+        if self.steps is not None and self.ends is not None:
+            runs.first_steps = self.steps[starts].astype("<i8").tobytes()
+            runs.ends = self.ends[ends - 1].tobytes()
+        return runs
+
+
+def links_of_rows(rows: Rows) -> Links:
+    """Return the links of rows of a table without steps."""
+    is_start = np.ones(rows.batch_size, bool)
+    is_start[1:] = (rows.streams[1:] != rows.streams[:-1]) | (rows.episodes[1:] != rows.episodes[:-1])
+    starts, places = np.flatnonzero(is_start), np.arange(rows.batch_size + 1)
+    return Links(rows.streams, rows.episodes, None, None, starts, rows.priorities, places)
+
+
+@dataclass
+class _Steps:
+    """Rows of a table of steps, sorted by stream and then by time."""
+
+    original: NDArray[np.uint64]
+    """uint64[n]: stream of each row in the table that it was read from."""
+    streams: NDArray[np.uint64]
+    """uint64[n]: stream of each row in the table that it is inserted into."""
+    episodes: NDArray[np.uint64]
+    steps: NDArray[np.int64]
+    ends: NDArray[np.uint8]
+    priorities: NDArray[np.float64]
+
+    def mapped(self, of: Callable[[NDArray[Any]], NDArray[Any]]) -> _Steps:
+        """Apply a function to every array."""
+        return _Steps(*(of(getattr(self, each.name)) for each in fields(self)))
+
+    def joined(self, other: _Steps) -> _Steps:
+        """Append other rows."""
+        return _Steps(*(np.concatenate([getattr(self, each.name), getattr(other, each.name)]) for each in fields(self)))
+
+
+class StepLinks:
+    """Computes the links of rows of a table of steps, chunk after chunk.
+
+    Each stream gets a new random number, because the table may already contain the original one. A row that does not
+    continue its stream, because rows are missing, begins another stream, which may begin at any step.
+    """
+
+    def __init__(self, window: WindowShape) -> None:
+        self._window = window
+        self._kept = _Steps(*(np.empty(0, dtype) for dtype in ("u8", "u8", "u8", "i8", "u1", "f8")))
+
+    def of(self, rows: Rows) -> Links:
+        """Compute the links of the next rows, in the order in which they are inserted."""
+        assert rows.steps is not None
+        assert rows.ends is not None
+        new = _Steps(
+            rows.streams, _random_streams(rows.batch_size), rows.episodes, rows.steps, rows.ends, rows.priorities
+        )
+        kept_count = len(self._kept.original)
+        together = self._kept.joined(new)
+        order = np.argsort(together.original, kind="stable")
+        by_stream = together.mapped(lambda values: values[order])
+        follows = _follow(by_stream)
+        is_new = order >= kept_count
+        by_stream.streams = by_stream.streams[_last_true(~(follows & is_new))]
+        place_of = np.empty_like(order)
+        place_of[order] = np.arange(len(order))
+        places_of_new = place_of[kept_count:]
+        priorities, places = self._priorities(by_stream, places_of_new)
+        self._keep(by_stream)
+        streams = by_stream.streams[places_of_new]
+        return Links(streams, rows.episodes, rows.steps, rows.ends, _run_starts(streams, new), priorities, places)
+
+    def _priorities(self, by_stream: _Steps, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+        """Return the priorities of the anchors that rows complete, and the index of each row's first one.
+
+        A step completes the anchor ``forward`` steps earlier; a closing row completes all anchors since then. The
+        priority is NaN if the anchor's row is missing, or could not be drawn when it was read.
+        """
+        forward, _, period = self._window
+        steps = by_stream.steps[rows]
+        first = -(-np.maximum(steps - forward, 0) // period)
+        end = -(-np.where(by_stream.ends[rows] == _GOES_ON, steps - forward + 1, steps) // period)
+        counts = np.maximum(end - first, 0)
+        places = np.append(0, np.cumsum(counts))
+        numbers = np.arange(places[-1]) - np.repeat(places[:-1] - first, counts)
+        back = np.repeat(steps, counts) - numbers * period
+        completing = np.repeat(rows, counts)
+        anchors = np.maximum(completing - back, 0)
+        is_there = (
+            (by_stream.streams[anchors] == by_stream.streams[completing])
+            & (by_stream.episodes[anchors] == by_stream.episodes[completing])
+            & (by_stream.steps[anchors] == numbers * period)
+        )
+        return np.where(is_there, by_stream.priorities[anchors], np.nan), places
+
+    def _keep(self, by_stream: _Steps) -> None:
+        """Keep the newest rows of each stream: those whose windows later rows complete, but at least one."""
+        streams = by_stream.original
+        is_last = np.append(streams[1:] != streams[:-1], True)[: len(streams)]
+        lasts = np.flatnonzero(is_last)
+        to_last = lasts[np.searchsorted(lasts, np.arange(len(streams)))] - np.arange(len(streams))
+        is_kept = to_last < max(1, self._window.forward)
+        self._kept = by_stream.mapped(lambda values: values[is_kept])
+
+
+def _follow(by_stream: _Steps) -> NDArray[np.bool_]:
+    """bool[n]: whether each row continues its stream: with the next step, or with the first of another episode."""
+    follows = np.zeros(len(by_stream.steps), bool)
+    same_episode = by_stream.episodes[1:] == by_stream.episodes[:-1]
+    next_step = (by_stream.steps[1:] == by_stream.steps[:-1] + 1) & (by_stream.ends[:-1] == _GOES_ON)
+    follows[1:] = by_stream.original[1:] == by_stream.original[:-1]
+    follows[1:] &= np.where(same_episode, next_step, by_stream.steps[1:] == 0)
+    return follows
+
+
+def _run_starts(streams: NDArray[np.uint64], rows: _Steps) -> NDArray[np.intp]:
+    """int64[m]: rows that are not the next step of the row before them."""
+    is_next = (
+        (streams[1:] == streams[:-1])
+        & (rows.episodes[1:] == rows.episodes[:-1])
+        & (rows.steps[1:] == rows.steps[:-1] + 1)
+        & (rows.ends[:-1] == _GOES_ON)
+    )
+    return np.flatnonzero(np.append(True, ~is_next))
+
+
+def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """int64[n]: for each position the last one, up to there, whose flag is set; the first flag must be."""
+    return np.maximum.accumulate(np.where(flags, np.arange(len(flags)), 0))
+
+
+def _random_streams(count: int) -> NDArray[np.uint64]:
+    random = np.random.default_rng(secrets.randbits(128))
+    return random.integers(1, _LARGEST_STREAM, count, np.uint64, endpoint=True)

@@ -1,0 +1,340 @@
+"""Rows as Arrow tables and Parquet files.
+
+    data = table.to_arrow()                             # a pyarrow.Table
+    table.to_parquet("cartpole.parquet")
+    table.load_parquet("cartpole.parquet")              # into a table with the same columns
+    client.load_parquet("cartpole.parquet", "copy")     # into a new table with the config of the original one
+
+Each column of the table is a column of the file: a number, a ``FixedSizeList`` for vectors, or a ``fixed_shape_tensor``
+for arrays with more dimensions. Values are not converted. Further columns begin with an underscore, like no column of a
+table does:
+
+| column | type | value |
+|---|---|---|
+| ``_key`` | int64 | key of the row |
+| ``_priority`` | double | priority; null for rows that cannot be drawn |
+| ``_stream``, ``_episode`` | uint64 | stream of experience, and the episode within it |
+| ``_step`` | int64 | number of the step within its episode; only in tables of steps |
+| ``_terminated``, ``_truncated`` | bool | whether the row closes its episode, and how; only in tables of steps |
+
+The metadata of the file contains the table's config as JSON (`TableConfig` of the protocol), under ``replay.table``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from google.protobuf import json_format
+from numpy.typing import NDArray
+from replay_proto.framing import Array
+from replay_proto.schema import Column
+from replay_proto.v1 import replay_pb2
+
+from replay_client.batch import Rows
+from replay_client.errors import InternalServerError, InvalidArgumentError
+from replay_client.results.description import TableDescription
+from replay_client.results.transfers import Exported, Loaded
+from replay_client.row_loader import RowLoader, check_loadable
+from replay_client.row_reader import RowReader, progress_bar
+
+CONFIG_KEY: Final = b"replay.table"
+"""Key of the table's config in the metadata of a schema."""
+GROUP_BYTES: Final = 8 << 20
+"""Maximum bytes of rows in a row group, unless a row is larger: what an export holds in memory, a few times."""
+GROUP_ROWS: Final = 1 << 16
+"""Maximum rows in a row group."""
+LOADED_ROWS: Final = 1 << 13
+"""Maximum rows that are read from a file at a time: as many as an insert has."""
+COMPRESSION: Final = "zstd"
+
+_KEY: Final = "_key"
+_PRIORITY: Final = "_priority"
+_LINKS: Final = ("_stream", "_episode")
+_STEP: Final = "_step"
+_ENDS: Final = ("_truncated", "_terminated")  # as in `EpisodeEnd`, from 1
+_STEP_COLUMNS: Final = (*_LINKS, _STEP, *_ENDS)
+
+
+def rows_per_group(table: TableDescription) -> int:
+    """Return the number of rows of a table that an export reads at a time."""
+    return max(1, min(GROUP_ROWS, GROUP_BYTES // max(1, table.row_bytes)))
+
+
+def schema_of(table: TableDescription) -> pa.Schema:
+    """Return the schema of a table's rows, with the table's config in its metadata."""
+    of_steps = table.steps is not None
+    fields = [pa.field(name, _type_of(column), nullable=False) for name, column in table.schema.items()]
+    fields += [pa.field(_KEY, pa.int64(), nullable=False), pa.field(_PRIORITY, pa.float64(), nullable=of_steps)]
+    fields += [pa.field(name, pa.uint64(), nullable=False) for name in _LINKS]
+    if of_steps:
+        fields.append(pa.field(_STEP, pa.int64(), nullable=False))
+        fields += [pa.field(name, pa.bool_(), nullable=False) for name in _ENDS]
+    return pa.schema(fields, {CONFIG_KEY: json_format.MessageToJson(table.to_config(), indent=None)})
+
+
+def batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+    """Convert rows to a record batch, without copying numbers."""
+    arrays = [_array_of(values, schema.field(name).type) for name, values in rows.columns.items()]
+    arrays += [_flat_array(rows.row_keys), _flat_array(rows.priorities, is_valid=~np.isnan(rows.priorities))]
+    arrays += [_flat_array(rows.streams), _flat_array(rows.episodes)]
+    if rows.steps is not None and rows.ends is not None:
+        arrays.append(_flat_array(rows.steps))
+        arrays += [_flat_array(rows.ends == end) for end, _ in enumerate(_ENDS, 1)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def table_of(reader: RowReader, table: TableDescription) -> pa.Table:
+    """Read all rows into an Arrow table."""
+    schema = schema_of(table)
+    return pa.Table.from_batches([batch_of(rows, schema) for rows in reader], schema)
+
+
+def write_parquet(reader: RowReader, table: TableDescription, path: str | os.PathLike[str]) -> Exported:
+    """Write all rows to a file, which appears when it is complete.
+
+    Raises:
+        OSError: the file cannot be written.
+        ReplayError: rows cannot be read.
+    """
+    schema = schema_of(table)
+    written = 0
+    with (
+        _replacing(Path(path)) as part,
+        pq.ParquetWriter(part, schema, compression=COMPRESSION, use_dictionary=_repetitive(table)) as writer,
+    ):
+        for rows in reader:
+            writer.write_batch(batch_of(rows, schema))
+            written += rows.batch_size
+    return Exported(written, reader.inserted, reader.overtaken)
+
+
+class ParquetRows:
+    """The rows of a Parquet file, read a few thousand at a time."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open a file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            InvalidArgumentError: it is not a Parquet file.
+        """
+        try:
+            self._file = pq.ParquetFile(path)
+        except pa.ArrowInvalid as error:
+            raise InvalidArgumentError.of_field("path", "a Parquet file", f"{os.fspath(path)!r}: {error}") from None
+        self._schema: pa.Schema = self._file.schema_arrow
+        self._path = os.fspath(path)
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return int(self._file.metadata.num_rows)
+
+    def table(self) -> TableDescription:
+        """Return the description of the exported table, without rows.
+
+        Raises:
+            InvalidArgumentError: the file was not exported from a table, or by a newer version.
+        """
+        stored = (self._schema.metadata or {}).get(CONFIG_KEY)
+        if stored is None:
+            expected = "a file exported from a table, or an existing table to load it into"
+            raise InvalidArgumentError.of_field("path", expected, f"{self._path!r}, without a table's config")
+        try:
+            config = json_format.Parse(stored, replay_pb2.TableConfig())
+            return TableDescription.from_proto(replay_pb2.TableDescription(config=config))
+        except (json_format.ParseError, InternalServerError) as error:
+            raise InvalidArgumentError.of_field("path", "a file with a config that is known here", str(error)) from None
+
+    def check(self, table: TableDescription, *, priorities: bool, keys: bool) -> None:
+        """Check that all rows can be loaded into a table; see `Table.load_parquet`.
+
+        Raises:
+            InvalidArgumentError: names the column or the option.
+        """
+        self._check_columns(table, priorities=priorities, keys=keys)
+        of_steps, next_key = table.steps is not None, table.inserted
+        for rows in self._rows(table, _KEY if keys else None, _PRIORITY if priorities else None):
+            check_loadable(table.schema, rows, of_steps=of_steps, priorities=priorities)
+            if keys:
+                _check_keys(rows.row_keys, next_key)
+                next_key += rows.batch_size
+
+    def load(self, table: TableDescription, loader: RowLoader, *, priorities: bool, progress: bool) -> Loaded:
+        """Insert all rows.
+
+        Raises:
+            ReplayError: as for `RowLoader.insert`.
+        """
+        bar = progress_bar(table.name, self.row_count) if progress else nullcontext(lambda _: None)
+        with bar as advance:
+            for rows in self._rows(table, _PRIORITY if priorities else None):
+                loader.insert(rows)
+                advance(rows.batch_size)
+        return Loaded(loader.inserted, loader.first_key)
+
+    def _check_columns(self, table: TableDescription, *, priorities: bool, keys: bool) -> None:
+        stored = [name for name in self._schema.names if not name.startswith("_")]
+        missing = [name for name in table.schema if name not in stored]
+        unknown = [name for name in stored if name not in table.schema]
+        if missing or unknown:
+            got = "; ".join(
+                f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names
+            )
+            raise InvalidArgumentError.of_field("columns", ", ".join(table.schema), got)
+        if table.steps is None and _STEP in self._schema.names:
+            raise InvalidArgumentError.of_field("path", f"rows without steps, as in table {table.name!r}", "steps")
+        for option, is_wanted, columns in (
+            ("steps", table.steps is not None, _STEP_COLUMNS),
+            ("priorities", priorities, (_PRIORITY,)),
+            ("keys", keys, (_KEY,)),
+        ):
+            lacking = [name for name in columns if is_wanted and name not in self._schema.names]
+            if lacking:
+                raise InvalidArgumentError.of_field(option, f"a file with {', '.join(columns)}", f"no {lacking[0]}")
+
+    def _rows(self, table: TableDescription, *optional: str | None) -> Iterator[Rows]:
+        """Read the rows, and some of the columns that a file may lack."""
+        links = [name for name in _STEP_COLUMNS if name in self._schema.names]
+        names = [*table.schema, *links, *(name for name in optional if name is not None)]
+        for batch in self._file.iter_batches(LOADED_ROWS, columns=names):
+            if batch.num_rows:
+                yield _rows_of(batch, table)
+
+
+def _type_of(column: Column) -> pa.DataType:
+    value = pa.from_numpy_dtype(column.dtype)
+    if not column.shape:
+        return value
+    if len(column.shape) == 1:
+        return pa.list_(pa.field("element", value, nullable=False), column.shape[0])
+    return pa.fixed_shape_tensor(value, column.shape)
+
+
+def _array_of(values: Array, kind: pa.DataType) -> pa.Array:
+    if values.ndim == 1:
+        return _flat_array(values)
+    flat = _flat_array(values.reshape(-1))
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(flat, type=kind.storage_type))
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+
+
+def _flat_array(values: Array, *, is_valid: Array | None = None) -> pa.Array:
+    """Convert numbers without copying them. `pyarrow.array` would import pandas first, which takes seconds."""
+    kind = pa.from_numpy_dtype(values.dtype)
+    data = _bits(values) if values.dtype.kind == "b" else pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [None if is_valid is None else _bits(is_valid), data])
+
+
+def _bits(flags: Array) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags.view(np.uint8), bitorder="little"))
+
+
+def _repetitive(table: TableDescription) -> list[str]:
+    """Columns that a dictionary makes smaller: those with few different values."""
+    return [name for name, column in table.schema.items() if column.dtype.itemsize == 1] + list(_LINKS)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Write to a temporary file beside ``path``; at the end, it replaces ``path``, or after an error, it is removed."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _check_keys(keys: NDArray[np.int64], first: int) -> None:
+    expected = np.arange(first, first + len(keys))
+    if (keys != expected).any():
+        place = int(np.argmax(keys != expected))
+        wanted = f"key {expected[place]}, the next key of the table, because a table numbers its rows itself"
+        raise InvalidArgumentError.of_field("keys", wanted, str(keys[place]))
+
+
+def _rows_of(batch: pa.RecordBatch, table: TableDescription) -> Rows:
+    count, of_steps = batch.num_rows, table.steps is not None
+    ends = np.zeros(count, np.uint8)
+    for end, name in enumerate(_ENDS, 1):
+        ends[_optional(batch, name, pa.bool_())] = end
+    return Rows(
+        row_keys=_optional(batch, _KEY, pa.int64()),
+        columns={name: _column(name, column, batch.column(name)) for name, column in table.schema.items()},
+        priorities=_priorities(batch) if _PRIORITY in batch.schema.names else np.full(count, np.nan),
+        streams=_optional(batch, _LINKS[0], pa.uint64()),
+        episodes=_optional(batch, _LINKS[1], pa.uint64()),
+        steps=_optional(batch, _STEP, pa.int64()) if of_steps else None,
+        ends=ends if of_steps else None,
+    )
+
+
+def _optional(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> NDArray[Any]:
+    """Return a column that a file may lack; zeros if it does."""
+    if name not in batch.schema.names:
+        return np.zeros(batch.num_rows, kind.to_pandas_dtype())
+    return _values(name, _cast(name, batch.column(name), kind))
+
+
+def _priorities(batch: pa.RecordBatch) -> NDArray[np.float64]:
+    """Return the priorities, with NaN for nulls."""
+    array = _cast(_PRIORITY, batch.column(_PRIORITY), pa.float64())
+    is_valid = _numbers(array.is_valid())
+    values = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
+    return np.where(is_valid, _numbers(values), np.nan)
+
+
+def _cast(name: str, array: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return array.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidArgumentError.of_field(f"columns.{name}", str(kind), f"{array.type}: {error}") from None
+
+
+def _column(name: str, column: Column, array: pa.Array) -> Array:
+    values = _values(name, array)
+    if values.ndim == 2 and len(column.shape) > 1 and values.shape[1] == math.prod(column.shape):
+        return values.reshape(-1, *column.shape)  # a tensor, whose shape another program has dropped
+    return values
+
+
+def _values(name: str, array: pa.Array) -> Array:
+    """Convert an array, whose elements may be lists or tensors, to ``dtype[n, *shape]``.
+
+    Raises:
+        InvalidArgumentError: it has nulls, or lists of different lengths.
+    """
+    if isinstance(array.type, pa.FixedShapeTensorType) and array.type.permutation is None:
+        shape = tuple(array.type.shape)
+        return _values(name, array.storage).reshape(-1, *shape)
+    if array.null_count:
+        raise InvalidArgumentError.of_field(f"columns.{name}", "no nulls", f"{array.null_count} in {len(array)} rows")
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = _values(name, array.flatten())
+        size = len(inner) // len(array)
+        if not pa.types.is_fixed_size_list(kind) and any(np.diff(array.offsets.to_numpy()) != size):
+            raise InvalidArgumentError.of_field(f"columns.{name}", "lists of the same length", "different lengths")
+        return inner.reshape(len(array), size, *inner.shape[1:])
+    return _numbers(array)
+
+
+def _numbers(array: pa.Array) -> Array:
+    """Convert an array without nulls to ``dtype[n]``, without copying. `to_numpy` would import pandas first."""
+    if pa.types.is_boolean(array.type):
+        return _numbers(array.cast(pa.uint8())).view(bool)
+    if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+        return np.from_dlpack(array)
+    values: Array = array.to_numpy(zero_copy_only=False)  # of another kind, which the checks refuse
+    return values

@@ -1,0 +1,146 @@
+"""Inserts rows that were read from a table, with their episodes and priorities: to copy tables, or to load files.
+
+    loader = target.loader()
+    for rows in source.rows():
+        loader.insert(rows)
+
+The rows are inserted in the given order. In a table of steps, they keep their episodes and steps, so the copy draws the
+same windows. Streams get new random numbers, because the table may already contain the original ones. If rows of an
+episode are missing, the rest of it belongs to another stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from replay_proto.framing import Array
+from replay_proto.rate_limit import RateLimit
+from replay_proto.schema import Schema
+from replay_proto.v1 import replay_pb2
+
+from replay_client._rows.checks import checked_priorities, checked_rows
+from replay_client._writing.links import Links, StepLinks, links_of_rows
+from replay_client.batch import Rows
+from replay_client.errors import InvalidArgumentError, ReplayError
+from replay_client.results.description import FIFO, TableDescription
+
+Insert = Callable[
+    [Mapping[str, Array], NDArray[np.float64] | None, replay_pb2.Runs],
+    NDArray[np.int64],
+]
+"""Inserts checked rows with their priorities and runs, in one request; returns their keys."""
+MAX_RUNS: Final = 1024
+"""Maximum runs per request, as in a writer's blocks: the server spends a few microseconds on each."""
+_FIRST_PRIORITY: Final = 1.0
+"""Priority of an anchor while none is known."""
+
+
+class RowLoader:
+    """See the module. For use in one thread."""
+
+    def __init__(self, table: TableDescription, insert: Insert, *, priorities: bool) -> None:
+        """Created by `Table.loader`."""
+        self.inserted = 0
+        """Number of rows inserted so far."""
+        self.first_key: int | None = None
+        """Key of the first inserted row; None: there is none yet."""
+        self._table = table
+        self._insert = insert
+        self._has_priorities = priorities
+        self._links = None if table.steps is None else StepLinks(table.steps.window)
+        self._largest = 0.0
+
+    def insert(self, rows: Rows) -> None:
+        """Insert rows exactly once, even if the server goes away meanwhile. Large inserts are split.
+
+        Args:
+            rows: rows with the columns of the table; in order of their keys, or episode by episode.
+
+        Raises:
+            InvalidArgumentError: as for `check_loadable`. None of these rows was inserted.
+            ReplayError: as for `Table.insert`. A note on the error says how many rows were inserted. This loader is
+                then unusable.
+        """
+        columns = check_loadable(
+            self._table.schema, rows, of_steps=self._links is not None, priorities=self._has_priorities
+        )
+        links = links_of_rows(rows) if self._links is None else self._links.of(rows)
+        priorities = self._known(links.priorities) if self._has_priorities else None
+        first = 0
+        while first < rows.batch_size:
+            end = links.part_end(first, self._table.rows_per_insert, MAX_RUNS)
+            self._insert_part(links, columns, priorities, first, end)
+            first = end
+
+    def _insert_part(
+        self,
+        links: Links,
+        columns: Mapping[str, Array],
+        priorities: NDArray[np.float64] | None,
+        first: int,
+        end: int,
+    ) -> None:
+        given = None if priorities is None else priorities[links.places[first] : links.places[end]]
+        values = {name: column[first:end] for name, column in columns.items()}
+        try:
+            keys = self._insert(values, given, links.runs(first, end))
+        except ReplayError as error:
+            error.add_note(f"{self.inserted:,} rows were inserted before this error")
+            raise
+        self.inserted += len(keys)
+        if self.first_key is None:
+            self.first_key = int(keys[0])
+
+    def _known(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Replace unknown priorities of anchors by the largest one so far, which new rows get, too."""
+        is_known = ~np.isnan(priorities)
+        self._largest = max(self._largest, float(priorities[is_known].max(initial=0.0)))
+        return np.where(is_known, priorities, self._largest or _FIRST_PRIORITY)
+
+
+def check_loadable(schema: Schema, rows: Rows, *, of_steps: bool, priorities: bool) -> dict[str, Array]:
+    """Check that rows can be loaded into a table.
+
+    Args:
+        schema: the table's stored columns.
+        rows: the rows.
+        of_steps: whether the table is a table of steps.
+        priorities: whether the priorities are loaded, too.
+
+    Returns:
+        Arrays in the order of the schema, not yet cast to the columns' dtypes.
+
+    Raises:
+        InvalidArgumentError: the columns or their dtypes or shapes differ from the table's; the rows have steps and the
+            table has none, or the other way round; or a priority is invalid.
+    """
+    if of_steps is not (rows.steps is not None):
+        expected, got = ("rows with steps", "none") if of_steps else ("rows without steps", "rows with steps")
+        raise InvalidArgumentError.of_field("steps", f"{expected}, as in the table", got)
+    columns, row_count = checked_rows(schema, rows.columns)
+    if priorities:
+        may_be_unknown = of_steps  # rows that cannot be drawn have none
+        checked_priorities(np.where(np.isnan(rows.priorities) & may_be_unknown, 0.0, rows.priorities), row_count)
+    return columns
+
+
+def check_room(rows: int, config: Mapping[str, Any]) -> None:
+    """Check that a new table accepts this many rows before the first draw.
+
+    Args:
+        rows: number of rows.
+        config: arguments of `ReplayClient.create_table`.
+
+    Raises:
+        InvalidArgumentError: names the argument that limits the rows.
+    """
+    if config["backend"] == FIFO and rows > config["capacity"]:
+        raise InvalidArgumentError.of_field("capacity", f"at least {rows}, to queue all rows", str(config["capacity"]))
+    limit = RateLimit.of(config["min_size"], config["samples_per_insert"], config["error_buffer"])
+    ratio = None if limit is None else limit.samples_per_insert
+    if limit is not None and ratio is not None and rows * ratio > limit.max_diff:
+        expected = f"None, or an error_buffer that allows {rows} rows before the first draw"
+        raise InvalidArgumentError.of_field("samples_per_insert", expected, f"{ratio:g}")
