@@ -492,13 +492,17 @@ class Table:
         """
         return self._run(stats(self.name)).tables[self.name]
 
-    def inspect(self) -> Inspection:
+    def inspect(self, *, largest: int = 10) -> Inspection:
         """Fetch the distribution of the rows. This takes up to a few tenths of a second, but other calls do not wait.
+
+        Args:
+            largest: how many of the rows with the largest priorities to fetch, 1 to 100.
 
         Raises:
             TableReplacedError: the table was dropped, and another one has its name.
+            InvalidArgumentError: ``largest`` is out of range.
         """
-        return self._run(self._operations.inspect())
+        return self._run(self._operations.inspect(largest))
 
     def reset(self) -> int:
         """Remove all rows. Keys of new rows continue the sequence.

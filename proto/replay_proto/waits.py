@@ -32,7 +32,7 @@ def wait_sentence(
     waited_for: str, calls: int, have: int, needed: int, waited_s: float, expected_s: float | None
 ) -> str:
     """Say who waits for what, and how much longer; the arguments are the fields of WaitStats."""
-    words = _WORDS[waited_for]
+    words = _WORDS.get(waited_for) or _Words("caller", waited_for, "{have:,} of {needed:,}", "progress")
     who = f"1 {words.caller} waits" if calls == 1 else f"{calls:,} {words.caller}s wait"
     progress = words.progress.format(have=have, needed=needed)
     left = f"no {words.cause} in the last {RECENT_S} s" if expected_s is None else _about(expected_s)

@@ -24,6 +24,7 @@ from replay_proto.waits import wait_sentence
             "1 writer waits for room: 5 of 8 rows, no draws in the last 10 s (1 d so far)",
         ),
         (("rows", 1, 0, 9, 0.0, 7300.0), "1 learner waits for rows: 0 of 9, about 2 h"),
+        (("luck", 2, 0, 9, 0.0, None), "2 callers wait for luck: 0 of 9, no progress in the last 10 s"),
     ],
 )
 def test_a_wait_in_words(facts: tuple[str, int, int, int, float, float | None], sentence: str) -> None:

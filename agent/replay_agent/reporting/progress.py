@@ -9,7 +9,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from replay_agent.reporting.status import Status
@@ -18,10 +26,14 @@ log = logging.getLogger(__name__)
 
 LINE_INTERVAL_S = 10.0
 REFRESH_INTERVAL_S = 0.2
+STANDSTILL_S = 2.0
+"""The bar says so when there was no step for this long."""
+SPEED_WINDOW_S = 60.0
+"""Seconds whose speed determines the time left; validations are part of it."""
 UNKNOWN = "-"
 FIGURES = (
-    "  return [green]{recent}[/]  best [green]{best}[/]  loss {loss}  ε {epsilon}  β {beta}  "
-    "[cyan]{speed}[/] steps/s  [yellow]{note}[/]"
+    "  {steps}  [cyan]{speed}[/] steps/s  return [green]{recent}[/]  best [green]{best}[/]",
+    "  loss {loss}  ε {epsilon}  β {beta}",
 )
 
 
@@ -41,26 +53,46 @@ class _BarAboveFigures(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
-            yield Text.from_markup(FIGURES.format(**task.fields), overflow="fold")
+            steps, *others = (line.format(steps=_steps(task), **task.fields) for line in FIGURES)
+            yield Text.from_markup(steps, overflow="fold")
+            yield Text.from_markup("  ".join([*others, f"[yellow]{_note(task)}[/]"]), overflow="fold")
 
 
 class ProgressBar(ProgressView):
     """A bar in a terminal."""
 
-    def __init__(self, console: Console, title: str, total_steps: int) -> None:
+    def __init__(
+        self, console: Console, title: str, total_steps: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._progress = _BarAboveFigures(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
+            expand=True,
+            get_time=clock,
+            speed_estimate_period=SPEED_WINDOW_S,
         )
+        self._clock = clock
+        self._counts = (0, 0)
         fields: dict[str, Any] = dict.fromkeys(("recent", "best", "loss", "epsilon", "beta", "speed"), UNKNOWN)
-        self._task = self._progress.add_task(title, total=total_steps, note="", **fields)
+        self._task = self._progress.add_task(title, total=total_steps, note="", moved_s=clock(), **fields)
 
     def show(self, status: Status) -> None:
         """Update the bar."""
-        self._progress.update(self._task, completed=status.env_steps, **_fields(status))
+        counts = (status.env_steps, status.updates)
+        fields = _fields(status)
+        if counts != self._counts:
+            fields["moved_s"] = self._clock()
+        self._counts = counts
+        self._progress.update(self._task, completed=status.env_steps, **fields)
+
+    def __rich__(self) -> RenderableType:
+        """Return what the bar shows now."""
+        return self._progress.get_renderable()
 
     def __enter__(self) -> ProgressBar:
         """Show the bar."""
@@ -105,6 +137,18 @@ def make_progress(console: Console, title: str, total_steps: int, *, shown: bool
     if console.is_terminal:
         return ProgressBar(console, title, total_steps)
     return ProgressLines(title, total_steps, LINE_INTERVAL_S)
+
+
+def _steps(task: Task) -> str:
+    return f"{task.completed:,.0f} of {task.total or 0:,.0f} steps"
+
+
+def _note(task: Task) -> str:
+    """Return the note, and for how long there was no step; the bar calls this also while the trainer is busy."""
+    still_s = task.get_time() - task.fields["moved_s"]
+    if task.finished or still_s < STANDSTILL_S:
+        return str(task.fields["note"])
+    return f"{task.fields['note'] or 'no step'} for {still_s:.0f} s"
 
 
 def _fields(status: Status) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class Trainer:
             self._take_reports(MAX_QUEUED)
             judged_at = self.history.validation_steps[-1:]
             if ending is Ending.STEPS_DONE and self.learner.updates and judged_at != [self.pacer.env_steps]:
-                self._validate()  # the last network
+                self._validate(progress)  # the last network
         except EvaluationStoppedError:
             ending = Ending.STOPPED
         self.training_s = before_s + time.monotonic() - start
@@ -225,8 +225,14 @@ class Trainer:
             beta=self._beta(step),
             steps_per_s=shown.step_rate.per_second(step),
             updates_per_s=shown.update_rate.per_second(self.learner.updates),
-            note=shown.note,
+            note=shown.note or self._filling_note(),
         )
+
+    def _filling_note(self) -> str:
+        """Say how many rows the first gradient step still waits for, if any."""
+        if self.pacer.has_rows:
+            return ""
+        return f"filling the table: {self.pacer.table_count.size:,} of {self._settings.learning_starts:,} rows"
 
     def _ending(self) -> Ending | None:
         if self._stop.is_set():
@@ -313,7 +319,7 @@ class Trainer:
 
     def _do_what_is_due(self, progress: ProgressView, pool: ActorPool | None) -> None:
         if self.pacer.env_steps >= self._next_validation and self.learner.updates:
-            self._validate()
+            self._validate(progress)
         shows, logs = self._due.show.is_due(), self._due.log.is_due()
         if shows or logs:
             status = self.status()
@@ -326,10 +332,15 @@ class Trainer:
         if pool is not None and self._due.supervision.is_due():
             pool.supervise()
 
-    def _validate(self) -> None:
+    def _validate(self, progress: ProgressView) -> None:
         require_finite(self.learner)
         step = self.pacer.env_steps
-        found = self.selector.validate(self.learner.online)
+        self._shown.note = "validating"
+        progress.show(self.status())
+        try:
+            found = self.selector.validate(self.learner.online)
+        finally:
+            self._shown.note = ""
         self.history.add_validation(step, found.mean)
         self._metrics.validation(step, found.mean)
         self._is_solved = found.is_solved

@@ -155,9 +155,11 @@ class TableOperations:
             )
         return description
 
-    def inspect(self) -> Operation[Inspection]:
-        """Fetch the distribution of the rows."""
-        request = replay_pb2.InspectRequest(table=self._table.name, table_uid=self._table.uid)
+    def inspect(self, largest: int) -> Operation[Inspection]:
+        """Fetch the distribution of the rows, with this many of the largest."""
+        if largest < 1:
+            raise InvalidArgumentError.of_field("largest", "1 to 100", repr(largest))
+        request = replay_pb2.InspectRequest(table=self._table.name, table_uid=self._table.uid, largest=largest)
         answer = yield Call("Inspect", request.SerializeToString())
         return Inspection.from_proto(replay_pb2.InspectResponse.FromString(bytes(answer)))
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat
 from cyclopts.validators import Number
-from replay_proto.command_line import new_app, run_app
+from replay_proto.command_line import EXIT_USAGE, new_app, run_app
 from rich.console import Console
 from rich.prompt import Confirm
 
 from replay_client.cli import checkpoints, render
-from replay_client.cli import watch as watching
 from replay_client.cli.distribution import Distributions
-from replay_client.cli.inspect_view import inspect_view
+from replay_client.cli.inspect_view import Inspected, inspect_screen, inspect_view
 from replay_client.cli.options import (
     DEFAULT_SERVER,
     SHORTEST_TIMEOUT_S,
@@ -28,6 +28,8 @@ from replay_client.cli.options import (
     show,
 )
 from replay_client.cli.plain import plain_description, plain_inspection, plain_stats
+from replay_client.cli.watch import Watched
+from replay_client.cli.watch import watch as watch_it
 from replay_client.client import ReplayClient
 from replay_client.errors import ReplayError, TableNotFoundError
 from replay_client.results.stats import Stats
@@ -52,6 +54,14 @@ WatchedJson = Annotated[
     bool, Parameter(name="--json", negative="", help="Print JSON; with --watch, one object per line.")
 ]
 Beta = Annotated[NonNegativeFloat, Parameter(alias="-b", help="Exponent of the importance-sampling weights.")]
+LargestRows = Annotated[
+    int,
+    Parameter(
+        alias="-r",
+        validator=Number(gte=1, lte=100),
+        help="How many of the rows with the largest priorities to show; with --watch, as many of them as fit.",
+    ),
+]
 Png = Annotated[Path | None, Parameter(help="Also draw a picture into this file.")]
 
 DEFAULT_BETA = 0.4
@@ -90,11 +100,18 @@ def stats(
     interval: Interval = 1.0,
 ) -> None:
     """Show statistics of a server or of one table."""
-    with client_of(
-        server, timeout_s=min(TIMEOUT_S, max(interval, SHORTEST_TIMEOUT_S)) if watch else TIMEOUT_S
-    ) as client:
+    with client_of(server, timeout_s=_timeout_s(interval, is_watching=watch)) as client:
         if watch:
-            watching.watch(lambda: _stats_of(client, table), server, table, interval, as_json=as_json)
+            watch_it(
+                Watched(
+                    look=lambda: _stats_of(client, table),
+                    screen=lambda console, seen, trouble: render.stats_screen(console, seen, server, table, trouble),
+                    line=render.stats_line,
+                    plain=plain_stats,
+                ),
+                interval,
+                as_json=as_json,
+            )
         elif as_json:
             print_json(plain_stats(_stats_of(client, table)))
         else:
@@ -109,22 +126,29 @@ def inspect(
     *,
     server: Server = DEFAULT_SERVER,
     beta: Beta = DEFAULT_BETA,
+    rows: LargestRows = 10,
     png: Png = None,
-    as_json: Json = False,
+    watch: Watch = False,
+    as_json: WatchedJson = False,
+    interval: Interval = 1.0,
 ) -> None:
-    """Show the rows of a table: priorities, probabilities by rank, ages, draws, weights, and the ten largest."""
-    with client_of(server) as client:
-        handle = client.table(table)
-        inspection = handle.inspect()
-        rows = handle.read(inspection.largest.row_keys)
-    found = Distributions.of(inspection, beta)
+    """Show the rows of a table: priorities, probabilities by rank, ages, draws, weights, and the largest."""
+    if watch and png is not None:
+        print("replay: --png draws one picture; leave out --watch", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    with client_of(server, timeout_s=_timeout_s(interval, is_watching=watch)) as client:
+        look = partial(_inspected, client, table, beta, rows)
+        if watch:
+            watch_it(Watched(look, inspect_screen, str, plain_inspection), interval, as_json=as_json)
+            return
+        seen = look()
     if png is not None:
-        _draw(found, png)
+        _draw(seen.distributions(), png)
     if as_json:
-        print_json(plain_inspection(found, rows))
+        print_json(plain_inspection(seen))
     else:
         console = Console()
-        show(inspect_view(found, rows, console.width), console)
+        show(inspect_view(seen, console.width), console)
 
 
 @app.command
@@ -168,6 +192,17 @@ def _stats_of(client: ReplayClient, table: str | None) -> Stats:
         known = ", ".join(stats.tables) or "none"
         raise TableNotFoundError(f"there is no table {table!r}; existing tables: {known}")
     return Stats(server=stats.server, tables={table: stats.tables[table]})
+
+
+def _inspected(client: ReplayClient, name: str, beta: float, rows: int) -> Inspected:
+    """Inspect a table and read its ``rows`` rows with the largest priorities."""
+    table = client.table(name)
+    inspection = table.inspect(largest=rows)
+    return Inspected(inspection, table.read(inspection.largest.row_keys), beta)
+
+
+def _timeout_s(interval_s: float, *, is_watching: bool) -> float:
+    return min(TIMEOUT_S, max(interval_s, SHORTEST_TIMEOUT_S)) if is_watching else TIMEOUT_S
 
 
 def _draw(found: Distributions, path: Path) -> None:

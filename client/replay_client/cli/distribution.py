@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,21 +81,30 @@ class Distributions:
         return self.inspection.table.backend != FIFO and len(self.inspection.ranks) > 0
 
     @classmethod
-    def of(cls, inspection: Inspection, beta: float) -> Distributions:
-        """Compute the distributions; ``beta`` is the exponent of the weights."""
+    def of(cls, inspection: Inspection, beta: float, most_bars: int | None = None) -> Distributions:
+        """Compute the distributions.
+
+        Args:
+            inspection: the rows.
+            beta: exponent of the weights.
+            most_bars: maximum number of bars of a histogram, at least 1; None: `BARS`, and a bar for each power of two
+                in the histogram of numbers of draws.
+        """
         is_queue = inspection.table.backend == FIFO
         rows, probabilities = inspection.rows, inspection.probabilities
         weights = inspection.weights(beta)
         drawn = probabilities * rows
         ages = inspection.ages_s
         widths = decades(inspection)
+        count = BARS if most_bars is None else min(most_bars, BARS)
+        times_sampled = inspection.times_sampled if most_bars is None else merged(inspection.times_sampled, most_bars)
         return cls(
             inspection=inspection,
             beta=beta,
-            priorities=bars(inspection.priorities, rows),
-            weights=() if is_queue else bars(weights, rows),
-            ages_s=bars(ages, np.full(len(ages), inspection.table.size / max(1, len(ages)))),
-            times_sampled=[_times_bar(bar) for bar in inspection.times_sampled],
+            priorities=bars(inspection.priorities, rows, count),
+            weights=() if is_queue else bars(weights, rows, count),
+            ages_s=bars(ages, np.full(len(ages), inspection.table.size / max(1, len(ages))), count),
+            times_sampled=[_times_bar(bar) for bar in times_sampled],
             mean_weight=float((drawn * weights).sum() / drawn.sum()) if len(drawn) else 0.0,
             by_rank=None
             if inspection.table.backend != RANKED
@@ -180,6 +189,14 @@ def _counted(values: Floats, rows: Floats, edges: Floats) -> list[Bar]:
         Bar(float(low), float(high), float(count))
         for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
     ]
+
+
+def merged(drawn: Sequence[TimesSampled], most: int) -> Sequence[TimesSampled]:
+    """Merge pairs of neighbors in a histogram by number of draws until there are at most ``most``, at least 1."""
+    while len(drawn) > most:
+        pairs = [drawn[place : place + 2] for place in range(0, len(drawn), 2)]
+        drawn = [replace(pair[0], at_most=pair[-1].at_most, rows=sum(bar.rows for bar in pair)) for pair in pairs]
+    return drawn
 
 
 def _times_bar(bar: TimesSampled) -> Bar:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from replay_client.batch import Rows
 from replay_client.cli.distribution import PROPORTIONAL, RANKED, Bar, Distributions, PowerLaw, labelled
-from replay_client.cli.row_text import row_text
+from replay_client.cli.row_text import row_line, row_text
 from replay_client.cli.text_plot import bar_chart, log_log_plot
 from replay_client.cli.units import count_text, duration_text, edge_text, number_text
+from replay_client.results.inspection import Inspection
 
 _ACCENT, _FAINT = "cyan", "dim"
 _WIDE = 120
@@ -22,85 +24,160 @@ _WIDE = 120
 _PLOT_LINES = 12
 _FRAME = 4
 """Width of a panel's border and padding."""
+_EDGES = 2
+"""Lines of a panel's border, and of the heading of the list of rows."""
+_LEAST_LINES = 5
+"""Minimum lines of a panel's content in a view that fits into the terminal."""
+_LEAST_ROWS = 3
+"""Number of rows that take precedence over more panels in such a view."""
 _LEVEL = 5e-4
 """Smaller exponents would be displayed as 0."""
 _QUEUE = "A queue: draws return the oldest\nrows, regardless of priority;\nprobabilities and weights are 1."
 
 
-def inspect_view(found: Distributions, rows: Rows, width: int) -> RenderableType:
+@dataclass(frozen=True, eq=False)
+class Inspected:
+    """What `replay inspect` shows of a table."""
+
+    inspection: Inspection
+    """The distribution of its rows."""
+    rows: Rows
+    """The live rows with the largest priorities."""
+    beta: float
+    """Exponent of the importance-sampling weights."""
+
+    def distributions(self, most_bars: int | None = None) -> Distributions:
+        """Compute the histograms; see `Distributions.of`."""
+        return Distributions.of(self.inspection, self.beta, most_bars)
+
+    def __str__(self) -> str:
+        """Say the main figures in one line."""
+        table = self.inspection.table
+        size = f"{table.name} {table.size:,} of {table.capacity:,} rows"
+        if not len(self.inspection.ranks):
+            return size
+        return f"{size}, priorities {_span(self.inspection)}, total mass {number_text(self.inspection.total_mass)}"
+
+
+def inspect_view(seen: Inspected, width: int) -> RenderableType:
     """Render the distributions of a table as panels, and the live rows with the largest priorities as a list.
 
     ``width`` is the terminal's width in characters.
     """
-    inspection = found.inspection
-    name = Text(inspection.table.name, f"bold {_ACCENT}", overflow="fold")
-    if not len(inspection.ranks):
-        return Group(name, _facts(found, width), Text("no rows", _FAINT))
-    per_row = 3 if width >= _WIDE else 2
+    found = seen.distributions()
+    if not len(seen.inspection.ranks):
+        return Group(_name(seen), _facts_grid(found, width), Text("no rows", _FAINT))
+    per_row = _panels_per_row(width)
     inner = width // per_row - _FRAME
-    panels: list[tuple[str, Table | Text]] = [
-        ("table", _facts(found, inner)),
-        ("probability by rank", _rank_plot(found, inner) if found.is_drawn_by_priority else Text(_QUEUE, _FAINT)),
-        ("rows by priority", _bars(found.priorities, edge_text, inner)),
-        (
-            f"rows by weight, beta {number_text(found.beta)}",
-            _bars(found.weights, edge_text, inner) if found.is_drawn_by_priority else Text(_QUEUE, _FAINT),
-        ),
-        ("rows by age", _bars(found.ages_s, duration_text, inner)),
-        ("rows by times drawn", _bars(found.times_sampled, _whole, inner)),
+    panels = [("table", _facts_grid(found, inner)), *_panels(found, inner, _PLOT_LINES)]
+    largest = _largest(seen, len(seen.inspection.largest.row_keys), is_short=False)
+    return Group(_name(seen), _side_by_side(panels, per_row), largest)
+
+
+def inspect_screen(console: Console, seen: Inspected, trouble: str) -> RenderableType:
+    """Like `inspect_view`, but fits into the terminal's height, with fewer bars, panels and rows.
+
+    ``trouble`` is the reason why there is nothing newer; empty if there is none.
+    """
+    width, inspection = console.width, seen.inspection
+    per_row = _panels_per_row(width)
+    header = [*([Text(trouble, "red")] if trouble else []), _name(seen), _facts_line(seen.distributions())]
+    if not len(inspection.ranks):
+        return Group(*header, Text("no rows", _FAINT))
+    room = console.height - len(console.render_lines(Group(*header), pad=False)) - _EDGES
+    wanted = len(inspection.largest.row_keys)
+    least = _LEAST_LINES + _EDGES
+    most_panels = -(-len(_panels(seen.distributions(), width, _LEAST_LINES)) // per_row)
+    panel_rows = max(0, min(most_panels, (room - min(wanted, _LEAST_ROWS)) // least))
+    rows = max(0, min(wanted, room - panel_rows * least))
+    lines = min(_PLOT_LINES, (room - rows) // max(1, panel_rows) - _EDGES)
+    panels = _panels(seen.distributions(max(1, lines)), width // per_row - _FRAME, lines)[: panel_rows * per_row]
+    return Group(*header, _side_by_side(panels, per_row), _largest(seen, rows, is_short=True))
+
+
+def _panels_per_row(width: int) -> int:
+    return 3 if width >= _WIDE else 2
+
+
+def _name(seen: Inspected) -> Text:
+    return Text(seen.inspection.table.name, f"bold {_ACCENT}", overflow="fold")
+
+
+def _panels(found: Distributions, width: int, lines: int) -> list[tuple[str, Table | Text]]:
+    """Return titles and contents of panels, the most important ones first."""
+    drawn = found.is_drawn_by_priority
+    weights = _bars(found.weights, edge_text, width) if drawn else Text(_QUEUE, _FAINT)
+    return [
+        ("probability by rank", _rank_plot(found, width, lines) if drawn else Text(_QUEUE, _FAINT)),
+        ("rows by priority", _bars(found.priorities, edge_text, width)),
+        ("rows by age", _bars(found.ages_s, duration_text, width)),
+        ("rows by times drawn", _bars(found.times_sampled, _whole, width)),
+        (f"rows by weight, beta {number_text(found.beta)}", weights),
     ]
+
+
+def _side_by_side(panels: Sequence[tuple[str, Table | Text]], per_row: int) -> Table:
     grid = Table.grid(expand=True)
     for _ in range(per_row):
         grid.add_column(ratio=1)
     for first in range(0, len(panels), per_row):
         together = panels[first : first + per_row]
-        height = max(_lines(content) for _, content in together) + 2
+        height = max(_lines(content) for _, content in together) + _EDGES
         grid.add_row(*(Panel(content, title=title, box=box.ROUNDED, height=height) for title, content in together))
-    return Group(name, grid, _largest(found, rows))
+    return grid
 
 
 def _lines(content: Table | Text) -> int:
     return content.row_count if isinstance(content, Table) else str(content).count("\n") + 1
 
 
-def _facts(found: Distributions, width: int) -> Table:
+def _facts(found: Distributions) -> Iterator[tuple[str, str]]:
     inspection = found.inspection
     table = inspection.table
-    drawn = found.is_drawn_by_priority
-    how = "all, exact" if inspection.is_exact else f"{count_text(inspection.looked_at)} at random"
+    yield "backend", table.backend
+    for name, value in table.parameters.items():
+        yield name, number_text(value)
+    yield "rows", f"{count_text(table.size)} of {count_text(table.capacity)}"
+    if len(inspection.ranks):
+        yield "looked at", "all, exact" if inspection.is_exact else f"{count_text(inspection.looked_at)} at random"
+        yield "priorities", _span(inspection)
+    if found.is_drawn_by_priority:
+        yield "total mass", number_text(inspection.total_mass)
+        configured = f", alpha {number_text(table.parameters.get('alpha', 0.0))}"
+        if table.backend == PROPORTIONAL:
+            yield "P by priority", _exponent("p", found.by_priority) + configured
+        else:
+            yield "P by rank", _exponent("rank", found.by_rank) + configured * (table.backend == RANKED)
+        yield "mean weight", f"{number_text(found.mean_weight)} of a draw"
+
+
+def _facts_grid(found: Distributions, width: int) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style=_FAINT, no_wrap=True)
     grid.add_column(no_wrap=True, max_width=max(1, width - 14))
-    grid.add_row("backend", table.backend)
-    for name, value in table.parameters.items():
-        grid.add_row(name, number_text(value))
-    grid.add_row("rows", f"{count_text(table.size)} of {count_text(table.capacity)}")
-    if len(inspection.ranks):
-        grid.add_row("looked at", how)
-        grid.add_row(
-            "priorities", f"{number_text(inspection.priorities[-1])} to {number_text(inspection.priorities[0])}"
-        )
-    if drawn:
-        grid.add_row("total mass", number_text(inspection.total_mass))
-        configured = f", alpha {number_text(table.parameters.get('alpha', 0.0))}"
-        if table.backend == PROPORTIONAL:
-            grid.add_row("P by priority", _exponent("p", found.by_priority) + configured)
-        else:
-            grid.add_row("P by rank", _exponent("rank", found.by_rank) + configured * (table.backend == RANKED))
-        grid.add_row("mean weight", f"{number_text(found.mean_weight)} of a draw")
+    for label, value in _facts(found):
+        grid.add_row(label, value)
     return grid
+
+
+def _facts_line(found: Distributions) -> Text:
+    return Text("  ").join(Text.assemble((f"{label} ", _FAINT), value) for label, value in _facts(found))
+
+
+def _span(inspection: Inspection) -> str:
+    return f"{number_text(inspection.priorities[-1])} to {number_text(inspection.priorities[0])}"
 
 
 def _exponent(of: str, law: PowerLaw | None) -> str:
     return "all alike" if law is None or abs(law.exponent) < _LEVEL else f"{of}^{law.exponent:.3f}"
 
 
-def _rank_plot(found: Distributions, width: int) -> Text:
+def _rank_plot(found: Distributions, width: int, lines: int) -> Text:
     inspection = found.inspection
     drawn = inspection.probabilities > 0
     ranks = inspection.ranks[drawn].astype(float)
     line = None if found.by_rank is None else found.by_rank.at(ranks)
-    return log_log_plot(ranks, inspection.probabilities[drawn], line, width, _PLOT_LINES, (_ACCENT, "gray"))
+    return log_log_plot(ranks, inspection.probabilities[drawn], line, width, lines, (_ACCENT, "gray"))
 
 
 def _bars(bars: Sequence[Bar], as_text: Callable[[float], str], width: int) -> Table:
@@ -111,14 +188,20 @@ def _whole(count: float) -> str:
     return count_text(int(count))
 
 
-def _largest(found: Distributions, rows: Rows) -> Table:
-    largest = found.inspection.largest
+def _largest(seen: Inspected, count: int, *, is_short: bool) -> Table | Text:
+    """Render the first rows as a list; if ``is_short``, each in one line, of which the end may be missing."""
+    if not count:
+        return Text()
+    largest, rows = seen.inspection.largest, seen.rows
     place = {int(key): index for index, key in enumerate(rows.row_keys)}
-    grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0), expand=True)
+    grid = Table(
+        box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), expand=True
+    )
     for heading in ("#", "key", "priority", "probability", "age", "drawn"):
         grid.add_column(heading, justify="right", no_wrap=True)
-    grid.add_column("row", ratio=1)
-    for rank, key in enumerate(largest.row_keys.tolist()):
+    grid.add_column("row", ratio=1, no_wrap=is_short)
+    for rank, key in enumerate(largest.row_keys[:count].tolist()):
+        as_text = row_line if is_short else row_text
         grid.add_row(
             str(rank + 1),
             str(key),
@@ -126,6 +209,6 @@ def _largest(found: Distributions, rows: Rows) -> Table:
             number_text(float(largest.probabilities[rank])),
             duration_text(float(largest.ages_s[rank])),
             count_text(int(largest.times_sampled[rank])),
-            row_text(rows, place[key], (_FAINT, "")) if key in place else Text("gone meanwhile", _FAINT),
+            as_text(rows, place[key], (_FAINT, "")) if key in place else Text("gone meanwhile", _FAINT),
         )
     return grid

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from replay_client.batch import Rows
-from replay_client.cli.distribution import Distributions
+from replay_client.cli.inspect_view import Inspected
 from replay_client.cli.row_text import value_text
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats
@@ -31,9 +30,9 @@ def plain_stats(stats: Stats) -> dict[str, Any]:
     return {"server": plain(stats.server), "tables": tables}
 
 
-def plain_inspection(found: Distributions, rows: Rows) -> dict[str, Any]:
-    """Convert the results of `replay inspect`; ``rows`` are the live rows with the largest priorities."""
-    inspection = found.inspection
+def plain_inspection(seen: Inspected) -> dict[str, Any]:
+    """Convert what `replay inspect` shows."""
+    inspection, rows, found = seen.inspection, seen.rows, seen.distributions()
     live = {int(key): place for place, key in enumerate(rows.row_keys)}
     names = ("key", "priority", "probability", "age_s", "times_sampled")
     largest = [

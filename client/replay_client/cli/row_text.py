@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,22 @@ _MOST_ELEMENTS = 4
 
 def row_text(rows: Rows, place: int, styles: tuple[str, str]) -> RenderableType:
     """Render a row as ``name value`` pairs, as many per line as fit; ``styles``: for names, and for values."""
+    return Columns(_pairs(rows, place, styles), padding=(0, 2))
+
+
+def row_line(rows: Rows, place: int, styles: tuple[str, str]) -> Text:
+    """Like `row_text`, in one line."""
+    return Text("  ").join(_pairs(rows, place, styles))
+
+
+def _pairs(rows: Rows, place: int, styles: tuple[str, str]) -> Iterator[Text]:
     pairs = [(name, value_text(values[place])) for name, values in rows.columns.items()]
     if rows.streams[place] or rows.episodes[place]:
         pairs += [("stream", str(rows.streams[place])), ("episode", str(rows.episodes[place]))]
     if rows.steps is not None:
         pairs.append(("step", str(rows.steps[place])))
-    return Columns((Text.assemble((name, styles[0]), " ", (value, styles[1])) for name, value in pairs), padding=(0, 2))
+    for name, value in pairs:
+        yield Text.assemble((name, styles[0]), " ", (value, styles[1]))
 
 
 def value_text(value: NDArray[Any]) -> str:

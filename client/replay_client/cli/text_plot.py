@@ -72,7 +72,7 @@ def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: 
         if curve is not None:
             marker = plotext.marker("braille", style or None)
             figure.draw(figure.signal(np.log10(x).tolist(), np.log10(curve).tolist(), marker=marker).lines())
-    return Text.from_ansi(figure.build().string())
+    return Text.from_ansi(figure.build().string().rstrip("\n"))
 
 
 def _bar_text(share: float, width: int) -> str:

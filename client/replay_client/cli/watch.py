@@ -1,4 +1,4 @@
-"""``replay stats --watch``: refreshes a full screen in a terminal, or adds lines to a pipe or file.
+"""The option ``--watch``: refreshes a full screen in a terminal, or adds lines to a pipe or file.
 
 While the server is away, the command waits and shows for how long.
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
-from replay_client.cli import render
 from replay_client.cli.options import print_json
-from replay_client.cli.plain import plain_stats
-from replay_client.cli.units import bytes_text, duration_text, number_text
+from replay_client.cli.units import duration_text
 from replay_client.errors import DeadlineExceededError, ReplayError, ServerUnavailableError
-from replay_client.results.stats import Stats, TableStats
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why there are no statistics."""
+    """Why there is nothing new to show."""
 
     message: str
     """The client's error message."""
@@ -33,69 +33,73 @@ class Trouble:
         return self.message if self.away_s is None else f"server away for {duration_text(self.away_s)}: {self.message}"
 
 
-Look = Callable[[], Stats]
+@dataclass(frozen=True)
+class Watched(Generic[S]):
+    """What to watch, and how to show it."""
+
+    look: Callable[[], S]
+    """Fetches it; raises `ReplayError`."""
+    screen: Callable[[Console, S, str], RenderableType]
+    """Renders it for the terminal's size; the text says why there is nothing newer, and is empty if there is."""
+    line: Callable[[S], str]
+    """Says the main figures in one line."""
+    plain: Callable[[S], object]
+    """Converts it for JSON."""
 
 
-def watch(look: Look, address: str, table: str | None, interval_s: float, *, as_json: bool) -> None:
-    """Show one table or all tables every ``interval_s`` seconds until Ctrl-C. Only the first request may raise."""
+def watch(watched: Watched[S], interval_s: float, *, as_json: bool) -> None:
+    """Show something every ``interval_s`` seconds until Ctrl-C. Only the first request may raise."""
     console = Console()
     try:
         if as_json:
-            _print_objects(look, interval_s)
+            _print_objects(watched, interval_s)
         elif console.is_terminal:
-            _show(console, look, address, table, interval_s)
+            _show(console, watched, interval_s)
         else:
-            _print_lines(look, interval_s)
+            _print_lines(watched, interval_s)
     except KeyboardInterrupt:
         pass
 
 
-def _looks(look: Look, interval_s: float) -> Iterator[Stats | Trouble]:
-    """Yield statistics, or the reason why there are none, forever."""
+def looks(
+    look: Callable[[], S], interval_s: float, pause: Callable[[float], object] = time.sleep
+) -> Iterator[S | Trouble]:
+    """Yield what there is to see, or the reason why there is nothing new, forever. Only the first request may raise.
+
+    ``pause`` waits for the seconds between two requests.
+    """
     yield look()
     answered = time.monotonic()
     while True:
-        time.sleep(interval_s)
+        pause(interval_s)
         try:
-            stats = look()
+            seen = look()
         except ReplayError as error:
             is_away = isinstance(error, (ServerUnavailableError, DeadlineExceededError))
             yield Trouble(error.message, time.monotonic() - answered if is_away else None)
             answered = answered if is_away else time.monotonic()
         else:
-            yield stats
+            yield seen
             answered = time.monotonic()
 
 
-def _show(console: Console, look: Look, address: str, table: str | None, interval_s: float) -> None:
-    last: Stats | None = None
+def _show(console: Console, watched: Watched[S], interval_s: float) -> None:
+    last: S | None = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        for seen in _looks(look, interval_s):
-            last = seen if isinstance(seen, Stats) else last
-            assert last is not None  # the first refresh raises errors
-            trouble = "" if isinstance(seen, Stats) else str(seen)
-            live.update(render.stats_screen(console, last, address, table, trouble), refresh=True)
+        for seen in looks(watched.look, interval_s):
+            last = last if isinstance(seen, Trouble) else seen
+            assert last is not None  # the first request raises errors
+            trouble = str(seen) if isinstance(seen, Trouble) else ""
+            live.update(watched.screen(console, last, trouble), refresh=True)
 
 
-def _print_lines(look: Look, interval_s: float) -> None:
-    for seen in _looks(look, interval_s):
-        print(time.strftime("%H:%M:%S"), seen if isinstance(seen, Trouble) else _line(seen), flush=True)
+def _print_lines(watched: Watched[S], interval_s: float) -> None:
+    for seen in looks(watched.look, interval_s):
+        text = str(seen) if isinstance(seen, Trouble) else watched.line(seen)
+        print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
-def _print_objects(look: Look, interval_s: float) -> None:
-    for seen in _looks(look, interval_s):
-        found = {"error": seen.message, "away_s": seen.away_s} if isinstance(seen, Trouble) else plain_stats(seen)
+def _print_objects(watched: Watched[S], interval_s: float) -> None:
+    for seen in looks(watched.look, interval_s):
+        found = {"error": seen.message, "away_s": seen.away_s} if isinstance(seen, Trouble) else watched.plain(seen)
         print_json(found, indent=None)
-
-
-def _line(stats: Stats) -> str:
-    server = f"up {duration_text(stats.server.uptime_s)}, {bytes_text(stats.server.resident_bytes)}"
-    return "; ".join([server, *(_table_text(name, table) for name, table in stats.tables.items())])
-
-
-def _table_text(name: str, table: TableStats) -> str:
-    rates = table.rates
-    return (
-        f"{name} {table.table.size:,} of {table.table.capacity:,} rows, per s: {number_text(rates.inserted_per_s)} "
-        f"inserted, {number_text(rates.sampled_per_s)} sampled, {number_text(rates.updated_per_s)} updated"
-    )

@@ -16,10 +16,10 @@ from replay_client.results.stats import TimesSampled
 
 @dataclass(frozen=True, eq=False)
 class LargestRows:
-    """The ten rows with the largest priorities (exact), in descending order; of equal ones, the newest comes first."""
+    """The rows with the largest priorities (exact), in descending order; of equal ones, the newest comes first."""
 
     row_keys: NDArray[np.int64]
-    """int64[k]; k is at most ten."""
+    """int64[k]; k is at most the number given to `Table.inspect`."""
     priorities: NDArray[np.float64]
     """float64[k]."""
     probabilities: NDArray[np.float64]

@@ -2440,17 +2440,21 @@ class InspectRequest(google.protobuf.message.Message):
 
     TABLE_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
+    LARGEST_FIELD_NUMBER: builtins.int
     table: builtins.str
     """Name of the table."""
     table_uid: builtins.bytes
     """The table's uid; empty: any table with this name."""
+    largest: builtins.int
+    """Number of rows in `InspectResponse.largest`, up to 100; 0: 10."""
     def __init__(
         self,
         *,
         table: builtins.str = ...,
         table_uid: builtins.bytes = ...,
+        largest: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["table", b"table", "table_uid", b"table_uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["largest", b"largest", "table", b"table", "table_uid", b"table_uid"]) -> None: ...
 
 global___InspectRequest = InspectRequest
 
@@ -2539,8 +2543,8 @@ global___RankedRows = RankedRows
 
 @typing.final
 class LargestRows(google.protobuf.message.Message):
-    """The live rows with ranks 1 to 10. The ranks are exact. There are fewer rows if the table is smaller, or if inserts
-    evicted most of the candidates meanwhile.
+    """The live rows with the first ranks: 1 to 10, or as many as the request asks for. The ranks are exact. There are fewer
+    rows if the table is smaller, or if inserts evicted most of the candidates meanwhile.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

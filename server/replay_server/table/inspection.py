@@ -19,9 +19,11 @@ from replay_server.backends.index import DEAD_PRIORITY, LiveRows
 MOST_ROWS = 1 << 20
 """Maximum number of priorities to copy and sort; larger tables are sampled."""
 LARGEST_ROWS = 10
-"""How many of the rows with the largest priorities to report."""
-_CANDIDATES = 64
-"""Candidates to keep per piece: more than the `LARGEST_ROWS` to report, because some may be evicted meanwhile."""
+"""How many of the rows with the largest priorities to report, unless the caller wants another number."""
+MOST_LARGEST_ROWS = 100
+"""Maximum number that a caller may want."""
+_CANDIDATES = 160
+"""Candidates to keep per piece: more than the `MOST_LARGEST_ROWS`, because some may be evicted meanwhile."""
 _PIECE_ROWS = 1 << 18
 """Rows copied per step."""
 _EVEN_RANKS = 512
@@ -104,10 +106,10 @@ def look(live: LiveRows, priorities: NDArray[np.float64], random: np.random.Gene
     return Seen(live, drawable, _joined(kept), _joined(candidates))
 
 
-def rank(seen: Seen) -> Ranked:
-    """Sort the rows and select the ranks to report."""
+def rank(seen: Seen, largest_rows: int = LARGEST_ROWS) -> Ranked:
+    """Sort the rows and select the ranks to report, the first ``largest_rows`` among them."""
     looked_at, size = len(seen.rows.keys), seen.drawable
-    largest = seen.candidates.only(np.lexsort((-seen.candidates.keys, -seen.candidates.priorities))[:LARGEST_ROWS])
+    largest = seen.candidates.only(np.lexsort((-seen.candidates.keys, -seen.candidates.priorities))[:largest_rows])
     descending = np.sort(seen.rows.priorities)[::-1]
     places = _shown(looked_at)
     # Counted from 0, the i-th of n rows sampled from N has a rank of about (i + 1/2) N / n, rounded down.

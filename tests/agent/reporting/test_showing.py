@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from replay_agent.reporting.curve import draw_curve, running_mean
 from replay_agent.reporting.history import RECENT_EPISODES, History
-from replay_agent.reporting.progress import ProgressLines, make_progress
+from replay_agent.reporting.progress import ProgressBar, ProgressLines, make_progress
 from replay_agent.reporting.status import RateMeter, Status
 from replay_agent.reporting.training_report import EvaluationSummary, TrainingReport
 from replay_agent.training.timing import Interval
@@ -76,7 +76,7 @@ def test_a_terminal_sees_a_bar_with_return_loss_epsilon_beta_and_speed() -> None
         progress.show(STATUS)
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    for part in ("CartPole-v1", "500/1000", "123.4", "0.0123", "0.31", "0.45", "777"):
+    for part in ("CartPole-v1", "500 of 1,000 steps", "50%", "123.4", "0.0123", "0.31", "0.45", "777"):
         assert part in shown
 
 
@@ -90,7 +90,8 @@ def test_nothing_of_the_bar_is_cut_off_in_80_characters() -> None:
     assert "…" not in shown
     for part in (
         "MinAtar/SpaceInvaders-v1",
-        "123456789/200000000",
+        "123,456,789 of 200,000,000 steps",
+        "left",
         "-12345.6",
         "0.0123",
         "777",
@@ -99,6 +100,37 @@ def test_nothing_of_the_bar_is_cut_off_in_80_characters() -> None:
         "server",
     ):
         assert part in shown
+
+
+def lines_of(bar: ProgressBar, console: Console) -> list[str]:
+    """Render the bar as it is now."""
+    with console.capture() as captured:
+        console.print(bar)
+    return captured.get().splitlines()
+
+
+def test_the_bar_says_how_much_time_is_left_and_for_how_long_there_was_no_step() -> None:
+    clock, console = Clock(), Console(file=io.StringIO(), width=80, height=24)
+    bar = ProgressBar(console, "CartPole-v1", 1000, clock)
+    bar.show(replace(STATUS, env_steps=400))  # such as after a resume
+    for step in range(401, 501):
+        clock.now += 1.0
+        bar.show(replace(STATUS, env_steps=step))
+    lines = lines_of(bar, console)
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 80
+    assert "0:08:20 left" in lines[0]
+    assert lines[1] == "  500 of 1,000 steps  777 steps/s  return 123.4  best -"
+    assert lines[2].rstrip() == "  loss 0.0123  ε 0.31  β 0.45"
+    clock.now += 7.0
+    assert "no step for 7 s" in lines_of(bar, console)[2]
+    bar.show(replace(STATUS, env_steps=500, note="validating"))
+    assert "validating for 7 s" in lines_of(bar, console)[2]
+    bar.show(replace(STATUS, env_steps=501, note="filling the table: 501 of 900 rows"))
+    assert lines_of(bar, console)[2].endswith("  filling the table: 501 of 900 rows")
+    bar.show(replace(STATUS, env_steps=1000))
+    clock.now += 60.0
+    assert "no step" not in lines_of(bar, console)[2]
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

@@ -93,6 +93,15 @@ def test_gradient_steps_keep_to_the_replay_ratio(make_trainer: Callable[..., Tra
     assert trainer.learner.updates == 200
 
 
+def test_a_run_says_what_learning_waits_for(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(steps=500, learning_starts=101)
+    assert trainer.status().note == "filling the table: 0 of 101 rows"
+    watcher = Watcher(500, lambda: None)
+    trainer.train(watcher, None)
+    assert [status.note for status in watcher.statuses].count("validating") == 2
+    assert watcher.statuses[-1].note == ""
+
+
 def test_a_run_whose_table_was_dropped_makes_it_anew_and_goes_on(
     make_trainer: Callable[..., Trainer], server: ServerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:

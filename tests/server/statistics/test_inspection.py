@@ -24,8 +24,8 @@ BACKENDS = ("sum_tree", "rank", "uniform")
 MILLION = 1_000_000
 
 
-def inspect(table: CalledTable) -> replay_pb2.InspectResponse:
-    request = replay_pb2.InspectRequest(table=table.name, table_uid=table.uid)
+def inspect(table: CalledTable, largest: int = 0) -> replay_pb2.InspectResponse:
+    request = replay_pb2.InspectRequest(table=table.name, table_uid=table.uid, largest=largest)
     answer = table.stub.Inspect(request, timeout=CALL_TIMEOUT_S)
     assert isinstance(answer, replay_pb2.InspectResponse)
     return answer
@@ -66,6 +66,24 @@ def test_ranks_are_those_of_all_rows_sorted(new_table: NewTable, backend: str, r
     assert ints(answer.largest.keys).tolist() == stored.keys[largest].tolist()
     assert floats(answer.largest.priorities).tolist() == stored.priorities[largest].tolist()
     np.testing.assert_allclose(floats(answer.largest.probabilities), exact[:LARGEST_ROWS], rtol=1e-9)
+
+
+@pytest.mark.parametrize("wanted", [1, 37, 100])
+def test_as_many_of_the_largest_are_returned_as_wanted(new_table: NewTable, wanted: int) -> None:
+    table = new_table(capacity=1500)
+    table.insert(np.arange(700), np.random.default_rng(0).integers(0, 40, 700) / 8)
+    stored = table.read(table.live_keys())
+    order = in_order_of_rank(stored.keys, stored.priorities)
+    answer = inspect(table, wanted)
+    assert ints(answer.largest.keys).tolist() == stored.keys[order[:wanted]].tolist()
+    assert ints(answer.by_rank.ranks)[:wanted].tolist() == list(range(1, wanted + 1))
+    assert len(ints(answer.by_rank.ranks)) <= 1024
+
+
+@pytest.mark.parametrize("wanted", [-1, 101])
+def test_no_more_than_a_hundred_are_returned(table: CalledTable, wanted: int) -> None:
+    with refused("INVALID_FIELD", field="largest"):
+        inspect(table, wanted)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "fifo"])

@@ -13,7 +13,7 @@ from replay_server.catalog import Catalog
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
 from replay_server.rpc.handlers.tables import describe
-from replay_server.table.inspection import Ranked, look, rank
+from replay_server.table.inspection import LARGEST_ROWS, MOST_LARGEST_ROWS, Ranked, look, rank
 from replay_server.table.table import Table
 
 _AGES = 257
@@ -32,12 +32,13 @@ class InspectionHandler:
     async def inspect(self, request: Framed[replay_pb2.InspectRequest], _call: Call) -> bytes:
         """Inspect a table."""
         name, uid = request.head.table, fields.table_uid(request.head.table_uid)
+        largest = fields.up_to("largest", MOST_LARGEST_ROWS, request.head.largest) or LARGEST_ROWS
         self._catalog.find(name, uid)
         async with self._one_at_a_time:
             table = self._catalog.find(name, uid)
             seen = await asyncio.to_thread(look, table.live, table.directory.priorities, self._random)
             table = self._catalog.find(name, uid or table.uid)
-            ranked = await asyncio.to_thread(rank, seen.still_live(table.oldest))
+            ranked = await asyncio.to_thread(rank, seen.still_live(table.oldest), largest)
             table = self._catalog.find(name, table.uid)
         return _to_proto(table, ranked).SerializeToString()
 
