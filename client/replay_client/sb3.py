@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Final, cast
@@ -404,9 +405,9 @@ class PrioritizedReplay(OffPolicyAlgorithm):
         self.logger.record("train/loss", np.mean(losses))
         self.logger.record("train/beta", buffer.beta)
 
+    @abstractmethod
     def _losses(self, samples: ServiceSamples) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the unweighted losses and the TD errors of samples, both float32[batch]; subclasses implement this."""
-        raise NotImplementedError
+        """Return the unweighted losses and the TD errors of samples, both float32[batch]."""
 
     def _setup_model(self) -> None:
         self.replay_buffer_class = self.replay_buffer_class or ServiceReplayBuffer
@@ -442,17 +443,17 @@ def _space_columns(argument: str, name: str, space: spaces.Space[Any]) -> dict[s
     Raises:
         InvalidArgumentError: SB3 or a table does not support the space.
     """
+    expected = "Box, Discrete, MultiDiscrete, MultiBinary, or for observations a Dict of them"
+    if isinstance(space, spaces.Dict) and any(isinstance(part, spaces.Dict) for part in space.values()):
+        raise InvalidArgumentError.of_field(argument, expected, f"{space} (a Dict in a Dict)")
     try:
         if argument == "observation_space" and isinstance(space, spaces.Dict):
-            if any(isinstance(part, spaces.Dict) for part in space.values()):
-                raise NotImplementedError("a Dict in a Dict")
             return {f"{name}{SEPARATOR}{key}": _column(part, get_obs_shape(part)) for key, part in space.items()}
         if argument == "observation_space":
             return {name: _column(space, get_obs_shape(space))}
         dtype = ReplayBuffer._maybe_cast_dtype(space.dtype)
         return {name: Column(cast(Any, dtype), get_action_dim(space))}
     except (NotImplementedError, AssertionError, FieldError, TypeError) as error:
-        expected = "Box, Discrete, MultiDiscrete, MultiBinary, or for observations a Dict of them"
         raise InvalidArgumentError.of_field(argument, expected, f"{space} ({error})") from None
 
 

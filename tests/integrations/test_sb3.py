@@ -58,15 +58,6 @@ class Reach(gymnasium.Env[Any, Any]):
         return {"at": self._at, "near": int(np.linalg.norm(self._at) < 2)}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """On a busy machine, threads would wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[ReplayClient]:
     with ReplayClient(server.address) as made:

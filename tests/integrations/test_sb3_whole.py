@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from replay_client import ReplayClient
 
 pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
@@ -40,14 +39,6 @@ ON_CARTPOLE: dict[str, Any] = {
     "policy_kwargs": {"net_arch": [256, 256]},
 }
 """Of RL Baselines3 Zoo, for DQN."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
