@@ -12,7 +12,17 @@ from replay_server.backends import BACKENDS
 from replay_server.process.warming import warm_up
 from rich.console import Console
 
-from benchmarks import backends, capacities, compact, inserts, learner_step, many_writers, memory, reference_buffers
+from benchmarks import (
+    backends,
+    capacities,
+    compact,
+    fleet,
+    inserts,
+    learner_step,
+    many_writers,
+    memory,
+    reference_buffers,
+)
 from benchmarks.contestants import ROUNDS, WINDOW_S
 from benchmarks.pictures import draw_growth
 from benchmarks.report import Section, write_document
@@ -72,6 +82,7 @@ def main(*, quick: bool = False, peers: Path = Path(".peers"), output: Path = Pa
     for section in (
         capacities.measure(rounds, window_s),
         many_writers.measure(rounds, window_s),
+        fleet.measure(rounds, window_s),
         memory.measure(_QUICK_STEPS if quick else memory.STEPS),
     ):
         section.show(console)

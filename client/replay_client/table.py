@@ -363,7 +363,7 @@ class Table:
         streams: int = 1,
         block_rows: int | None = None,
         max_blocks_in_flight: int = MAX_BLOCKS_IN_FLIGHT,
-        max_delay_s: float = 0.1,
+        max_delay_s: float = 1.0,
         reconnect_timeout_s: float | None = 60.0,
     ) -> Writer:
         """Create a writer for actors, which sends rows in the background.
@@ -373,7 +373,8 @@ class Table:
             block_rows: rows per block, which is one message. None: up to 1024 rows or 1 MiB, but at least one row of
                 each stream.
             max_blocks_in_flight: number of unacknowledged blocks, 1 to 16, at which `append` waits.
-            max_delay_s: maximum seconds that a row waits in an incomplete block before the block is sent.
+            max_delay_s: maximum seconds that a row waits in an incomplete block. The writer sends blocks 0.1 s after
+                their first row, or later if the server has many writers and asks for larger blocks.
             reconnect_timeout_s: seconds to retry an unreachable server. None: the client's default; 0: do not retry;
                 `math.inf`: forever.
 

@@ -16,8 +16,9 @@ blocks:
         writer.append_all(frame=frames, action=actions, reward=rewards)         # [8, ...]: a row for each stream
         writer.end_episodes(done, terminated=terminated, frame=finals)
 
-`append` copies the row and returns. A block is sent when it is full, `max_delay_s` after its first row, by `flush` and,
-in a writer with one stream, at the end of an episode.
+`append` copies the row and returns. A block is sent when it is full, 0.1 s after its first row, by `flush` and, in a
+writer with one stream, at the end of an episode. A server with many writers asks them for larger blocks: they then send
+less often, but at least `max_delay_s` after a block's first row.
 While `MAX_BLOCKS_IN_FLIGHT` blocks are unacknowledged, `append` waits. This happens if the server is slow or
 unreachable, or if the table's rate limiter or full queue delays inserts.
 

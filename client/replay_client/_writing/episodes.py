@@ -119,7 +119,7 @@ class Episodes:
                 return False
         self.begin_episode(stream)
         if len(self.streams) == 1:
-            self._outbox.hand_over()  # an actor with one environment may pause between episodes
+            self._outbox.end_episode()
         return True
 
     def begin_episode(self, stream: int) -> None:

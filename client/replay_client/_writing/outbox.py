@@ -19,6 +19,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from replay_proto.frames import Content
 from replay_proto.framing import Array
@@ -40,6 +41,9 @@ from replay_client.errors import (
 from replay_client.results.description import TableDescription
 
 log = logging.getLogger(__name__)
+
+IDLE_DELAY_S: Final = 0.1
+"""Time for which rows are collected in a block while the server does not ask for longer."""
 
 
 @dataclass
@@ -80,7 +84,7 @@ class Outbox:
             block: the first block; later ones are like it.
             pending: the blocks in flight; refused ones must stay pending.
             max_blocks_in_flight: number of unacknowledged blocks at which `hand_over` refuses another one.
-            max_delay_s: seconds after its first row when a block is due.
+            max_delay_s: maximum seconds after its first row when a block is due; less if the server allows it.
             clock: returns the time in seconds.
             wake: called when there is a block to send, or to wait for (see `due_in_s`), or when `is_paused` ends.
         """
@@ -98,6 +102,7 @@ class Outbox:
         self._pending = pending
         self._max_blocks_in_flight = max_blocks_in_flight
         self._max_delay_s = max_delay_s
+        self._server_delay_s = 0.0  # what the server asks for
         self._clock = clock
         self._wake = wake
         self._spare: list[RowBlock] = []
@@ -139,6 +144,11 @@ class Outbox:
         self._wake()
         return True
 
+    def end_episode(self) -> None:
+        """Call this at the end of an episode, after which an actor may pause."""
+        if self._server_delay_s <= IDLE_DELAY_S:
+            self.hand_over()
+
     def due_in_s(self) -> float | None:
         """Hand over the block if it is due; return the seconds until then, or None if there is nothing to wait for.
 
@@ -147,7 +157,8 @@ class Outbox:
         if not self.block.count:
             self._is_timed = False
             return None
-        left = self._block_began_s + self._max_delay_s - self._clock()
+        delay_s = min(self._max_delay_s, max(IDLE_DELAY_S, self._server_delay_s))
+        left = self._block_began_s + delay_s - self._clock()
         if left <= 0:
             self.hand_over()
         return left if 0 < left < math.inf else None
@@ -189,9 +200,11 @@ class Outbox:
 
     def answered(self, block: SentBlock, answer: Content) -> None:
         """Process the reply to a block that was just removed from the pending ones."""
-        sequence = replay_pb2.WriteResponse.FromString(bytes(answer)).sequence
-        if sequence != block.sequence:
-            raise InternalServerError(f"expected a reply to block {block.sequence}, got one to block {sequence}")
+        response = replay_pb2.WriteResponse.FromString(bytes(answer))
+        if response.sequence != block.sequence:
+            got = f"got one to block {response.sequence}"
+            raise InternalServerError(f"expected a reply to block {block.sequence}, {got}")
+        self._server_delay_s = response.delay_s
         self._acknowledge(block)
 
     def failed(self, error: Exception) -> None:

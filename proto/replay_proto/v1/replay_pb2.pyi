@@ -1118,10 +1118,15 @@ class WriteResponse(google.protobuf.message.Message):
     KEYS_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     TABLE_UID_FIELD_NUMBER: builtins.int
+    DELAY_S_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """The acknowledged sequence number."""
     table_uid: builtins.bytes
     """The table's uid."""
+    delay_s: builtins.float
+    """Seconds for which the writer should collect rows before it sends the next message; longer if the server has many
+    writers. A writer may send earlier.
+    """
     @property
     def keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KeyRange]:
         """Keys of the rows, as in InsertResponse."""
@@ -1132,8 +1137,9 @@ class WriteResponse(google.protobuf.message.Message):
         keys: collections.abc.Iterable[global___KeyRange] | None = ...,
         sequence: builtins.int = ...,
         table_uid: builtins.bytes = ...,
+        delay_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["keys", b"keys", "sequence", b"sequence", "table_uid", b"table_uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["delay_s", b"delay_s", "keys", b"keys", "sequence", b"sequence", "table_uid", b"table_uid"]) -> None: ...
 
 global___WriteResponse = WriteResponse
 

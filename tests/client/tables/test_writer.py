@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from replay_client import (
 )
 from replay_client._transport.connection import MessageStream
 from replay_client._transport.sent_frames import SentFrames
+from replay_client._writing import outbox
 from replay_proto.v1 import replay_pb2
 
 from tests.client.conftest import COLUMNS, ways
@@ -78,6 +80,13 @@ def test_a_row_does_not_wait_for_its_block_to_fill(table: Table) -> None:
     assert numbers_in(table) == [0, 1, 2]
 
 
+@pytest.fixture
+def patient_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers send incomplete blocks only when they are told to."""
+    monkeypatch.setattr(outbox, "IDLE_DELAY_S", math.inf)
+
+
+@pytest.mark.usefixtures("patient_writers")
 def test_a_row_waits_no_longer_for_others_than_it_is_told(table: Table) -> None:
     with table.writer(max_delay_s=1000.0) as writer:
         writer.append(**row(0))
@@ -300,6 +309,7 @@ def forget(server: ServerProcess, table: Table, count: int) -> None:
             )
 
 
+@pytest.mark.usefixtures("patient_writers")
 def test_rows_that_were_not_sent_yet_are_unacknowledged(table: Table) -> None:
     with table.writer(block_rows=100, max_delay_s=60) as writer:
         for number in range(3):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from replay_proto.errors import FieldError
 from replay_proto.framing import Framed
 from replay_proto.v1 import replay_pb2
 
 from replay_server.catalog import Catalog
 from replay_server.flow.long_calls import LONG_ROWS
+from replay_server.flow.pace import WriterPace
 from replay_server.rpc.call import Call
 from replay_server.rpc.handlers import fields
 from replay_server.rpc.handlers.writer_streams import WriterStreams
@@ -22,6 +25,7 @@ class InsertHandlers:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._streams = WriterStreams()
+        self._pace = WriterPace()
 
     async def insert(self, request: Framed[replay_pb2.InsertRequest], call: Call) -> bytes:
         """Add rows."""
@@ -39,7 +43,10 @@ class InsertHandlers:
         self._streams.claim(stream, table.uid, writer_id)
         keys = await self._insert(call, table, request, writer_id)
         return replay_pb2.WriteResponse(
-            keys=[_key_range(keys)], sequence=head.insertion.sequence, table_uid=table.uid
+            keys=[_key_range(keys)],
+            sequence=head.insertion.sequence,
+            table_uid=table.uid,
+            delay_s=self._pace.delay_s(writer_id, time.monotonic()),
         ).SerializeToString()
 
     async def _insert(
