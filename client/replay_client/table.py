@@ -244,7 +244,7 @@ class Table:
             TableNotFoundError: the table was dropped.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        read = partial(self.read, columns=chosen_columns(self.schema, columns))
+        read = partial(self.read, columns=chosen_columns(self.schema, columns, self.schema.masks))
         return RowReader(read, self._run(self._operations.describe()), chunk=chunk, order=order, progress=progress)
 
     def to_arrow(self, *, order: RowOrder = "key", progress: bool = False) -> pyarrow.Table:

@@ -1,4 +1,8 @@
-"""The stored columns of a table: names, dtypes, shapes and sizes in bytes."""
+"""The stored columns of a table: names, dtypes, shapes and sizes in bytes.
+
+Rows may leave out an optional column. A schema has a bool column beside each of them, its mask: `goal_present` says
+which rows have a `goal`. Rows without one have zeros.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,8 @@ DTYPES: Mapping[str, replay_pb2.DataType.ValueType] = {
 
 SEPARATOR = "/"
 """Joins the parts of a nested observation in the name of a column: ``obs/camera``."""
+PRESENT = "_present"
+"""Ends the name of an optional column's mask."""
 MAX_DIMENSIONS = 31
 """Maximum dimensions of a column: NumPy arrays have at most 32, and one is for the rows."""
 MAX_VALUE_BYTES = 2**31 - 1
@@ -56,6 +62,8 @@ class Column:
     """Whether batches contain it."""
     at: At = "step"
     """``"step"``: a drawn sequence has a value for each of its steps; ``"start"``: only for its first row."""
+    optional: bool = False
+    """Whether rows may leave it out."""
 
     def __init__(
         self,
@@ -64,6 +72,7 @@ class Column:
         *,
         sampled: bool = True,
         at: At = "step",
+        optional: bool = False,
     ) -> None:
         """Describe a column.
 
@@ -75,6 +84,8 @@ class Column:
                 may be derived from it.
             at: ``"start"``, only in a table of sequences: a drawn sequence has only the value of its first row, such as
                 the state of a recurrent network.
+            optional: whether rows may leave the column out. The table then also has a bool column with the same name
+                and the suffix `PRESENT`, which says which rows have a value; the others have zeros.
 
         Raises:
             InvalidArgumentError: for another dtype, a dimension that is not a whole number of at least 1, more than
@@ -84,6 +95,7 @@ class Column:
         object.__setattr__(self, "shape", _checked_shape(shape))
         object.__setattr__(self, "sampled", bool(sampled))
         object.__setattr__(self, "at", at)
+        object.__setattr__(self, "optional", bool(optional))
         if at not in get_args(At):
             raise FieldError("at", "'step' or 'start'", repr(at))
         if self.row_bytes > MAX_VALUE_BYTES:
@@ -99,7 +111,14 @@ class Column:
     def __str__(self) -> str:
         """``float32[4]``, or ``float32`` for a scalar."""
         text = self.dtype.name + (f"[{','.join(map(str, self.shape))}]" if self.shape else "")
-        return text + ("" if self.sampled else ", not sampled") + ("" if self.at == "step" else f", at {self.at}")
+        text += "" if self.sampled else ", not sampled"
+        text += "" if self.at == "step" else f", at {self.at}"
+        return text + (", optional" if self.optional else "")
+
+    @property
+    def mask(self) -> Column:
+        """The mask of this column, if it is optional."""
+        return Column("bool", sampled=self.sampled, at=self.at)
 
 
 @dataclass(frozen=True)
@@ -107,17 +126,19 @@ class Schema(Mapping[str, Column]):
     """The columns of a table by name, in the order in which they are sent and stored."""
 
     columns: Mapping[str, Column] = field(hash=False)
-    """The columns by name; at least one."""
+    """The columns by name; at least one. The mask of an optional column follows it, unless it was given."""
 
     def __post_init__(self) -> None:
-        """Check the names; `Column` has already checked dtypes and shapes.
+        """Check the names, and add masks; `Column` has already checked dtypes and shapes.
 
         Raises:
-            InvalidArgumentError: for an empty schema, an invalid name, a value that is not a `Column`, or a column
-                together with columns nested under its name (``obs`` and ``obs/camera``).
+            InvalidArgumentError: for an empty schema, an invalid name, a value that is not a `Column`, a column
+                together with columns nested under its name (``obs`` and ``obs/camera``), or another column with the
+                name of a mask.
         """
         if not self.columns:
             raise FieldError("columns", "at least one column", "none")
+        object.__setattr__(self, "columns", _with_masks(self.columns))
         for name in self.columns:
             if not isinstance(name, str) or not _COLUMN_NAME.fullmatch(name):
                 raise FieldError(
@@ -146,9 +167,17 @@ class Schema(Mapping[str, Column]):
         """Bytes of one row, all columns together."""
         return sum(column.row_bytes for column in self.columns.values())
 
+    @cached_property
+    def masks(self) -> Mapping[str, str]:
+        """The name of each optional column's mask, by the name of the column."""
+        return {name: name + PRESENT for name, column in self.columns.items() if column.optional}
+
     def to_proto(self, *, of_steps: bool = False) -> list[replay_pb2.Column]:
         """Convert to protobuf messages; ``of_steps`` for a table of steps."""
-        return [_to_proto(name, column, of_steps=of_steps) for name, column in self.columns.items()]
+        columns = {name: _to_proto(name, column, of_steps=of_steps) for name, column in self.columns.items()}
+        for name, mask in self.masks.items():
+            columns[mask] = replay_pb2.Column(name=mask, presence=replay_pb2.Presence(of=name))
+        return list(columns.values())
 
     @classmethod
     def from_proto(cls, columns: Iterable[replay_pb2.Column], *, of_steps: bool = False) -> Schema:
@@ -158,16 +187,22 @@ class Schema(Mapping[str, Column]):
             InvalidArgumentError: a column violates the protocol.
         """
         source = "step" if of_steps else "stored"
-        parsed: dict[str, Column] = {}
+        sent: dict[str, replay_pb2.Column] = {}
         for column in columns:
-            where = f"columns.{column.name}"
-            if column.name in parsed:
-                raise FieldError(where, "a name used once", "it again")
-            if column.WhichOneof("source") != source:
-                raise FieldError(
-                    f"{where}.source", source, column.WhichOneof("source") or "a type unknown to this version"
-                )
-            parsed[column.name] = _from_proto(where, column)
+            if column.name in sent:
+                raise FieldError(f"columns.{column.name}", "a name used once", "it again")
+            sent[column.name] = column
+        optional = {column.presence.of for column in sent.values() if column.HasField("presence")}
+        parsed: dict[str, Column] = {}
+        for name, column in sent.items():
+            if column.HasField("presence"):
+                _check_mask(column, sent, source)
+                column = sent[column.presence.of]
+            elif column.WhichOneof("source") != source:
+                expected, got = source, column.WhichOneof("source") or "a type unknown to this version"
+                raise FieldError(f"columns.{name}.source", expected, got)
+            values = _from_proto(f"columns.{column.name}", column, optional=column.name in optional)
+            parsed[name] = values if name == column.name else values.mask
         return cls(parsed)
 
 
@@ -179,7 +214,15 @@ def _to_proto(name: str, column: Column, *, of_steps: bool) -> replay_pb2.Column
     return replay_pb2.Column(name=name, step=step)
 
 
-def _from_proto(where: str, column: replay_pb2.Column) -> Column:
+def _check_mask(mask: replay_pb2.Column, columns: Mapping[str, replay_pb2.Column], source: str) -> None:
+    of = mask.presence.of
+    if of not in columns or columns[of].WhichOneof("source") != source:
+        raise FieldError(f"columns.{mask.name}.presence.of", f"the name of a {source} column", repr(of))
+    if mask.name != of + PRESENT:
+        raise FieldError(f"columns.{mask.name}.name", of + PRESENT, mask.name)
+
+
+def _from_proto(where: str, column: replay_pb2.Column, *, optional: bool) -> Column:
     stored = column.step.values if column.HasField("step") else column.stored
     dtype = _DTYPE_NAMES.get(stored.data_type)
     if dtype is None:
@@ -192,9 +235,30 @@ def _from_proto(where: str, column: replay_pb2.Column) -> Column:
             stored.shape,
             sampled=not column.step.unsampled,
             at="start" if column.step.at_start else "step",
+            optional=optional,
         )
     except FieldError as error:
         raise FieldError(f"{where}.{error.field}", error.expected, error.got) from None
+
+
+def _with_masks(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """Add the masks of optional columns that are missing.
+
+    Raises:
+        InvalidArgumentError: another column has the name of a mask.
+    """
+    complete: dict[str, Column] = {}
+    for name, column in columns.items():
+        complete[name] = column
+        if not isinstance(column, Column) or not column.optional:
+            continue
+        mask = name + PRESENT
+        if mask not in columns:
+            complete[mask] = column.mask
+        elif columns[mask] != column.mask:
+            expected = f"{column.mask}, which says which rows have {name!r}; choose another name"
+            raise FieldError(f"columns.{mask}", expected, str(columns[mask]))
+    return complete
 
 
 def _outer_names(name: str) -> Iterator[str]:

@@ -151,6 +151,8 @@ class Steps:
         for name, stored in self.schema.items():
             if stored.at == "start" and not (self.is_sequences and stored.sampled):
                 raise FieldError(f"columns.{name}.at", "'step', except in sampled columns of Sequences", "'start'")
+        for name in self.derived.keys() & self.schema.keys():
+            raise FieldError(f"columns.{name}", "a name used once", "it again")
         Schema({**self.schema, **dict.fromkeys(self.derived, Column("bool"))})  # checks the names
         if not any(column.sampled for column in self.schema.values()) and not self.derived:
             raise FieldError("columns", "at least one that is sampled or derived", "none")
@@ -186,7 +188,9 @@ class Steps:
         """The columns of a batch by name: the dtype, and the shape of an item's value."""
         along = () if isinstance(self.item, Transitions) else (self.item.burn_in + self.item.length,)
         columns = {
-            name: Column(column.dtype, (*(along if column.at == "step" else ()), *column.shape))
+            name: Column(
+                column.dtype, (*(along if column.at == "step" else ()), *column.shape), optional=column.optional
+            )
             for name, column in self.schema.items()
             if column.sampled
         }

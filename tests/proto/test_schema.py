@@ -15,8 +15,10 @@ from replay_proto.errors import FieldError, InvalidArgumentError
 from replay_proto.schema import DTYPES, Column, Schema
 from replay_proto.v1 import replay_pb2
 
-COLUMNS = st.builds(Column, st.sampled_from(list(DTYPES)), st.lists(st.integers(1, 100), max_size=4))
-NAMES = st.from_regex(r"[A-Za-z0-9.\-][A-Za-z0-9_.\-]{0,127}", fullmatch=True)
+COLUMNS = st.builds(
+    Column, st.sampled_from(list(DTYPES)), st.lists(st.integers(1, 100), max_size=4), optional=st.booleans()
+)
+NAMES = st.from_regex(r"[A-Za-z0-9.\-][A-Za-z0-9_.\-]{0,119}", fullmatch=True)  # with room for the suffix of a mask
 SCHEMAS = st.builds(Schema, st.dictionaries(NAMES, COLUMNS, min_size=1, max_size=8))
 
 
@@ -186,6 +188,46 @@ def test_a_schema_has_at_least_one_column() -> None:
 def test_schemas_and_columns_show_themselves() -> None:
     assert str(Column("float32", (3, 4))) == "float32[3,4]"
     assert str(Column("bool")) == "bool"
+
+
+def test_the_mask_of_an_optional_column_follows_it() -> None:
+    schema = Schema({"goal": Column("float32", 4, optional=True), "x": Column("int8")})
+    assert list(schema) == ["goal", "goal_present", "x"]
+    assert schema["goal_present"] == Column("bool")
+    assert schema.masks == {"goal": "goal_present"}
+    assert Schema(dict(schema)) == schema
+    kinds = [column.WhichOneof("source") for column in schema.to_proto()]
+    assert kinds == ["stored", "presence", "stored"]
+    elsewhere = Schema({"goal": schema["goal"], "x": schema["x"], "goal_present": Column("bool")})
+    assert list(elsewhere) == ["goal", "x", "goal_present"]
+    assert list(Schema.from_proto(elsewhere.to_proto())) == list(elsewhere)
+
+
+def test_a_mask_needs_a_name_of_its_own() -> None:
+    with pytest.raises(FieldError) as error:
+        Schema({"goal": Column("float32", optional=True), "goal_present": Column("bool", 2)})
+    assert (error.value.field, error.value.got) == ("columns.goal_present", "bool[2]")
+    with pytest.raises(FieldError):
+        Schema({"x" * 121: Column("float32", optional=True)})
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "field", "expected", "got"),
+    [
+        ("goal_present", "gaol", "columns.goal_present.presence.of", "the name of a stored column", "'gaol'"),
+        ("goal_present", "goal_present", "columns.goal_present.presence.of", "the name of a stored column", None),
+        ("has_goal", "goal", "columns.has_goal.name", "goal_present", "has_goal"),
+    ],
+)
+def test_a_mask_of_the_contract_names_its_column(
+    name: str, of: str, field: str, expected: str, got: str | None
+) -> None:
+    columns = Schema({"goal": Column("float32")}).to_proto()
+    columns.append(replay_pb2.Column(name=name, presence=replay_pb2.Presence(of=of)))
+    with pytest.raises(FieldError) as error:
+        Schema.from_proto(columns)
+    assert (error.value.field, error.value.expected) == (field, expected)
+    assert got is None or error.value.got == got
 
 
 def test_a_schema_cannot_be_changed() -> None:

@@ -88,7 +88,7 @@ class TableOperations:
         """Return the reader of batches with these columns; None: all."""
         table = self._table
         if table.steps is None:
-            return self._batch_reader(chosen_columns(table.schema, columns))
+            return self._batch_reader(chosen_columns(table.schema, columns, table.schema.masks))
         return self._batch_reader(chosen_of_steps(table.steps, columns))
 
     def draw(
@@ -134,7 +134,8 @@ class TableOperations:
     def read(self, batch_or_keys: BatchOrKeys, *, columns: Collection[str] | None = None) -> Operation[Rows]:
         """Read live rows by key."""
         keys = checked_keys(batch_or_keys)
-        reader = self._rows_reader(chosen_columns(self._table.schema, columns))
+        schema = self._table.schema
+        reader = self._rows_reader(chosen_columns(schema, columns, schema.masks))
         most = max(1, min(READ_BYTES // max(1, reader.row_bytes), MOST_KEYS_AT_ONCE))
         parts = []
         for part in _parts(len(keys), most):

@@ -27,7 +27,7 @@ from replay_proto.framing import Array, message_start
 from replay_proto.schema import DTYPES, Column, Schema
 from replay_proto.v1 import replay_pb2
 
-from replay_client._rows.checks import checked_array, checked_value, flattened
+from replay_client._rows.checks import checked_array, checked_row
 from replay_client.errors import InvalidArgumentError
 
 _PRIORITY: Final = Column("float64")
@@ -80,6 +80,10 @@ class RowBlock:
         self._scalars: list[tuple[str, memoryview[Any], frozenset[type]]] = []
         self._arrays: list[tuple[str, Array, np.dtype[Any], tuple[int, ...]]] = []
         self._long_arrays: list[tuple[str, memoryview, int, np.dtype[Any], tuple[int, ...]]] = []
+        self._absent: dict[str, Any] = {}  # zeros for optional columns, and masks
+        for name, mask in schema.masks.items():
+            zeros = np.zeros(schema[name].shape, self._columns[name].dtype)
+            self._absent |= {name: zeros if zeros.ndim else zeros.item(), mask: False}
         for name, target in self._columns.items():
             if target.nbytes >= _LONG_BYTES * capacity:
                 as_bytes = target.reshape(-1).view(np.uint8).data
@@ -133,7 +137,8 @@ class RowBlock:
             InvalidArgumentError: the row does not match the schema. The block is unchanged.
         """
         row = self.count
-        if len(values) != len(self._columns) or not self._add_fast(values, row):
+        complete = self._with_masks(values) if self._absent else values
+        if len(complete) != len(self._columns) or not self._add_fast(complete, row):
             self._add_checked(values, row)
         if self._stream_items is not None:
             self._stream_items[row] = stream
@@ -145,8 +150,7 @@ class RowBlock:
         Raises:
             InvalidArgumentError: a value does not match the schema. The block is unchanged.
         """
-        flat = flattened(self._schema, values, is_partial=True)
-        checked = {name: checked_value(name, self._schema[name], value) for name, value in flat.items()}
+        checked = checked_row(self._schema, values, is_partial=True)
         for name, column in self._columns.items():
             column[self.count] = checked.get(name, 0)
         self._stream_of[self.count] = stream
@@ -258,10 +262,15 @@ class RowBlock:
             return False
         return True
 
+    def _with_masks(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Complete a row for the fast path; a row with masks, or with nested values, takes the slow path."""
+        masks = self._schema.masks
+        if not values.keys().isdisjoint(masks.values()):
+            return {}
+        return self._absent | dict(values) | {mask: True for name, mask in masks.items() if name in values}
+
     def _add_checked(self, values: Mapping[str, Any], row: int) -> None:
-        flat = flattened(self._schema, values)
-        checked = {name: checked_value(name, column, flat[name]) for name, column in self._schema.items()}
-        for name, value in checked.items():
+        for name, value in checked_row(self._schema, values).items():
             self._columns[name][row] = value
 
 

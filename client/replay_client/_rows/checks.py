@@ -8,6 +8,9 @@ A value may be a number, a list of numbers, or an array that NumPy can cast to t
 dtype. Tensors on any device, with or without gradients, are treated as arrays. Values are never broadcast, integers
 never wrap, and every column must be given. Nested observations are mappings or tuples:
 ``{"obs": {"camera": ...}}`` is the column ``obs/camera``.
+
+Optional columns may be left out, or be None. The mask of an optional column may be given, too: where it is False, the
+values are replaced by zeros. Otherwise, it follows from whether the column was given.
 """
 
 from __future__ import annotations
@@ -57,7 +60,23 @@ def checked_rows(schema: Schema, given: Mapping[str, Any], *, is_partial: bool =
         columns[name] = array
     if not row_count:
         raise InvalidArgumentError.of_field("row_count", "at least 1", "0")
-    return columns, row_count
+    if not schema.masks:
+        return columns, row_count
+    return _with_masks(schema, columns, (row_count,), is_partial=is_partial), row_count
+
+
+def checked_row(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = False) -> dict[str, Array]:
+    """Check one row; see `checked_rows`.
+
+    Returns:
+        Values by column, ``[*shape]``, not yet cast to the columns' dtypes.
+
+    Raises:
+        InvalidArgumentError: a column is missing or unknown, or a dtype or shape is wrong.
+    """
+    flat = flattened(schema, given, is_partial=is_partial)
+    row = {name: checked_value(name, schema[name], value) for name, value in flat.items()}
+    return _with_masks(schema, row, (), is_partial=is_partial) if schema.masks else row
 
 
 def checked_value(name: str, column: Column, value: Any) -> Array:
@@ -119,15 +138,21 @@ def flattened(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = Fa
     """Flatten nested values to columns.
 
     Raises:
-        InvalidArgumentError: for a missing column unless ``is_partial``, an unknown one, or if ``given`` is not a
-            mapping.
+        InvalidArgumentError: for a missing column unless it is optional or ``is_partial``, an unknown one, or if
+            ``given`` is not a mapping.
     """
     if not hasattr(given, "items"):
         raise InvalidArgumentError.of_field("columns", "a mapping of names to arrays", type(given).__name__)
     flat: dict[str, Any] = {}
     for name, value in given.items():
         _flatten_into(flat, schema, name, value)
+    for name, mask in schema.masks.items():
+        for each in (name, mask):
+            if each in flat and flat[each] is None:
+                del flat[each]
     missing = [] if is_partial else [name for name in schema if name not in flat]
+    if schema.masks:
+        missing = [name for name in missing if name not in schema.masks and name not in schema.masks.values()]
     if missing or not flat.keys() <= schema.keys():
         unknown = [str(name) for name in flat if name not in schema]
         got = "; ".join(
@@ -190,6 +215,38 @@ def described(array: Array) -> str:
     if not array.ndim:
         return f"{array.dtype.name} {array.item()!r}"
     return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
+
+
+def _with_masks(
+    schema: Schema, columns: Mapping[str, Array], rows: tuple[int, ...], *, is_partial: bool
+) -> dict[str, Array]:
+    """Add missing optional columns and masks, and set values to zero where a mask is False.
+
+    Args:
+        schema: the table's schema.
+        columns: checked values by column, ``[*rows, *shape]``.
+        rows: ``(n,)`` for n rows; ``()`` for one.
+        is_partial: whether missing columns stay missing.
+
+    Raises:
+        InvalidArgumentError: a mask is True, but its column is missing.
+    """
+    complete = dict(columns)
+    for name, mask in schema.masks.items():
+        column, values, given = schema[name], columns.get(name), columns.get(mask)
+        if is_partial and values is None and given is None:
+            continue
+        is_present = np.broadcast_to(np.bool_(values is not None), rows) if given is None else given
+        if values is None:
+            if is_present.any():
+                expected = f"{column.dtype.name} of shape {(*rows, *column.shape)}, because {mask} is True"
+                raise InvalidArgumentError.of_field(f"columns.{name}", expected, "none")
+            values = np.broadcast_to(column.dtype.type(0), (*rows, *column.shape))
+        elif not is_present.all():
+            of_row = is_present.reshape((*rows, *(1 for _ in column.shape)))
+            values = np.where(of_row, values, values.dtype.type(0))
+        complete[name], complete[mask] = values, is_present
+    return {name: complete[name] for name in schema if name in complete}
 
 
 def _flatten_into(flat: dict[str, Any], schema: Schema, name: str, value: Any) -> None:

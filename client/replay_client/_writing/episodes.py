@@ -161,5 +161,7 @@ class Episodes:
 
 
 def _needed_at_end(steps: Steps) -> frozenset[str]:
-    """Return the columns that transitions take from the final observation."""
-    return frozenset(column.of for column in steps.derived.values() if isinstance(column, Stack) and column.ahead)
+    """Return the columns that transitions take from the final observation, and that rows may not leave out."""
+    masks = steps.schema.masks
+    taken = {column.of for column in steps.derived.values() if isinstance(column, Stack) and column.ahead}
+    return frozenset(taken.difference(masks, masks.values()))

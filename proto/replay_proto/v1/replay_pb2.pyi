@@ -331,6 +331,7 @@ class Column(google.protobuf.message.Message):
     STORED_FIELD_NUMBER: builtins.int
     DERIVED_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    PRESENCE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique within the table. 1 to 128 letters, digits, '_', '-', '.' and '/' (which joins the parts of a nested
     observation: "obs/camera"). Names that start with '_' are reserved.
@@ -347,6 +348,10 @@ class Column(google.protobuf.message.Message):
     def step(self) -> global___StepColumn:
         """In a table of steps: values that are inserted with each step."""
 
+    @property
+    def presence(self) -> global___Presence:
+        """Whether each row has a value in another column, which rows may leave out."""
+
     def __init__(
         self,
         *,
@@ -354,10 +359,11 @@ class Column(google.protobuf.message.Message):
         stored: global___StoredColumn | None = ...,
         derived: global___DerivedColumn | None = ...,
         step: global___StepColumn | None = ...,
+        presence: global___Presence | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["derived", b"derived", "source", b"source", "step", b"step", "stored", b"stored"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["derived", b"derived", "name", b"name", "source", b"source", "step", b"step", "stored", b"stored"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["source", b"source"]) -> typing.Literal["stored", "derived", "step"] | None: ...
+    def HasField(self, field_name: typing.Literal["derived", b"derived", "presence", b"presence", "source", b"source", "step", b"step", "stored", b"stored"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["derived", b"derived", "name", b"name", "presence", b"presence", "source", b"source", "step", b"step", "stored", b"stored"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["source", b"source"]) -> typing.Literal["stored", "derived", "step", "presence"] | None: ...
 
 global___Column = Column
 
@@ -413,6 +419,27 @@ class StepColumn(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["at_start", b"at_start", "unsampled", b"unsampled", "values", b"values"]) -> None: ...
 
 global___StepColumn = StepColumn
+
+@typing.final
+class Presence(google.protobuf.message.Message):
+    """A bool column, inserted with each row: whether the row has a value in another column, which is thus optional. Rows
+    without a value have zeros there, which clients send. In a table of steps, it is drawn like the other column. Its name
+    is that of the other column, and "_present".
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OF_FIELD_NUMBER: builtins.int
+    of: builtins.str
+    """Name of the other column, which is `stored` or `step`."""
+    def __init__(
+        self,
+        *,
+        of: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["of", b"of"]) -> None: ...
+
+global___Presence = Presence
 
 @typing.final
 class DerivedColumn(google.protobuf.message.Message):

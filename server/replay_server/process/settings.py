@@ -62,6 +62,8 @@ class ColumnSettings(BaseModel):
     """bool, int8 to int64, uint8 to uint64 or float16 to float64."""
     shape: list[int] = []
     """Empty for a scalar."""
+    optional: bool = False
+    """Whether rows may leave it out."""
 
 
 class TableSettings(BaseModel):
@@ -95,7 +97,9 @@ class TableSettings(BaseModel):
         """
         from replay_server.storage.table_config import DEFAULT_BACKEND, TableConfig
 
-        columns = {name: Column(column.dtype, column.shape) for name, column in self.columns.items()}
+        columns = {
+            name: Column(column.dtype, column.shape, optional=column.optional) for name, column in self.columns.items()
+        }
         return TableConfig(
             self.name,
             Schema(columns),

@@ -279,10 +279,11 @@ class TableConfig:
 
 
 def _column_to_json(column: Column) -> dict[str, Any]:
-    """Convert a column to JSON. Fields that only tables of steps use are omitted if they have their defaults."""
-    plain = {"dtype": column.dtype.name, "shape": list(column.shape)}
-    of_steps = {"sampled": column.sampled, "at": column.at}
-    return plain if of_steps == {"sampled": True, "at": "step"} else plain | of_steps
+    """Convert a column to JSON. Fields that few tables use are omitted if they have their defaults."""
+    described: dict[str, Any] = {"dtype": column.dtype.name, "shape": list(column.shape)}
+    if not column.sampled or column.at != "step":
+        described |= {"sampled": column.sampled, "at": column.at}
+    return described | ({"optional": True} if column.optional else {})
 
 
 def _finite_only(numbers: Mapping[str, float | None]) -> dict[str, float]:

@@ -15,7 +15,9 @@ from replay_server.storage.table_config import TableConfig
 
 from tests.support.rows import WHOLE
 
-COLUMNS = st.builds(Column, st.sampled_from(list(DTYPES)), st.lists(st.integers(1, 9), max_size=3))
+COLUMNS = st.builds(
+    Column, st.sampled_from(list(DTYPES)), st.lists(st.integers(1, 9), max_size=3), optional=st.booleans()
+)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
 BACKENDS: st.SearchStrategy[tuple[str, dict[str, float]]] = st.one_of(
     st.tuples(
@@ -101,6 +103,12 @@ def table(**changes: object) -> TableConfig:
         ({"parameters": {"max_priority": 0.5}}, "max_priority", "absent", "0.5"),
         ({"rate_limit": RateLimit(5)}, "min_size", "absent", "5"),
         ({"schema": Schema({**WHOLE, "value": Column("bool")})}, "columns.value", "int64", "bool"),
+        (
+            {"schema": Schema({**WHOLE, "value": Column("int64", optional=True)})},
+            "columns.value",
+            "int64",
+            "int64, optional",
+        ),
         ({"schema": Schema({**WHOLE, "x": Column("bool", (2, 3))})}, "columns.x", "absent", "bool[2,3]"),
     ],
 )
