@@ -56,6 +56,11 @@ class Catalog:
         )
         """Budget for replies that are being built or sent."""
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the tables."""
+        return self._root.tables
+
     def restore(self) -> None:
         """Open the tables stored in the root.
 

@@ -22,6 +22,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"catalog"},
         {"checkpoint"},
         {"rpc"},
+        {"http"},
         {"process"},
         {"__main__"},
     ],

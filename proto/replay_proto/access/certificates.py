@@ -79,6 +79,33 @@ class ServerCertificates:
             require_client_authentication=self._client_ca is not None,
         )
 
+    def ssl_context(self) -> ssl.SSLContext:
+        """TLS for a port that gRPC does not serve. The files are checked whenever a client connects."""
+        current = self._new_context()
+
+        def select(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            nonlocal current
+            with self._lock:
+                # Files that are being replaced may not match yet.
+                with suppress(OSError, UnusableFileError):
+                    if self._files.refresh():
+                        current = self._new_context()
+                connection.context = current
+
+        current.sni_callback = select  # called for every connection, also without a name
+        return current
+
+    def _new_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # Without resumable sessions, every connection shows its certificate.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        context.load_cert_chain(self._certificate, self._key, password="")
+        if self._client_ca is not None:
+            context.load_verify_locations(self._client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
     def _look(self) -> None:
         """Request a new configuration if the files have changed, or the session keys are due for renewal.
 

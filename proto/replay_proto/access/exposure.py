@@ -26,10 +26,26 @@ class Protection:
     """Whether callers need a token."""
 
 
-def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_prefix: str = "--") -> None:
+def check_exposure(
+    host: str,
+    protection: Protection,
+    *,
+    insecure: bool,
+    flag_prefix: str = "--",
+    host_flag: str = "",
+    risk: str = "read and delete everything",
+) -> None:
     """Refuse to listen for other machines without protection; warn about partial protection.
 
     Tokens or client certificates protect a service. TLS alone does not: it encrypts, but admits everyone.
+
+    Args:
+        host: the address to listen on.
+        protection: how the service is protected.
+        insecure: whether the user accepts that there is no protection.
+        flag_prefix: start of the flags for access.
+        host_flag: the flag that sets the host; empty: ``host`` after the prefix.
+        risk: what anyone could do without protection.
 
     Raises:
         ExposedError: other machines could call, there is no protection, and ``insecure`` is not set.
@@ -41,8 +57,8 @@ def check_exposure(host: str, protection: Protection, *, insecure: bool, flag_pr
             missing = "tokens or client certificates" if protection.tls else "tokens and TLS"
             encrypts = "; TLS alone encrypts, but admits everyone" if protection.tls else ""
             raise ExposedError(
-                f"{flag_prefix}host {host} is reachable from other machines, and without {missing} anyone could read "
-                f"and delete everything{encrypts}; expected {flag_prefix}tokens, or {flag_prefix}tls-client-ca with "
+                f"{host_flag or f'{flag_prefix}host'} {host} is reachable from other machines, and without {missing} "
+                f"anyone could {risk}{encrypts}; expected {flag_prefix}tokens, or {flag_prefix}tls-client-ca with "
                 f"{flag_prefix}tls-cert and {flag_prefix}tls-key, or, on a trusted network, {flag_prefix}insecure"
             )
         log.warning("anyone who reaches %s has full access: there are no tokens or client certificates", host)

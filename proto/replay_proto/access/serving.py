@@ -127,11 +127,16 @@ def limit_new_connections(port: int) -> None:
     or descriptor of this process, and do not count as `connections`. gRPC has no option for this. If the kernel does
     not support it, silent connections are not held back.
     """
-    option = getattr(socket, "TCP_DEFER_ACCEPT", None)
     for found in listeners(port):
-        if option is not None:
-            found.setsockopt(socket.IPPROTO_TCP, option, _SILENT_S)
+        hold_back_silent(found)
         found.listen(_BACKLOG)
+
+
+def hold_back_silent(listener: socket.socket) -> None:
+    """Have the kernel hold back new connections until their clients send something, if it supports that."""
+    option = getattr(socket, "TCP_DEFER_ACCEPT", None)
+    if option is not None:
+        listener.setsockopt(socket.IPPROTO_TCP, option, _SILENT_S)
 
 
 def listeners(port: int) -> Iterator[socket.socket]:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from replay_server import errors
 from replay_server.auth.caller import Caller
-from replay_server.errors import Lack, RequestError
+from replay_server.errors import Lack, RequestError, WaitedFor
 from replay_server.flow import inserting
 from replay_server.flow.budgets import Budget
 from replay_server.flow.inserting import takes_long
@@ -124,7 +124,10 @@ class Waiters:
         line.append(draw)
         try:
             self.changed(table)
-            await self._wait(caller, table, draw.admitted, wait_s, lambda: _draw_lacks(table, rows, draw.granted))
+            waited_for = _draw_lacks(table, rows, draw.granted).waited_for
+            await self._wait(
+                waited_for, caller, table, draw.admitted, wait_s, lambda: _draw_lacks(table, rows, draw.granted)
+            )
             if table.resets != resets:
                 raise errors.table_reset(table.name)
             caller.check_valid()
@@ -184,9 +187,10 @@ class Waiters:
     ) -> range:
         """Wait until an insert in line has been applied, and return its keys."""
         line = self._lines_of(table).inserts
+        waited_for = gate.insert_lacks(insert.rows.count).waited_for
         try:
             inserted = await self._wait(
-                caller, table, insert.admitted, wait_s, lambda: gate.insert_lacks(_rows_up_to(line, insert))
+                waited_for, caller, table, insert.admitted, wait_s, lambda: gate.insert_lacks(_rows_up_to(line, insert))
             )
         finally:
             table.figures.counts.waiting_inserts -= 1
@@ -258,6 +262,7 @@ class Waiters:
 
     async def _wait(
         self,
+        waited_for: WaitedFor,
         caller: Caller,
         table: Table,
         admitted: asyncio.Future[T],
@@ -287,7 +292,7 @@ class Waiters:
                 admitted.set_exception(refusal)
 
         try:
-            with caller.while_valid(end), table.figures.one_waits():
+            with caller.while_valid(end), table.figures.one_waits(waited_for):
                 return await admitted
         finally:
             self._calls.give_back(caller.identity)

@@ -10,8 +10,8 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -29,13 +29,13 @@ from replay_server.checkpoint.reading import restore
 from replay_server.checkpoint.store import Checkpoints
 from replay_server.errors import FatalError, RequestError
 from replay_server.files import trust
+from replay_server.http.snapshot import View
 from replay_server.process.garbage import collect_rarely, loading
 from replay_server.process.server import ReplayServer
 from replay_server.process.settings import ServerSettings
 from replay_server.process.syncing import Syncer
 from replay_server.process.warming import WarmUpCancelledError, warm_up
 from replay_server.rpc.local_socket.listener import SOCKET_NAME
-from replay_server.rpc.over_grpc.lanes import Credentials
 from replay_server.storage.permissions import GROUP_UMASK, UMASK, keep_private, share_with_group
 from replay_server.storage.root import Root
 
@@ -75,13 +75,14 @@ async def serve(settings: ServerSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if settings.exit_with_parent:
         _stop_with_parent(stop)
-    authenticator, credentials = Authenticator(settings.tokens), _credentials(settings)
+    authenticator, certificates = Authenticator(settings.tokens), _certificates(settings)
     os.umask(UMASK if settings.group is None else GROUP_UMASK)
     root = _root(settings)
     checked = settings.durability == "power"
     catalog = Catalog(root, settings.bounds(), checked=checked)
     syncer: Syncer | None = None
     checkpoints: Checkpoints | None = None
+    open_ports = AsyncExitStack()
     try:
         keep_private(root) if settings.group is None else share_with_group(root, settings.group)
         if settings.checkpoint_dir is not None:
@@ -90,7 +91,11 @@ async def serve(settings: ServerSettings) -> None:
         socket = root.tables / SOCKET_NAME if settings.same_host else None
         server = ReplayServer(catalog, settings, socket=socket, authenticator=authenticator, checkpoints=checkpoints)
         # Bind first: if the port is in use, nothing has been created or changed yet.
-        port = server.lanes.bind(settings.host, settings.port, credentials)
+        port = server.lanes.bind(
+            settings.host, settings.port, None if certificates is None else certificates.credentials
+        )
+        view = View(catalog, server.endpoints)
+        await open_ports.enter_async_context(_http(view, authenticator, certificates, settings))
         if not await _warm_up(stop):
             return
         if settings.restore is not None:
@@ -102,18 +107,21 @@ async def serve(settings: ServerSettings) -> None:
             syncer = Syncer(catalog, settings.sync_every)
         await _make_tables(catalog, settings)
         await server.start()
+        view.state = "ready"
         log.info("version %s, tables in %s", __version__, root.path)
         print(f"replay-server listening on {settings.host}:{port}", flush=True)
         periodic = [asyncio.create_task(collect_rarely())]
         if checkpoints is not None and settings.checkpoint_every is not None:
             periodic.append(asyncio.create_task(checkpoints.create_every(settings.checkpoint_every)))
         await stop.wait()
+        view.state = "stopping"
         log.info("stopping")
         for task in periodic:
             task.cancel()
         await server.stop(settings.drain_s)
     finally:
         try:
+            await open_ports.aclose()
             await catalog.inserts_ended()
             if checkpoints is not None:
                 await checkpoints.close()
@@ -176,12 +184,34 @@ def _in_directory(settings: ServerSettings, setting: str, check: Callable[[Path]
         raise FatalError(f"{setting}: expected a writable directory, got {str(path)!r}: {error.strerror}") from error
 
 
-def _credentials(settings: ServerSettings) -> Credentials | None:
+@asynccontextmanager
+async def _http(
+    view: View, authenticator: Authenticator, certificates: ServerCertificates | None, settings: ServerSettings
+) -> AsyncIterator[None]:
+    """Serve the HTTP port in the block, if there is one."""
+    if settings.http_port is None:
+        yield
+        return
+    # Imported here because most servers have no HTTP port, and this takes 0.3 s.
+    from replay_server.http.routes import Routes
+    from replay_server.http.serving import HttpServer
+
+    context = None if certificates is None else certificates.ssl_context()
+    served = HttpServer(Routes(view, authenticator).app(), settings.http_host, settings.http_port, context)
+    served.start()
+    log.info("metrics at %s://%s:%d/metrics", "http" if context is None else "https", settings.http_host, served.port)
+    try:
+        yield
+    finally:
+        await served.stop()
+
+
+def _certificates(settings: ServerSettings) -> ServerCertificates | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     # Resumed TLS sessions and existing connections present no certificate, so both are limited by this setting.
     renewal_s = min(RENEWAL_S, settings.max_connection_s)
-    return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, renewal_s).credentials
+    return ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, renewal_s)
 
 
 async def _make_tables(catalog: Catalog, settings: ServerSettings) -> None:

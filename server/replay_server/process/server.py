@@ -65,11 +65,13 @@ class ReplayServer:
             ),
         )
         """The gRPC servers; bind them before `start`."""
-        endpoints, streams = all_endpoints(catalog, socket=socket, checkpoints=checkpoints), OpenStreams(bounds)
-        for_grpc = {name: grpc_handler(endpoint, authenticator, streams) for name, endpoint in endpoints.items()}
+        self.endpoints = all_endpoints(catalog, socket=socket, checkpoints=checkpoints)
+        """All RPCs by method name."""
+        streams = OpenStreams(bounds)
+        for_grpc = {name: grpc_handler(endpoint, authenticator, streams) for name, endpoint in self.endpoints.items()}
         self.lanes.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, for_grpc)])
         self._socket = socket
-        self._local_socket = LocalSocket(catalog, endpoints, authenticator, streams)
+        self._local_socket = LocalSocket(catalog, self.endpoints, authenticator, streams)
         self._health = health.Health() if settings.health else None
         if self._health is not None:
             self._health.add_to(self.lanes)

@@ -122,6 +122,10 @@ class ServerSettings(Settings):
     """address to listen on; the default is reachable from this machine only"""
     port: Annotated[int, LISTENING] = Field(50051, ge=0, le=MAX_PORT)
     """port to listen on; 0 picks a free one"""
+    http_port: Annotated[int | None, LISTENING] = Field(None, ge=0, le=MAX_PORT)
+    """port for metrics and probes over HTTP, with the same tokens and TLS; 0 picks a free one; default: none"""
+    http_host: Annotated[str, LISTENING] = "127.0.0.1"
+    """address for HTTP; the default is reachable from this machine only"""
     data_dir: Annotated[Path | None, TABLES] = None
     """directory that keeps tables across restarts; without it, tables live in memory"""
     durability: Annotated[Literal["process", "power"], TABLES] = "process"
@@ -275,6 +279,14 @@ def read_command_line(arguments: Sequence[str]) -> ServerSettings:
     )
     try:
         check_exposure(settings.host, settings.protection, insecure=settings.insecure)
+        if settings.http_port is not None and settings.http_host != settings.host:
+            check_exposure(
+                settings.http_host,
+                settings.protection,
+                insecure=settings.insecure,
+                host_flag="--http-host",
+                risk="read the names and figures of all tables",
+            )
     except ExposedError as error:
         print(f"replay-server: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)

@@ -26,6 +26,7 @@ from replay_server.rpc.call import Call
 from replay_server.rpc.method_figures import MethodFigures
 from replay_server.rpc.requests import request_reader
 from replay_server.rpc.rights import Demand
+from replay_server.rpc.statuses import CODES
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Endpoint(Generic[M]):
             Exception: of any type; `as_refusal` converts it.
         """
         began = time.perf_counter()
+        self.figures.received += 1
         self.figures.active += not self.is_stream
         try:
             request = self._read(data, call.caller, call.stream_table)
@@ -81,14 +83,20 @@ class Endpoint(Generic[M]):
         return answer
 
     def as_refusal(self, error: Exception) -> RequestError:
-        """Convert an error to a refusal and count it; log unexpected errors."""
+        """Convert the error that ends a call or stream to a refusal, and count it; log unexpected errors."""
+        refusal = _refusal(error)
         self.figures.errors += 1
-        if isinstance(error, RequestError):
-            return error
-        if isinstance(error, FieldError):
-            return errors.invalid_field(error)
-        log.error("a request failed", exc_info=error)
-        return errors.internal()
+        self.figures.ended[CODES[refusal.reason]] += 1
+        return refusal
+
+
+def _refusal(error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, FieldError):
+        return errors.invalid_field(error)
+    log.error("a request failed", exc_info=error)
+    return errors.internal()
 
 
 AnyEndpoint = Endpoint[Any]

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
+import grpc
+
 _SHORTEST_S = 1e-6
-_GROWTH = 1.1
-"""Each bucket of the histogram is 10 % wider than the previous one."""
+_BARS_PER_DECADE = 24
+"""Buckets of the histogram per power of ten: each is 10 % wider than the previous one."""
 _BARS = 220
 """Number of buckets, enough for durations of up to 20 minutes."""
+_STEP = 8
+"""Buckets that `MethodFigures.histogram` joins to one."""
+_FIRST, _LAST = _BARS_PER_DECADE, 8 * _BARS_PER_DECADE
+"""Its shortest and longest duration: 10 us and 100 s."""
 _PERIOD_S = 10
 _PERIODS = 6
 """Recent calls are those of the current period and of the periods before it: of the last minute."""
@@ -49,7 +56,7 @@ class Answered:
         for bar, count in enumerate(self.bars):
             below += count
             if count and below >= fraction * self.calls:
-                return float(_SHORTEST_S * _GROWTH ** (bar + 0.5))
+                return _duration_s(bar + 0.5)
         return 0.0
 
 
@@ -67,6 +74,10 @@ class MethodFigures:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start without calls; ``clock`` returns seconds."""
+        self.started = 0
+        """Unary calls and streams started."""
+        self.received = 0
+        """Requests received; on a stream, messages."""
         self.calls = 0
         """Calls answered; on a stream, messages answered."""
         self.errors = 0
@@ -75,6 +86,8 @@ class MethodFigures:
         """Running or waiting calls; streams count while they are open."""
         self.total_s = 0.0
         """Total time of answered calls."""
+        self.ended: Counter[grpc.StatusCode] = Counter()
+        """Unary calls and streams by the status they ended with, without answered unary calls; see `handled`."""
         self._clock = clock
         self._bars = [0] * _BARS
         self._period = int(clock() // _PERIOD_S)
@@ -85,12 +98,13 @@ class MethodFigures:
         self._advance()
         self.calls += 1
         self.total_s += duration_s
-        bar = int(math.log(max(duration_s, _SHORTEST_S) / _SHORTEST_S, _GROWTH))
+        bar = int(math.log10(max(duration_s, _SHORTEST_S) / _SHORTEST_S) * _BARS_PER_DECADE)
         self._bars[min(bar, _BARS - 1)] += 1
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Count a call as active inside the block."""
+        """Count a stream as started, and as active inside the block."""
+        self.started += 1
         self.active += 1
         try:
             yield
@@ -101,6 +115,16 @@ class MethodFigures:
     def is_used(self) -> bool:
         """Whether the method was ever called."""
         return bool(self.calls or self.errors or self.active)
+
+    def handled(self, *, is_stream: bool) -> dict[grpc.StatusCode, int]:
+        """Return the number of unary calls or streams that ended, by status."""
+        return dict(self.ended) if is_stream else {**self.ended, grpc.StatusCode.OK: self.calls}
+
+    def histogram(self) -> list[tuple[float, int]]:
+        """Return how many calls took at most this many seconds: three durations per power of ten, then infinity."""
+        up_to = list(accumulate(self._bars))
+        bounds = range(_FIRST, _LAST + 1, _STEP)
+        return [*((float(f"{_duration_s(bar):.3g}"), up_to[bar - 1]) for bar in bounds), (math.inf, self.calls)]
 
     def recent(self) -> Answered:
         """Return the calls of the last minute, or since the start if that is shorter."""
@@ -124,3 +148,8 @@ class MethodFigures:
 
     def _mark(self, at_s: float) -> _Mark:
         return _Mark(at_s, self.calls, self.total_s, tuple(self._bars))
+
+
+def _duration_s(bar: float) -> float:
+    """The duration at which a bucket begins."""
+    return float(_SHORTEST_S * 10 ** (bar / _BARS_PER_DECADE))

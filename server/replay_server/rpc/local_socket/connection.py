@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+import grpc
 from replay_proto.frames import Content, FrameError, FrameKind, FrameParser, FrameTooLongError, frame_head
 
 from replay_server import errors
@@ -53,7 +54,7 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._waiting: asyncio.Task[bytes] | None = None  # computes its reply, if it has to wait
         self._ending: RequestError | None = None
         self._may_write = self._is_reading = True
-        self._is_closed = self._is_stopping = False
+        self._is_closed = self._is_stopping = self._is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the client."""
@@ -66,6 +67,8 @@ class LocalConnection(asyncio.BufferedProtocol):
     def connection_lost(self, _error: Exception | None) -> None:
         """Cancel the current request: the client is gone."""
         self._is_closed = True
+        if self._stream is not None and not self._is_refused:
+            self._count_end(grpc.StatusCode.OK if self._waiting is None else grpc.StatusCode.CANCELLED)
         if self._waiting is not None:
             self._waiting.cancel()
         else:
@@ -126,7 +129,7 @@ class LocalConnection(asyncio.BufferedProtocol):
             if not self._is_free:
                 break
             if self._ending is not None:
-                self._refuse(self._ending)
+                self._refuse_request(self._ending)
                 break
             message = self._next_message()
             if message is None:
@@ -162,6 +165,7 @@ class LocalConnection(asyncio.BufferedProtocol):
             self._greet(message)
             return
         self._call = call = Call(self._admitted.caller, self._stream)
+        self._admitted.endpoint.figures.started += self._stream is None
         try:
             answer = start(self._admitted.endpoint.answer(message, call))
         except Exception as error:
@@ -178,6 +182,8 @@ class LocalConnection(asyncio.BufferedProtocol):
         self._waiting = None
         error = None if made.cancelled() else made.exception()
         if self._is_closed or made.cancelled():
+            if self._stream is None and (made.cancelled() or error is not None):
+                self._count_end(grpc.StatusCode.CANCELLED)
             self._answer_is_sent()
         elif isinstance(error, Exception):
             self._refuse_request(error)
@@ -201,9 +207,9 @@ class LocalConnection(asyncio.BufferedProtocol):
     def _opened(self, admitted: Admitted) -> Iterator[Stream]:
         stream, caller = Stream(self._end), admitted.caller
         with (
-            admitted.endpoint.figures.at_work(),
             self._host.streams.one_more(f"unix:{id(self)}", caller.identity),
             caller.while_valid(self._end),
+            admitted.endpoint.figures.at_work(),
         ):
             try:
                 yield stream
@@ -229,16 +235,26 @@ class LocalConnection(asyncio.BufferedProtocol):
         """Refuse the current request, which ends a stream."""
         assert self._admitted is not None
         refusal = self._admitted.endpoint.as_refusal(error)
-        if self._stream is None:
-            self._send(to_status(refusal).SerializeToString(), FrameKind.STATUS)
-        else:
-            self._refuse(refusal)
+        self._send(to_status(refusal).SerializeToString(), FrameKind.STATUS)
+        if self._stream is not None:
+            self._close_refused()
 
     def _refuse(self, refusal: RequestError) -> None:
         """Refuse the client, and close the connection when everything has been sent."""
+        if self._stream is not None:
+            self._refuse_request(refusal)
+            return
         self._send(to_status(refusal).SerializeToString(), FrameKind.STATUS)
-        self._is_closed = True
+        self._close_refused()
+
+    def _close_refused(self) -> None:
+        self._is_refused = self._is_closed = True
         self._transport.close()
+
+    def _count_end(self, status: grpc.StatusCode) -> None:
+        """Count the end of a call or stream that was not refused."""
+        assert self._admitted is not None
+        self._admitted.endpoint.figures.ended[status] += 1
 
     def _read_if_there_is_room(self) -> None:
         """Pause reading while the receive buffer is full; the current request is still running."""

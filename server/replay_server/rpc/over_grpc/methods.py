@@ -27,20 +27,30 @@ def grpc_handler(
     def caller_of(context: Context) -> Caller:
         return authenticator.caller_of(context.invocation_metadata() or (), context.peer())
 
+    figures = endpoint.figures
+
     async def one_message(_requests: object, context: Context) -> bytes:
+        figures.started += 1
         try:
             call = Call(caller_of(context))
             return await _answer(endpoint, await only_message(context), call, context)
+        except asyncio.CancelledError:
+            figures.ended[grpc.StatusCode.CANCELLED] += 1
+            raise
         except Exception as error:
             await _refuse(context, error, endpoint)
             return b""
 
     async def messages(_requests: object, context: Context) -> None:
-        with endpoint.figures.at_work():
+        with figures.at_work():
             try:
                 caller = caller_of(context)
                 with streams.one_more(context.peer(), caller.identity):
                     await _answer_each(endpoint, caller, context)
+                figures.ended[grpc.StatusCode.OK] += 1
+            except asyncio.CancelledError:
+                figures.ended[grpc.StatusCode.CANCELLED] += 1
+                raise
             except Exception as error:
                 await _refuse(context, error, endpoint)
 
@@ -118,6 +128,7 @@ async def _refuse(context: Context, error: Exception, endpoint: AnyEndpoint) -> 
     """End a call with the status for an error."""
     if isinstance(error, grpc.aio.InternalError):
         endpoint.figures.errors += 1
+        endpoint.figures.ended[grpc.StatusCode.CANCELLED] += 1
         raise asyncio.CancelledError  # the caller ended the call while it was answered
     refusal = endpoint.as_refusal(error)
     _forget_frames(error)

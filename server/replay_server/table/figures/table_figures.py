@@ -2,7 +2,7 @@
 
     figures.updated(distinct=200, stale=3)
     figures.counts.repeated_inserts += 1
-    with figures.one_waits():
+    with figures.one_waits("rows"):
         ...                                     # a call waits here
     seen = figures.snapshot()
 
@@ -11,17 +11,29 @@ Rates cover the last minute.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from replay_proto.waits import RECENT_S
 
+from replay_server.errors import WaitedFor
 from replay_server.table.figures.ages import InsertClock
 from replay_server.table.figures.rates import Rate
 from replay_server.table.figures.times_sampled import TimesSampled
+
+
+class Waits(NamedTuple):
+    """Waits that have ended."""
+
+    calls: int = 0
+    """Number of calls that waited."""
+    total_s: float = 0.0
+    """Their waiting times added up, in seconds."""
 
 
 @dataclass
@@ -56,6 +68,8 @@ class Snapshot:
     """Inserts among these calls."""
     waited: int = 0
     """Calls that had to wait."""
+    ended_waits: Mapping[WaitedFor, Waits] = field(default_factory=dict)
+    """Waits that have ended, by what the calls waited for."""
     times_sampled: tuple[tuple[int, int, int], ...] = ()
     """Histogram of live rows by number of draws. Each bucket is a minimum, a maximum and a number of rows."""
 
@@ -73,6 +87,7 @@ class TableFigures:
         self._times_sampled.appear(size)
         self.counts = Snapshot()
         """Counters that callers increment directly; `snapshot` adds the other statistics."""
+        self._ended_waits: dict[WaitedFor, Waits] = {}
 
     def inserted(self, rows: int, next_key: int) -> None:
         """Count rows that became live; ``next_key`` is the key after the last one."""
@@ -104,13 +119,17 @@ class TableFigures:
         self.counts.stale += stale
 
     @contextmanager
-    def one_waits(self) -> Iterator[None]:
+    def one_waits(self, waited_for: WaitedFor) -> Iterator[None]:
         """Count a call as waiting inside the block."""
         self.counts.waiting += 1
+        began = time.monotonic()
         try:
             yield
         finally:
             self.counts.waiting -= 1
+            waited_s = time.monotonic() - began
+            calls, total_s = self._ended_waits.get(waited_for, Waits())
+            self._ended_waits[waited_for] = Waits(calls + 1, total_s + waited_s)
 
     @property
     def recent_inserts_per_s(self) -> float:
@@ -144,5 +163,6 @@ class TableFigures:
             inserted_per_s=self._inserted.per_second(),
             sampled_per_s=self._sampled.per_second(),
             updated_per_s=self._updated.per_second(),
+            ended_waits=dict(self._ended_waits),
             times_sampled=tuple(self._times_sampled.bars()),
         )

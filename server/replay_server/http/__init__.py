@@ -1,0 +1,1 @@
+"""The HTTP port: metrics and probes for operators."""

@@ -1,0 +1,203 @@
+"""Metrics in Prometheus's text format, made from a snapshot.
+
+Labels of RPCs are those of the usual gRPC interceptors. `table` is the only label whose values callers choose; the
+number of tables is limited, and a dropped table disappears.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, get_args
+
+from prometheus_client import ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from replay_server import __version__
+from replay_server.errors import WaitedFor
+from replay_server.http.snapshot import ServerSnapshot, TableSnapshot
+from replay_server.rpc.endpoint import AnyEndpoint
+from replay_server.rpc.endpoints import SERVICE
+from replay_server.table.figures.table_figures import Waits
+
+_OF_TABLES: Final = ("table",)
+_OF_METHODS: Final = ("grpc_type", "grpc_service", "grpc_method")
+_PROCESS: Final = ProcessCollector(registry=None)
+_Read = Callable[[TableSnapshot], float]
+
+_GAUGES: Final[Sequence[tuple[str, str, _Read]]] = (
+    ("replay_table_rows", "Live rows.", lambda table: table.rows),
+    ("replay_table_capacity_rows", "Maximum number of live rows.", lambda table: table.capacity),
+    ("replay_table_drawable_rows", "Live rows that can be drawn.", lambda table: table.drawable),
+    ("replay_table_bytes", "Bytes reserved so far for the table's files.", lambda table: table.reserved_bytes),
+    ("replay_unsynced_rows", "Rows that a power loss would lose.", lambda table: table.unsynced),
+    ("replay_lost_rows", "Rows lost to power losses since the table was created.", lambda table: table.lost),
+)
+_COUNTERS: Final[Sequence[tuple[str, str, _Read]]] = (
+    ("replay_rows_inserted", "Rows inserted since the table was created.", lambda table: table.inserted),
+    ("replay_inserts_repeated", "Retried inserts that had been applied.", lambda table: table.figures.repeated_inserts),
+    ("replay_priorities_updated", "Priorities set by updates.", lambda table: table.figures.updated),
+    ("replay_updates_stale", "Keys in updates whose rows were gone.", lambda table: table.figures.stale),
+    (
+        "replay_copies_overtaken",
+        "Batches that clients on this host asked for again, because inserts overwrote rows during the copy.",
+        lambda table: table.figures.overtaken_copies,
+    ),
+    ("replay_failed_syncs", "Failed syncs of the table to disk.", lambda table: table.figures.failed_syncs),
+)
+
+
+class _One(Collector):
+    """A single metric, because the library renders collectors."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._metric,)
+
+
+async def render(snapshot: ServerSnapshot) -> bytes:
+    """Render all metrics. Other calls run between two metrics."""
+    parts = []
+    for metric in metrics(snapshot):
+        parts.append(generate_latest(_One(metric)))
+        await asyncio.sleep(0)
+    return b"".join(parts)
+
+
+def metrics(snapshot: ServerSnapshot) -> Iterator[Metric]:
+    """Yield all metrics, with their samples."""
+    build = InfoMetricFamily("replay_build", "Version of the server and of Python.")
+    build.add_metric((), {"version": __version__, "python": platform.python_version()})
+    yield build
+    yield GaugeMetricFamily(
+        "replay_storage_free_bytes", "Free bytes of the tables' file system.", snapshot.storage.free_bytes
+    )
+    yield GaugeMetricFamily(
+        "replay_storage_size_bytes", "Size of the tables' file system.", snapshot.storage.size_bytes
+    )
+    yield from _PROCESS.collect()
+    yield from _of_methods(snapshot.endpoints.items())
+    yield from _of_tables(snapshot.tables)
+
+
+def _of_tables(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
+    for kind, specified in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, meaning, read in specified:
+            metric = kind(name, meaning, labels=_OF_TABLES)
+            for table in tables:
+                metric.add_metric((table.name,), read(table))
+            yield metric
+    yield _sampled(tables)
+    yield _staleness(tables)
+    yield from _waits(tables)
+    yield from _steps(tables)
+    yield from _limiters(tables)
+
+
+def _sampled(tables: Sequence[TableSnapshot]) -> Metric:
+    metric = CounterMetricFamily(
+        "replay_rows_sampled",
+        "Rows drawn. path: reply (the reply had the rows), files (the client copied them from the table's files).",
+        labels=("table", "path"),
+    )
+    for table in tables:
+        copied = table.figures.copied_by_clients
+        metric.add_metric((table.name, "reply"), table.figures.sampled - copied)
+        metric.add_metric((table.name, "files"), copied)
+    return metric
+
+
+def _staleness(tables: Sequence[TableSnapshot]) -> Metric:
+    metric = SummaryMetricFamily(
+        "replay_batch_staleness_updates",
+        "For each batch of a learner's stream: earlier batches whose updates had not arrived yet.",
+        labels=_OF_TABLES,
+    )
+    for table in tables:
+        metric.add_metric((table.name,), table.figures.batches, table.figures.batches_ahead)
+    return metric
+
+
+def _waits(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily(
+        "replay_calls_waiting",
+        "Calls that wait. for: rows (too few to draw), samples, inserts (rate limiter), room (queue).",
+        labels=("table", "for"),
+    )
+    waited = SummaryMetricFamily(
+        "replay_wait_seconds", "Waits that have ended, by what the call waited for.", labels=("table", "for")
+    )
+    for table in tables:
+        calls = {wait.lack.waited_for: wait.calls for wait in table.waits}
+        for waited_for in get_args(WaitedFor):
+            waiting.add_metric((table.name, waited_for), calls.get(waited_for, 0))
+            waited.add_metric((table.name, waited_for), *table.figures.ended_waits.get(waited_for, Waits()))
+    yield waiting
+    yield waited
+
+
+def _steps(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
+    pending = GaugeMetricFamily(
+        "replay_table_pending_rows", "In tables of steps: rows that wait for later steps.", labels=_OF_TABLES
+    )
+    broken = GaugeMetricFamily(
+        "replay_table_broken_rows", "In tables of steps: rows whose earlier steps are gone.", labels=_OF_TABLES
+    )
+    for table in tables:
+        if table.steps is not None:
+            pending.add_metric((table.name,), table.steps.pending)
+            broken.add_metric((table.name,), table.steps.broken)
+    yield pending
+    yield broken
+
+
+def _limiters(tables: Sequence[TableSnapshot]) -> Iterator[Metric]:
+    names = ("replay_limiter_difference", "replay_limiter_difference_min", "replay_limiter_difference_max")
+    meanings = (
+        "Rate limiter: inserted rows times samples_per_insert, minus drawn rows.",
+        "Its lower bound, below which draws wait.",
+        "Its upper bound, above which inserts wait.",
+    )
+    for name, meaning, field in zip(names, meanings, ("difference", "least", "most"), strict=True):
+        metric = GaugeMetricFamily(name, meaning, labels=_OF_TABLES)
+        for table in tables:
+            if table.limiter is not None:
+                metric.add_metric((table.name,), getattr(table.limiter, field))
+        yield metric
+
+
+def _of_methods(endpoints: Iterable[tuple[str, AnyEndpoint]]) -> Iterator[Metric]:
+    started = CounterMetricFamily("grpc_server_started", "Calls and streams started.", labels=_OF_METHODS)
+    handled = CounterMetricFamily(
+        "grpc_server_handled", "Calls and streams that ended, by status.", labels=(*_OF_METHODS, "grpc_code")
+    )
+    received = CounterMetricFamily("grpc_server_msg_received", "Requests received.", labels=_OF_METHODS)
+    sent = CounterMetricFamily("grpc_server_msg_sent", "Replies sent.", labels=_OF_METHODS)
+    handling = HistogramMetricFamily(
+        "grpc_server_handling_seconds",
+        "Time to answer a request, including waits; on a stream, each message counts.",
+        labels=_OF_METHODS,
+    )
+    for name, endpoint in endpoints:
+        figures = endpoint.figures
+        labels = ("bidi_stream" if endpoint.is_stream else "unary", SERVICE, name)
+        started.add_metric(labels, figures.started)
+        received.add_metric(labels, figures.received)
+        sent.add_metric(labels, figures.calls)
+        for code, count in figures.handled(is_stream=endpoint.is_stream).items():
+            handled.add_metric((*labels, code.name), count)
+        buckets = [("+Inf" if math.isinf(bound) else f"{bound:g}", count) for bound, count in figures.histogram()]
+        handling.add_metric(labels, buckets, figures.total_s)
+    yield from (started, handled, received, sent, handling)

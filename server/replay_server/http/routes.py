@@ -1,0 +1,86 @@
+"""The routes of the HTTP port.
+
+/metrics requires a token if the server has tokens, and shows the tables that the token may read, as Stats does. The
+probes require none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from replay_proto.v1 import replay_pb2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from replay_server.auth.caller import Authenticator, Caller
+from replay_server.errors import RequestError
+from replay_server.http.metrics import render
+from replay_server.http.snapshot import View
+
+_REST: Final = 4
+"""After each scrape, the next one waits for this multiple of its CPU time: scrapes use at most a fifth of a core."""
+_STATUSES: Final = {
+    replay_pb2.ERROR_REASON_UNAUTHENTICATED: 401,
+    replay_pb2.ERROR_REASON_PERMISSION_DENIED: 403,
+}
+
+
+class Routes:
+    """Answers requests."""
+
+    def __init__(self, view: View, authenticator: Authenticator) -> None:
+        self._view = view
+        self._authenticator = authenticator
+        self._turn = asyncio.Lock()
+
+    def app(self) -> Starlette:
+        """The application with all routes."""
+        return Starlette(
+            routes=[
+                Route("/metrics", self._metrics),
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
+            ],
+            exception_handlers={RequestError: _refuse},
+        )
+
+    async def _healthz(self, _request: Request) -> Response:
+        """Answer as long as the event loop runs."""
+        return PlainTextResponse("alive\n")
+
+    async def _readyz(self, _request: Request) -> Response:
+        """Tell whether calls are served: the kernels are loaded and the tables open."""
+        return PlainTextResponse(f"{self._view.state}\n", 200 if self._view.state == "ready" else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        caller = self._caller(request)
+        await self._turn.acquire()
+        began = time.thread_time()
+        try:
+            if await request.is_disconnected():
+                return Response()
+            body = await render(await self._view.snapshot(caller))
+        finally:
+            rest_s = _REST * (time.thread_time() - began)
+            asyncio.get_running_loop().call_later(rest_s, self._turn.release)
+        return Response(body, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    def _caller(self, request: Request) -> Caller:
+        """Identify the reader by its token.
+
+        Raises:
+            RequestError: UNAUTHENTICATED.
+        """
+        return self._authenticator.caller_of(request.headers.items())
+
+
+async def _refuse(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    status = _STATUSES.get(error.reason, 500)
+    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+    return PlainTextResponse(f"{error}\n", status, headers)

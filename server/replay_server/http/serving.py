@@ -1,0 +1,140 @@
+"""Serves an ASGI application on the server's event loop, to peers that may be hostile.
+
+Uvicorn parses HTTP. What it lacks is here: connections have a time limit and a maximum number, and the loop accepts
+them one at a time, so that a flood of them delays gRPC calls only a little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import suppress
+from typing import Final
+
+import uvicorn
+from replay_proto.access.serving import hold_back_silent
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from replay_server.errors import FatalError
+
+MOST_CONNECTIONS: Final = 64
+"""Maximum connections; each further one closes the oldest, because that of an honest reader is short."""
+LONGEST_S: Final = 10.0
+"""Time limit for a connection, from accepting it to the end of the only reply."""
+_HEAD_BYTES: Final = 16 << 10
+"""Maximum size of a request's head."""
+_BACKLOG: Final = 64
+"""Maximum connections that wait to be accepted."""
+_RETRY_S: Final = 0.1
+"""Pause when a connection cannot be accepted, because there is no file descriptor left."""
+_HEADERS: Final = [(b"connection", b"close"), (b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+"""Headers of all replies."""
+
+
+class HttpServer:
+    """Listens on a port."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int, context: ssl.SSLContext | None) -> None:
+        """Bind the port. Clients can connect, but wait until `start`.
+
+        Args:
+            app: answers requests.
+            host: the address to listen on.
+            port: the port; 0: any free one.
+            context: TLS; None: connections are not encrypted.
+
+        Raises:
+            FatalError: if the server cannot listen on the address.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise FatalError(f"cannot listen on {host}:{port} for HTTP: {error.strerror}") from error
+        self._listener.setblocking(False)
+        hold_back_silent(self._listener)
+        self._context = context
+        self._config = uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="error",  # hostile peers could fill the log with warnings
+            access_log=False,
+            h11_max_incomplete_event_size=_HEAD_BYTES,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._state.default_headers = _HEADERS
+        self._open: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._accepting: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        found: int = self._listener.getsockname()[1]
+        return found
+
+    def start(self) -> None:
+        """Start serving."""
+        self._accepting = asyncio.create_task(self._accept(), name="http")
+
+    async def stop(self) -> None:
+        """Close the port and all connections."""
+        ending = [*self._open, *([self._accepting] if self._accepting is not None else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                peer, _ = await loop.sock_accept(self._listener)
+            except OSError:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            task = loop.create_task(self._serve(peer))
+            self._open[task] = None
+            task.add_done_callback(self._open.pop)
+            if len(self._open) > MOST_CONNECTIONS:
+                next(iter(self._open)).cancel()
+            await asyncio.sleep(0)  # even if further connections wait
+
+    async def _serve(self, peer: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        connection = _Connection(self._config, self._state, {}, loop)
+        # The handshake may fail in any way, which is the peer's business.
+        with suppress(TimeoutError, OSError):
+            try:
+                async with asyncio.timeout(LONGEST_S):
+                    await loop.connect_accepted_socket(lambda: connection, peer, ssl=self._context)
+                    await connection.lost
+            finally:
+                connection.abort()
+
+
+class _Connection(H11Protocol):
+    """One connection."""
+
+    def __init__(
+        self, config: uvicorn.Config, state: ServerState, app_state: dict[str, object], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(config, state, app_state, loop)
+        self.lost: asyncio.Future[None] = loop.create_future()
+        """Done when the connection is closed."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_lost(exc)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def abort(self) -> None:
+        """Close the connection now, if it is open."""
+        if self.transport is not None:
+            self.transport.abort()

@@ -1,0 +1,126 @@
+"""What readers over HTTP see of the server: a snapshot of figures that are recorded anyway."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from replay_proto.access.tokens import Right
+
+from replay_server.auth.caller import Caller
+from replay_server.catalog import Catalog
+from replay_server.flow.waiting import Wait
+from replay_server.rpc.endpoint import AnyEndpoint
+from replay_server.table.figures.table_figures import Snapshot
+from replay_server.table.items.items import StepCounts
+from replay_server.table.limiter import LimiterGate
+from replay_server.table.table import Table
+
+State = Literal["starting", "ready", "stopping"]
+
+
+class Limiter(NamedTuple):
+    """State of a rate limiter."""
+
+    difference: float
+    """The value that it keeps within bounds; see `LimiterGate.difference`."""
+    least: float
+    """Lower bound; draws wait for it."""
+    most: float
+    """Upper bound; inserts wait for it."""
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """One table at one moment."""
+
+    name: str
+    rows: int
+    """Live rows."""
+    capacity: int
+    drawable: int
+    """Rows that can be drawn."""
+    inserted: int
+    """Rows ever inserted."""
+    reserved_bytes: int
+    """Bytes reserved so far for the table's files."""
+    unsynced: int
+    """Rows inserted since the last sync; 0 without checksums."""
+    lost: int
+    """Rows lost to power losses."""
+    waits: Sequence[Wait]
+    """What waiting calls lack now."""
+    figures: Snapshot
+    """Statistics since the server started."""
+    steps: StepCounts | None
+    """Only of tables of steps."""
+    limiter: Limiter | None
+    """Only of tables with a rate limiter."""
+
+
+class Storage(NamedTuple):
+    """The file system of the tables."""
+
+    free_bytes: int
+    """Bytes that the server may still use."""
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class ServerSnapshot:
+    """The server at one moment. Each table is read at once; other calls run between two tables."""
+
+    tables: Sequence[TableSnapshot]
+    """The tables that the reader may read, sorted by name."""
+    endpoints: Mapping[str, AnyEndpoint]
+    """The RPCs that were ever called, with their figures, by name."""
+    storage: Storage
+
+
+class View:
+    """The server as readers see it."""
+
+    def __init__(self, catalog: Catalog, endpoints: Mapping[str, AnyEndpoint]) -> None:
+        self._catalog = catalog
+        self._endpoints = endpoints
+        self.state: State = "starting"
+        """``ready`` while the kernels are loaded and the tables open."""
+
+    async def snapshot(self, caller: Caller) -> ServerSnapshot:
+        """Read the server's figures, and those of all tables that the caller may read.
+
+        Raises:
+            RequestError: PERMISSION_DENIED if the caller may not read any table.
+        """
+        caller.check(Right.READ)
+        waits = self._catalog.waiters.waits
+        tables = [
+            _read(table, tuple(waits(table)))
+            async for table in self._catalog.in_turns()
+            if caller.may(Right.READ, table.name)
+        ]
+        used = {name: endpoint for name, endpoint in sorted(self._endpoints.items()) if endpoint.figures.is_used}
+        found = os.statvfs(self._catalog.folder)
+        return ServerSnapshot(tables, used, Storage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
+
+
+def _read(table: Table, waits: Sequence[Wait]) -> TableSnapshot:
+    gate = table.gate
+    return TableSnapshot(
+        name=table.name,
+        rows=table.size,
+        capacity=table.config.capacity,
+        drawable=table.drawable,
+        inserted=table.inserted,
+        reserved_bytes=table.directory.reserved_bytes,
+        unsynced=table.directory.unsynced,
+        lost=table.directory.lost,
+        waits=waits,
+        figures=table.figures.snapshot(),
+        steps=table.step_counts,
+        limiter=Limiter(gate.difference, gate.limit.min_diff, gate.limit.max_diff)
+        if isinstance(gate, LimiterGate)
+        else None,
+    )

@@ -1,0 +1,155 @@
+"""The port itself: probes, limits, startup and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import get_args
+
+import psutil
+import pytest
+from replay_server.auth.caller import Authenticator
+from replay_server.catalog import Catalog
+from replay_server.http import serving
+from replay_server.http.routes import Routes
+from replay_server.http.serving import MOST_CONNECTIONS, HttpServer
+from replay_server.http.snapshot import State, View
+from replay_server.storage.root import Root
+
+from tests.support.deadlines import wait_until
+from tests.support.http_port import FLAGS, get, http_port
+from tests.support.server_process import ServerProcess, run_to_its_end
+
+StartServer = Callable[..., ServerProcess]
+PROBE = b"GET /readyz HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[tuple[View, int]]:
+    """A server in this process that serves nothing but HTTP."""
+    root = Root.in_memory(folder)
+    view = View(Catalog(root), {})
+    server = HttpServer(Routes(view, Authenticator()).app(), "127.0.0.1", 0, None)
+    server.start()
+    try:
+        yield view, server.port
+    finally:
+        await server.stop()
+        root.close()
+
+
+async def ask(port: int, request: bytes) -> bytes:
+    """Send a request on a new connection, and return everything that the server sends until it closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with closing(writer):
+        writer.write(request)
+        return await reader.read()
+
+
+def test_the_probe_of_readiness_follows_the_server(tmp_path: Path) -> None:
+    async def look() -> list[bytes]:
+        async with served(tmp_path) as (view, port):
+            seen = []
+            for state in get_args(State):
+                view.state = state
+                reply = await ask(port, PROBE)
+                seen.append(reply.split()[1] + b" " + reply.splitlines()[-1])
+            return seen
+
+    assert asyncio.run(look()) == [b"503 starting", b"200 ready", b"503 stopping"]
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /nothing HTTP/1.1\r\nHost: here\r\n\r\n", b"404"),
+        (b"POST /metrics HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\n\r\nhi", b"405"),
+        (b"GET /metrics HTTP/1.1\r\nHost: here\r\n" + b"x-long: " + b"x" * (1 << 20) + b"\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b""),
+        (PROBE * 100, b"503"),
+    ],
+    ids=["unknown path", "wrong method", "long header", "not HTTP", "pipelined requests"],
+)
+def test_each_connection_gets_one_reply_and_is_closed(tmp_path: Path, request_bytes: bytes, status: bytes) -> None:
+    async def look() -> bytes:
+        async with served(tmp_path) as (_, port):
+            try:
+                return await ask(port, request_bytes)
+            except ConnectionResetError:  # closed while the rest of the request was on its way
+                return b"HTTP/1.1 " + status
+
+    reply = asyncio.run(look())
+    assert reply.count(b"HTTP/1.1 ") == 1
+    assert reply.startswith(b"HTTP/1.1 " + status)
+
+
+def test_a_connection_without_a_request_ends_after_the_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "LONGEST_S", 0.1)
+
+    async def look() -> bytes:
+        async with served(tmp_path) as (_, port):
+            assert await ask(port, PROBE[:-2]) == b""
+            return await ask(port, PROBE)
+
+    assert asyncio.run(look()).startswith(b"HTTP/1.1 503")
+
+
+def test_a_thousand_connections_cost_little_and_keep_nobody_out(start_server: StartServer) -> None:
+    server = start_server(*FLAGS)
+    process, port = psutil.Process(server.pid), http_port(server)
+    descriptors, memory = process.num_fds(), server.resident_bytes
+    held = [socket.socket() for _ in range(1000)]
+    for connection in held:
+        connection.setblocking(False)
+        connection.connect_ex(("127.0.0.1", port))
+    # Half a request, a reply that nobody reads, or nothing.
+    sent = itertools.cycle((PROBE[:-2], b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n", b""))
+    for connection, request in zip(held, sent, strict=False):
+        with suppress(OSError):  # not connected yet
+            connection.send(request)
+    assert get(server, "/readyz").status == 200
+    assert get(server, "/metrics").status == 200
+    assert process.num_fds() <= descriptors + MOST_CONNECTIONS + 1
+    assert server.resident_bytes < memory + (50 << 20)
+    for connection in held:
+        connection.close()
+    wait_until(lambda: process.num_fds() <= descriptors, "its connections are closed")
+    assert "Traceback" not in server.log()
+
+
+def test_a_port_in_use_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = run_to_its_end("--http-port", port, "--memory-dir", str(tmp_path))
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port} for HTTP" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_stopping_server_closes_its_port(start_server: StartServer) -> None:
+    server = start_server(*FLAGS)
+    port = http_port(server)
+    with socket.create_connection(("127.0.0.1", port)) as held:
+        held.send(PROBE[:-2])
+        began = time.monotonic()
+        assert server.terminate() == 0
+        assert time.monotonic() - began < 20
+        assert held.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_without_the_port_its_libraries_are_not_loaded() -> None:
+    libraries = {"starlette", "uvicorn", "prometheus_client"}
+    program = f"import sys, replay_server.process.main; print(*{libraries} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []
