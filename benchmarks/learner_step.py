@@ -18,6 +18,7 @@ import numpy as np
 from replay_client import Batch, ReplayClient, Table
 from replay_client._rows.buffers import ColumnBuffers
 from replay_client._transport.data_path import DataPath
+from replay_client.draws import Prefetch
 from replay_proto.command_line import new_app, run_app
 from rich.console import Console
 
@@ -26,7 +27,7 @@ from benchmarks.report import Section, spread
 from benchmarks.service import full_table, running_server
 from benchmarks.workloads import WORKLOADS, Workload
 
-PREFETCHES = (1, 3, 16)
+PREFETCHES: tuple[Prefetch, ...] = (1, 3, 16, "auto")
 BETA = 0.4
 _US_PER_S = 1e6
 
@@ -45,7 +46,7 @@ def us_per_step(step: Callable[[], None], window_s: float) -> float:
     return elapsed / steps * _US_PER_S
 
 
-def sampler_steps(table: Table, workload: Workload, prefetch: int) -> Window:
+def sampler_steps(table: Table, workload: Workload, prefetch: Prefetch) -> Window:
     """Steps through a sampler with ``prefetch`` batches in flight."""
     rng = np.random.default_rng(1)
 

@@ -21,11 +21,12 @@ from replay_proto.frames import Content
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import BatchReader
+from replay_client._prefetch import FEWEST, MOST, PrefetchTuner
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.pending import PendingRequests, Request
 from replay_client.batch import Batch
-from replay_client.draws import checked_beta, checked_count
+from replay_client.draws import Prefetch, checked_beta, checked_count
 from replay_client.errors import DeadlineExceededError
 from replay_client.results.description import TableDescription
 
@@ -60,9 +61,13 @@ class Learning:
         draw: replay_pb2.Draw,
         reader: BatchReader,
         *,
-        prefetch: int,
+        prefetch: Prefetch,
         reconnect_timeout_s: float,
     ) -> None:
+        self._table = table
+        self._prefetch = 1
+        self.tuner: PrefetchTuner | None = None
+        """Adapts `prefetch` to the learner; None: it is fixed."""
         self.prefetch = prefetch
         self.pending: PendingRequests[Exchange] = PendingRequests(
             reconnect_timeout_s=reconnect_timeout_s, keep_refused=False
@@ -77,7 +82,6 @@ class Learning:
         """Number of stale keys so far, according to the replies."""
         self.draw = draw
         """What is drawn in future requests."""
-        self._table = table
         self._reader = reader
         self._keys: list[bytes] = []
         self._priorities: list[bytes] = []
@@ -97,12 +101,17 @@ class Learning:
 
     @property
     def prefetch(self) -> int:
-        """Batches in flight after `ask`, at least 1; can be changed."""
-        return self._prefetch
+        """Batches in flight after `ask`, at least 1; can be changed, also to "auto"."""
+        return self._prefetch if self.tuner is None else self.tuner.prefetch
 
     @prefetch.setter
-    def prefetch(self, prefetch: int) -> None:
-        self._prefetch = checked_count("prefetch", prefetch)
+    def prefetch(self, prefetch: Prefetch) -> None:
+        if prefetch == "auto":
+            # Batches in flight count as drawn, so more of them would not arrive earlier.
+            is_limited = self._table.backend == "fifo" or self._table.rate_limit is not None
+            self.tuner = PrefetchTuner(FEWEST if is_limited else MOST)
+        else:
+            self._prefetch, self.tuner = checked_count("prefetch", prefetch), None
 
     @property
     def in_flight(self) -> int:

@@ -18,6 +18,7 @@ from replay_client._rows.checks import as_array, checked_keys, checked_prioritie
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.time_limits import left_s
 from replay_client.batch import Batch, Drawn
+from replay_client.draws import Prefetch
 from replay_client.errors import ClosedError, DeadlineExceededError, InvalidArgumentError
 from replay_client.sampler import Sampler
 
@@ -130,11 +131,11 @@ class TensorSampler:
 
     @property
     def prefetch(self) -> int:
-        """Batches in flight while the thread waits, at least 1; can be changed."""
+        """Batches in flight while the thread waits, at least 1; can be changed, also to "auto"."""
         return self._sampler.prefetch
 
     @prefetch.setter
-    def prefetch(self, prefetch: int) -> None:
+    def prefetch(self, prefetch: Prefetch) -> None:
         self._sampler.prefetch = prefetch
 
     @property

@@ -19,6 +19,9 @@ WeightNorm = Literal["batch", "table"]
 DrawMode = Literal["stratified", "independent"]
 """One draw from each of `batch_size` equal segments of the mass (Schaul et al. 2016, 3.3), or independent draws."""
 
+Prefetch = int | Literal["auto"]
+"""Batches that a sampler keeps in flight. "auto": as few as keep the learner from waiting, 2 to 16."""
+
 _WEIGHT_NORMS: Final[Mapping[str, replay_pb2.WeightNorm.ValueType]] = {
     "batch": replay_pb2.WEIGHT_NORM_BATCH,
     "table": replay_pb2.WEIGHT_NORM_TABLE,

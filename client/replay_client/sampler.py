@@ -10,6 +10,7 @@ Each `next()` sends a request and all earlier updates, and returns the oldest ba
 batch is requested ``p - 1`` steps in advance, so it misses the last ``p - 1`` updates. In exchange, the learner does
 not wait for the network. With ``prefetch=1``, every batch reflects all earlier updates. With a ``prefetch`` of 8 or
 more, one message requests several batches and carries several updates; a batch still misses at most ``p - 1`` updates.
+With ``prefetch="auto"``, the sampler finds the smallest ``p`` that keeps the learner from waiting, from 2 to 16.
 A rate limiter counts batches in flight as drawn, even if they are never used. In a queue, their rows are already gone.
 
 When the connection breaks, the sampler reconnects and repeats unanswered requests. Repeated updates set the same
@@ -34,6 +35,7 @@ from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
 from replay_client._transport.time_limits import time_limit
 from replay_client.batch import Batch
+from replay_client.draws import Prefetch
 from replay_client.errors import ClosedError
 from replay_client.results.description import TableDescription
 
@@ -50,7 +52,7 @@ class Sampler:
         draw_over_wire: Callable[[replay_pb2.Draw], Batch],
         *,
         open_around: Callable[[], FrameStream | None],
-        prefetch: int,
+        prefetch: Prefetch,
         reconnect_timeout_s: float | None,
     ) -> None:
         """Created by `Table.sampler`; the first `next()` opens the stream.
@@ -84,11 +86,11 @@ class Sampler:
 
     @property
     def prefetch(self) -> int:
-        """Batches in flight while `next()` waits, at least 1; can be changed."""
+        """Batches in flight while `next()` waits, at least 1; can be changed, also to "auto"."""
         return self._learning.prefetch
 
     @prefetch.setter
-    def prefetch(self, prefetch: int) -> None:
+    def prefetch(self, prefetch: Prefetch) -> None:
         self._learning.prefetch = prefetch
 
     @property
@@ -138,9 +140,12 @@ class Sampler:
         self._check_usable()
         self._learning.ask()
         self._stream.send_pending()
-        batches = self._learning.batches
+        batches, tuner = self._learning.batches, self._learning.tuner
+        began_s = time.perf_counter() if tuner else 0.0
         while not batches:
             self._receive(math.inf)
+        if tuner:
+            tuner.stepped(began_s, time.perf_counter())
         batch = batches[0]
         if isinstance(batch, replay_pb2.Draw):
             batch = self._draw_over_wire(batch)

@@ -37,7 +37,7 @@ from replay_client._transport.local_calls import is_local
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
 from replay_client.batch import Batch, Rows, UpdateResult
-from replay_client.draws import DrawMode, WeightNorm
+from replay_client.draws import DrawMode, Prefetch, WeightNorm
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection
 from replay_client.results.stats import TableStats
@@ -402,7 +402,7 @@ class Table:
         beta: float | None = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
-        prefetch: int = ...,
+        prefetch: Prefetch = ...,
         timeout_s: float | None = ...,
         reconnect_timeout_s: float | None = ...,
         columns: Collection[str] | None = ...,
@@ -417,7 +417,7 @@ class Table:
         beta: float | None = ...,
         weight_norm: WeightNorm = ...,
         draw_mode: DrawMode = ...,
-        prefetch: int = ...,
+        prefetch: Prefetch = ...,
         timeout_s: float | None = ...,
         reconnect_timeout_s: float | None = ...,
         columns: Collection[str] | None = ...,
@@ -431,7 +431,7 @@ class Table:
         beta: float | None = None,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
-        prefetch: int = 3,
+        prefetch: Prefetch = "auto",
         timeout_s: float | None = 0.0,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
@@ -445,6 +445,8 @@ class Table:
             weight_norm: as for `sample`.
             draw_mode: as for `sample`.
             prefetch: number of batches in flight; 1: no prefetching. A draw misses the last ``prefetch - 1`` updates.
+                "auto": as few as keep the learner from waiting, from 2 to 16; always 2 if the table has a rate limiter
+                or is a queue. Choose a number for reproducible runs.
             timeout_s: seconds to wait for a batch while the table is empty, or its rate limiter or queue does not
                 allow the draw. 0: do not wait; None: the client's default; `math.inf`: forever. Prefetched batches
                 count as drawn for the limiter.

@@ -34,7 +34,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from replay_client._tensors import Device, TensorBatch, TensorSampler, to_torch
-from replay_client.draws import DrawMode, WeightNorm, beta_for, checked_beta
+from replay_client.draws import DrawMode, Prefetch, WeightNorm, beta_for, checked_beta
 from replay_client.table import Table
 
 __all__ = ["Device", "TableDataset", "TensorBatch", "TensorSampler", "to_torch"]
@@ -56,7 +56,7 @@ class TableDataset(IterableDataset[TensorBatch]):
         beta: float | None = None,
         weight_norm: WeightNorm = "batch",
         draw_mode: DrawMode = "stratified",
-        prefetch: int = 3,
+        prefetch: Prefetch = "auto",
         timeout_s: float | None = 0.0,
         reconnect_timeout_s: float | None = 60.0,
         columns: Collection[str] | None = None,
@@ -70,7 +70,7 @@ class TableDataset(IterableDataset[TensorBatch]):
             beta: exponent of the weights, as for `Table.sample`; can be changed later.
             weight_norm: as for `Table.sample`.
             draw_mode: as for `Table.sample`.
-            prefetch: batches in flight, in each worker.
+            prefetch: batches in flight, in each worker, as for `Table.sampler`.
             timeout_s: seconds to wait for a batch, as for `Table.sampler`.
             reconnect_timeout_s: seconds to retry an unreachable server, as for `Table.sampler`.
             columns: names of the columns to draw, as for `Table.sample`.

@@ -1,0 +1,97 @@
+"""Chooses how many batches a sampler keeps in flight, from how long the learner waits for them.
+
+    tuner = PrefetchTuner()
+    tuner.stepped(began_waiting_s, ended_waiting_s)         # after each batch
+    tuner.prefetch                                          # how many batches to keep in flight now
+
+More batches in flight make a learner wait less, but each misses more updates of priorities. So the tuner looks for the
+smallest number that does not make steps slower: it tries twice as many while the learner waits, and half as many from
+time to time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FEWEST: Final = 2
+"""One batch that the learner uses, and one that arrives meanwhile."""
+MOST: Final = 16
+_STEPS: Final = 96
+"""Steps that measure a number of batches."""
+_SETTLING_STEPS: Final = 32
+"""Steps that are ignored after a change."""
+_SLOWEST: Final = _STEPS // 10
+"""The slowest steps are ignored: they are due to pauses of the system."""
+_WAITS: Final = 0.05
+"""A learner that spends a smaller part of its time on waiting needs no more batches."""
+_FASTER: Final = 0.95
+"""Twice as many batches have to reduce the time of a step to this part of it."""
+_NO_SLOWER: Final = 1.02
+"""Half as many batches may increase the time of a step to this multiple of it."""
+_FIRST_PAUSE: Final = 4
+_LONGEST_PAUSE: Final = 256
+"""Measurements between two attempts: twice as many after each attempt that failed."""
+
+
+class PrefetchTuner:
+    """See the module."""
+
+    def __init__(self, most: int = MOST) -> None:
+        """Begin with `FEWEST`; never exceed ``most``, which is a power of two."""
+        self._most = most
+        self.prefetch = FEWEST
+        """Number of batches to keep in flight."""
+        self._kept = FEWEST  # the best number so far; differs from `prefetch` during an attempt
+        self._kept_step_s = 0.0  # the time of a step with it, just before the attempt
+        self._pause, self._until_attempt = _FIRST_PAUSE, 0
+        self._last_was_up = False
+        self._ended_s: float | None = None  # end of the last step
+        self._to_ignore = _SETTLING_STEPS
+        self._step_s: list[float] = []
+        self._waited_s = 0.0
+
+    def stepped(self, began_waiting_s: float, ended_waiting_s: float) -> None:
+        """Record a step: when the learner began and ended to wait for its batch, on any clock in seconds."""
+        last, self._ended_s = self._ended_s, ended_waiting_s
+        if self._to_ignore or last is None:
+            self._to_ignore = max(0, self._to_ignore - 1)
+            return
+        self._step_s.append(ended_waiting_s - last)
+        self._waited_s += ended_waiting_s - began_waiting_s
+        if len(self._step_s) == _STEPS:
+            usual = sorted(self._step_s)[:-_SLOWEST]
+            self._decide(sum(usual) / len(usual), self._waited_s / sum(self._step_s))
+            self._step_s.clear()
+            self._waited_s = 0.0
+
+    def _decide(self, step_s: float, waiting: float) -> None:
+        """Continue after a measurement with the time of a step, and the part of it that was spent on waiting."""
+        if self.prefetch != self._kept:
+            self._end_attempt(step_s)
+        elif self._until_attempt:
+            self._until_attempt -= 1
+        else:
+            self._kept_step_s = step_s
+            more = waiting > _WAITS and self._kept < self._most
+            fewer = self._kept > FEWEST
+            if more and not (fewer and self._last_was_up):
+                self._try(2 * self._kept)
+            elif fewer:
+                self._try(self._kept // 2)
+
+    def _try(self, prefetch: int) -> None:
+        self._last_was_up = prefetch > self._kept
+        self._change(prefetch)
+
+    def _end_attempt(self, step_s: float) -> None:
+        """Keep the number that was tried, or return to the one before."""
+        is_better = step_s <= self._kept_step_s * (_FASTER if self._last_was_up else _NO_SLOWER)
+        if is_better:
+            self._kept, self._pause, self._until_attempt = self.prefetch, _FIRST_PAUSE, 0
+            self._last_was_up = False  # having gone up, try further up first
+            return
+        self._until_attempt, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        self._change(self._kept)
+
+    def _change(self, prefetch: int) -> None:
+        self.prefetch, self._to_ignore = prefetch, _SETTLING_STEPS
