@@ -28,7 +28,7 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "replay_client": [
         {"errors"},
-        {"_extras", "draws", "results", "security", "sequences"},
+        {"_extras", "_prefetch", "draws", "results", "security", "sequences"},
         {"_rows"},
         {"_first_rows", "_transport", "batch", "spaces"},
         {"_answers", "_writing", "jax"},
