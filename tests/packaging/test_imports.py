@@ -35,7 +35,7 @@ ONLY_IN = {
     ("replay_client", "jax"): {"jax.py"},
     ("replay_client", "stable_baselines3"): {"sb3.py"},
     ("replay_client", "sb3_contrib"): {"sb3_contrib.py"},
-    ("replay_client", "gymnasium"): {"gymnasium.py", "sb3.py", "spaces.py"},
+    ("replay_client", "gymnasium"): {"gymnasium.py", "minari.py", "sb3.py", "spaces.py"},
     ("replay_client", "numba"): set[str](),
     ("replay_client", "matplotlib"): {"cli"},
     ("replay_client", "plotext"): {"cli"},

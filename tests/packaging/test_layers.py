@@ -38,7 +38,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"table"},
         {"torch"},
         {"client"},
-        {"local_server", "sb3", "tianshou", "torchrl"},
+        {"local_server", "minari", "sb3", "tianshou", "torchrl"},
         {"__init__", "sb3_contrib"},
         {"cli"},
     ],
