@@ -39,6 +39,7 @@ ONLY_IN = {
     ("replay_client", "numba"): set[str](),
     ("replay_client", "matplotlib"): {"cli"},
     ("replay_client", "plotext"): {"cli"},
+    ("replay_client", "textual"): {"cli"},
     ("replay_client", "rich"): {"cli", "row_reader.py"},
     ("replay_client", "cyclopts"): {"cli"},
 }

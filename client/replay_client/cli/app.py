@@ -28,7 +28,7 @@ from replay_client.cli.options import (
     show,
 )
 from replay_client.cli.plain import plain_description, plain_inspection, plain_stats
-from replay_client.cli.watch import Watched
+from replay_client.cli.watch import Watched, looks
 from replay_client.cli.watch import watch as watch_it
 from replay_client.client import ReplayClient
 from replay_client.errors import ReplayError, TableNotFoundError
@@ -117,6 +117,21 @@ def stats(
         else:
             console = Console()
             show(render.stats_view(_stats_of(client, table), server, table, console.width), console)
+
+
+@app.command
+def top(*, server: Server = DEFAULT_SERVER, interval: Interval = 1.0) -> None:
+    """Watch all tables: rates, who waits, latencies; keys sort, and look into a table."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):  # textual draws on stderr
+        print("replay: top needs a terminal; for a pipe or file, use `replay stats --watch`", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    from replay_client.cli.top.app import Top  # textual takes half a second to import
+
+    with client_of(server, timeout_s=_timeout_s(interval, is_watching=True)) as client:
+        seen = looks(client.stats, interval)
+        first = next(seen)
+        assert isinstance(first, Stats)  # the first request raises errors
+        Top(first, seen, server).run()
 
 
 @app.command

@@ -15,7 +15,7 @@ from replay_client.batch import Rows
 from replay_client.cli.distribution import PROPORTIONAL, RANKED, Bar, Distributions, PowerLaw, labelled
 from replay_client.cli.row_text import row_line, row_text
 from replay_client.cli.text_plot import bar_chart, log_log_plot
-from replay_client.cli.units import count_text, duration_text, edge_text, number_text
+from replay_client.cli.units import count_text, duration_text, edge_text, number_text, printable_text
 from replay_client.results.inspection import Inspection
 
 _ACCENT, _FAINT = "cyan", "dim"
@@ -100,7 +100,7 @@ def _panels_per_row(width: int) -> int:
 
 
 def _name(seen: Inspected) -> Text:
-    return Text(seen.inspection.table.name, f"bold {_ACCENT}", overflow="fold")
+    return Text(printable_text(seen.inspection.table.name), f"bold {_ACCENT}", overflow="fold")
 
 
 def _panels(found: Distributions, width: int, lines: int) -> list[tuple[str, Table | Text]]:

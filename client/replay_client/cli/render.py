@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from replay_client.cli.table_view import fill_share, table_view, wait_text
-from replay_client.cli.units import bytes_text, count_text, duration_text, number_text
+from replay_client.cli.units import bytes_text, count_text, duration_text, number_text, printable_text
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import MethodStats, ServerStats, Stats, TableStats
@@ -33,7 +33,7 @@ def table_list(descriptions: Sequence[TableDescription], server: str) -> Rendera
     grid = _grid("table", "backend", ">rows", ">of", ">row", "columns")
     for description in descriptions:
         grid.add_row(
-            Text(description.name, f"bold {_ACCENT}"),
+            Text(printable_text(description.name), f"bold {_ACCENT}"),
             description.backend,
             count_text(description.size),
             count_text(description.capacity),
@@ -69,11 +69,12 @@ def stats_view(
     ``width`` is the terminal's width in characters. ``most`` limits the number of waits, tables and methods, or the
     number of bars. ``trouble`` is the reason why there are no newer statistics; empty if there is none.
     """
-    header: list[RenderableType] = [_server_line(stats.server, server)]
+    header: list[RenderableType] = [server_line(stats.server, server)]
     if trouble:
-        header.append(Text(f"no statistics: {trouble}", "red"))
+        header.append(Text(printable_text(f"no statistics: {trouble}"), "red"))
     if table is not None:
-        return Group(*header, Text(table, f"bold {_ACCENT}", overflow="fold"), table_view(stats.tables[table], most))
+        name = Text(printable_text(table), f"bold {_ACCENT}", overflow="fold")
+        return Group(*header, name, table_view(stats.tables[table], most))
     tables, methods = list(stats.tables.values()), list(stats.server.methods.values())
     waits = [(table.name, wait) for table in tables for wait in table.waits]
     room = len(waits) + len(tables) + len(methods) if most is None else most
@@ -88,7 +89,7 @@ def stats_view(
         _left_out(len(waits) - shown_waits, "waits"),
         _table_figures(tables[:shown_tables], is_wide=width >= _WIDE),
         _left_out(len(tables) - shown_tables, "tables"),
-        _method_figures(methods[:shown_methods]),
+        method_figures(methods[:shown_methods]),
         _left_out(len(methods) - shown_methods, "methods"),
     )
 
@@ -109,13 +110,14 @@ def _left_out(count: int, what: str) -> Text:
     return Text(f"{count} more {what} do not fit into this terminal\n" if count else "", _FAINT)
 
 
-def _server_line(server: ServerStats, address: str) -> Text:
+def server_line(server: ServerStats, address: str, cpu_share: float | None = None) -> Text:
+    """Say how the server is doing in one line; ``cpu_share`` is its processor time per second now, if known."""
     return Text.assemble(
         (address, f"bold {_ACCENT}"),
-        (f"  version {server.version}", _FAINT),
+        (f"  version {printable_text(server.version)}", _FAINT),
         f"  up {duration_text(server.uptime_s)}",
         f"  memory {bytes_text(server.resident_bytes)}",
-        f"  cpu {duration_text(server.cpu_s)}",
+        f"  cpu {duration_text(server.cpu_s)}" if cpu_share is None else f"  cpu {cpu_share:.0%}",
     )
 
 
@@ -124,7 +126,7 @@ def _table_figures(tables: Iterable[TableStats], *, is_wide: bool) -> Renderable
     grid = _grid(*headings, *([">stale", ">waiting", ">oldest", ">largest priority"] if is_wide else []))
     for table in tables:
         figures: list[RenderableType] = [
-            Text(table.name, f"bold {_ACCENT}"),
+            Text(printable_text(table.name), f"bold {_ACCENT}"),
             table.table.backend,
             count_text(table.size),
             _fill(table.table, _FILL_WIDTH if is_wide else 0),
@@ -143,11 +145,12 @@ def _table_figures(tables: Iterable[TableStats], *, is_wide: bool) -> Renderable
     return grid if grid.row_count else Text("no tables", _FAINT)
 
 
-def _method_figures(methods: Iterable[MethodStats]) -> RenderableType:
+def method_figures(methods: Iterable[MethodStats]) -> RenderableType:
+    """Render counts and latencies of methods as a list."""
     grid = _grid("method", ">answered", ">a second", ">failed", ">active", ">mean ms", ">p50 ms", ">p99 ms")
     for method in methods:
         grid.add_row(
-            method.method,
+            printable_text(method.method),
             count_text(method.calls),
             count_text(method.calls_per_s),
             Text(count_text(method.errors), "yellow" if method.errors else _FAINT),

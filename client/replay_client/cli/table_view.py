@@ -12,7 +12,7 @@ from rich.text import Text
 
 from replay_client.cli.distribution import merged
 from replay_client.cli.text_plot import bar_chart
-from replay_client.cli.units import bytes_text, count_text, duration_text, number_text
+from replay_client.cli.units import bytes_text, count_text, duration_text, number_text, printable_text
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import StepStats, TableStats, TimesSampled, WaitStats
 
@@ -35,7 +35,10 @@ def table_view(table: TableStats, most_bars: int | None = None) -> RenderableTyp
 
 def wait_text(wait: WaitStats, name: str = "") -> Text:
     """Render a sentence that says who waits for what; ``name`` is the table's, if the context does not name it."""
-    return Text.assemble((f"{name}: " if name else "", f"bold {_URGENT}"), (str(wait), _URGENT))
+    prefix = f"{name}: " if name else ""
+    text = Text(printable_text(f"{prefix}{wait}"), _URGENT)
+    text.stylize("bold", 0, len(prefix))
+    return text
 
 
 def fill_share(description: TableDescription) -> float:

@@ -15,6 +15,8 @@ from replay_client.cli.units import count_text
 Floats = NDArray[np.float64]
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+_COLUMNS = "▁▂▃▄▅▆▇█"
+"""Heights of a sparkline; the lowest stands for 0."""
 _LEAST_BAR = 4
 _LABEL_WIDTH = 6
 """Characters between two labels of an axis."""
@@ -40,6 +42,14 @@ def bar_chart(named: Sequence[tuple[str, float]], width: int, styles: tuple[str,
     for (name, value), count in zip(named, counts, strict=True):
         grid.add_row(name, _bar_text(value / most, room), count)
     return grid
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw the last ``width`` values as columns, scaled to the largest, the newest at the right; all are at least 0."""
+    last = list(values)[-width:] if width > 0 else []
+    most = max(last, default=0.0)
+    columns = (_COLUMNS[math.ceil(value / most * (len(_COLUMNS) - 1)) if most else 0] for value in last)
+    return "".join(columns).rjust(width)
 
 
 def log_log_plot(x: Floats, y: Floats, line: Floats | None, width: int, height: int, styles: tuple[str, str]) -> Text:

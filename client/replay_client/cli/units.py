@@ -45,5 +45,18 @@ def edge_text(value: float) -> str:
     return f"{value:.3g}"
 
 
+def printable_text(text: str) -> str:
+    """Replace characters that would control the terminal; names come from the server."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def shortened_text(text: str, width: int) -> str:
+    """Cut out the middle of a text that is longer than ``width`` characters: names often differ at their ends."""
+    if len(text) <= width:
+        return text
+    tail = max(0, width - 1) // 2
+    return f"{text[: max(0, width - 1 - tail)]}…{text[len(text) - tail :]}"
+
+
 def _three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

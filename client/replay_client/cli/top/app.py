@@ -1,0 +1,215 @@
+"""The screens of `replay top`; textual draws them.
+
+    Top(looks(look, interval_s, stop.wait), server, stop).run()
+
+A thread fetches statistics and posts them to the app, which shows them on its current screen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Static
+
+from replay_client.cli.render import method_figures, server_line
+from replay_client.cli.table_view import table_view, wait_text
+from replay_client.cli.text_plot import sparkline
+from replay_client.cli.top.history import History
+from replay_client.cli.top.table_list import TableList
+from replay_client.cli.units import count_text, printable_text
+from replay_client.cli.watch import Trouble
+from replay_client.results.stats import Stats
+
+_MOST_WAITS = 4
+"""Sentences about waits on the screen of all tables."""
+_LABEL_WIDTH, _RATE_WIDTH = 10, 9
+"""Characters of the name and the value of a rate beside its sparkline."""
+_LINES_BESIDE_BARS = 20
+"""Lines of a table's screen above and below its histogram, without waits."""
+_LEAST_BARS = 4
+
+
+class Looked(Message):
+    """New statistics, or the reason why there are none."""
+
+    def __init__(self, seen: Stats | Trouble) -> None:
+        """Hold what was seen."""
+        super().__init__()
+        self.seen = seen
+
+
+class View(Screen[None]):
+    """A screen with a line about the server and a line about trouble; subclasses show statistics between them."""
+
+    def compose(self) -> ComposeResult:
+        """Lay the screen out."""
+        yield Static(id="server")
+        yield Static(id="trouble")
+        yield from self.content()
+        yield Footer()
+
+    def content(self) -> ComposeResult:
+        """Lay out what is below these lines."""
+        raise NotImplementedError
+
+    def show(self, stats: Stats, history: History) -> None:
+        """Show statistics."""
+        raise NotImplementedError
+
+    def on_screen_resume(self) -> None:
+        """Show what the app saw meanwhile."""
+        self.refresh_view()
+
+    def refresh_view(self) -> None:
+        """Show what the app saw last."""
+        top = self.app
+        assert isinstance(top, Top)
+        line = server_line(top.stats.server, top.address, top.history.cpu_share)
+        self.query_one("#server", Static).update(line)
+        trouble = self.query_one("#trouble", Static)
+        trouble.update(Text(printable_text(f"no statistics: {top.trouble}"), "red"))
+        trouble.display = top.trouble is not None
+        self.show(top.stats, top.history)
+
+
+class Overview(View):
+    """All tables, who waits, and the latencies of all methods."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "sort", "Sort by next column"),
+        Binding("r", "reverse", "Reverse"),
+    ]
+
+    def content(self) -> ComposeResult:
+        """Lay out tables, waits and methods."""
+        yield TableList()
+        yield Static(id="waits")
+        yield VerticalScroll(Static(id="methods"), can_focus=False)
+
+    def show(self, stats: Stats, history: History) -> None:
+        """Show statistics of all tables."""
+        self.query_one(TableList).show(stats.tables, history.tables)
+        waits = [(table.name, wait) for table in stats.tables.values() for wait in table.waits]
+        lines = [wait_text(wait, name) for name, wait in waits[:_MOST_WAITS]]
+        if len(waits) > _MOST_WAITS:
+            lines.append(Text(f"{len(waits) - _MOST_WAITS} more lines of waiting calls", "dim"))
+        self.query_one("#waits", Static).update(Text("\n").join(lines))
+        self.query_one("#waits").display = bool(lines)
+        recent = [method for method in stats.server.methods.values() if method.calls_per_s or method.active]
+        self.query_one("#methods", Static).update(method_figures(recent))
+
+    def action_sort(self) -> None:
+        """Sort by the next column."""
+        self.query_one(TableList).sort_by_next()
+
+    def action_reverse(self) -> None:
+        """Reverse the order."""
+        self.query_one(TableList).reverse()
+
+    def on_data_table_row_selected(self, selected: DataTable.RowSelected) -> None:
+        """Look into the selected table."""
+        if selected.row_key.value is not None:
+            self.app.push_screen(OneTable(selected.row_key.value))
+
+
+class OneTable(View):
+    """One table: its rates, who waits, its figures and distributions."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "Back")]
+
+    def __init__(self, table: str) -> None:
+        """Show the table of this name."""
+        super().__init__()
+        self._table = table
+
+    def content(self) -> ComposeResult:
+        """Lay out name, rates and figures."""
+        yield Static(Text(printable_text(self._table), "bold cyan"), id="name")
+        yield Static(id="rates")
+        yield VerticalScroll(Static(id="figures"))
+
+    def show(self, stats: Stats, history: History) -> None:
+        """Show statistics of the table."""
+        table = stats.tables.get(self._table)
+        if table is None:
+            self.query_one("#rates", Static).update("")
+            self.query_one("#figures", Static).update(Text("there is no such table any more", "yellow"))
+            return
+        rates, of_table = table.rates, history.tables[self._table]
+        shown = (
+            ("inserted", rates.inserted_per_s, of_table.inserted),
+            ("drawn", rates.sampled_per_s, of_table.drawn),
+            ("updated", rates.updated_per_s, of_table.updated),
+        )
+        width = self.app.size.width - _LABEL_WIDTH - _RATE_WIDTH - 1
+        lines = [
+            Text.assemble(
+                (name.ljust(_LABEL_WIDTH), "dim"),
+                f"{count_text(per_s)}/s".rjust(_RATE_WIDTH),
+                " ",
+                (sparkline(past, width), "cyan"),
+            )
+            for name, per_s, past in shown
+        ]
+        self.query_one("#rates", Static).update(Text("\n").join(lines))
+        bars = self.app.size.height - _LINES_BESIDE_BARS - 2 * len(table.waits)
+        self.query_one("#figures", Static).update(table_view(table, max(_LEAST_BARS, bars)))
+
+
+class Top(App[None]):
+    """The app."""
+
+    CSS = """
+    #server, #trouble, #name, #rates, #waits { height: auto; }
+    TableList { height: 1fr; scrollbar-size-vertical: 1; }
+    Overview VerticalScroll { height: auto; max-height: 8; scrollbar-size-vertical: 1; }
+    OneTable VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
+    ]
+
+    def __init__(self, first: Stats, later: Iterator[Stats | Trouble], address: str) -> None:
+        """Show ``first``, then each of ``later``, which a thread waits for."""
+        super().__init__()
+        self.address = address
+        self.stats = first
+        self.trouble: Trouble | None = None
+        self.history = History()
+        self.history.add(first)
+        self._later = later
+        self._ended = threading.Event()
+
+    def on_mount(self) -> None:
+        """Start to fetch statistics."""
+        self.push_screen(Overview())
+        threading.Thread(target=self._fetch, name="statistics", daemon=True).start()
+
+    def on_unmount(self) -> None:
+        """Stop fetching statistics."""
+        self._ended.set()
+
+    def on_looked(self, looked: Looked) -> None:
+        """Show what was seen."""
+        self.trouble = looked.seen if isinstance(looked.seen, Trouble) else None
+        if isinstance(looked.seen, Stats):
+            self.stats = looked.seen
+            self.history.add(looked.seen)
+        if isinstance(self.screen, View):
+            self.screen.refresh_view()
+
+    def _fetch(self) -> None:
+        for seen in self._later:
+            if self._ended.is_set():
+                return
+            self.post_message(Looked(seen))
