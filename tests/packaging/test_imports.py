@@ -30,7 +30,7 @@ ONLY_IN = {
     ("replay_client", "tensordict"): {"torchrl.py"},
     ("replay_client", "torchrl"): set[str](),
     ("replay_client", "tianshou"): {"tianshou.py"},
-    ("replay_client", "minari"): {"minari.py"},
+    ("replay_client", "minari"): {"cli", "minari.py"},
     ("replay_client", "pyarrow"): {"arrow.py", "table.py"},
     ("replay_client", "jax"): {"jax.py"},
     ("replay_client", "stable_baselines3"): {"sb3.py"},

@@ -1,4 +1,4 @@
-"""The command `replay`: inspects, empties, drops and checkpoints the tables of a server.
+"""The command `replay`: inspects, exports, empties, drops and checkpoints the tables of a server.
 
     replay stats --watch --server HOST:PORT
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from replay_proto.command_line import EXIT_USAGE, new_app, run_app
 from rich.console import Console
 from rich.prompt import Confirm
 
-from replay_client.cli import checkpoints, render
+from replay_client.cli import checkpoints, render, transfer
 from replay_client.cli.distribution import Distributions
 from replay_client.cli.inspect_view import Inspected, inspect_screen, inspect_view
 from replay_client.cli.options import (
@@ -38,10 +39,12 @@ _FAILURE = 1
 
 app = new_app(
     "replay",
-    "Inspect, empty, drop and checkpoint the tables of a replay server. Set REPLAY_TOKEN if the server requires a "
-    "token, and REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY for TLS.",
+    "Inspect, export, empty, drop and checkpoint the tables of a replay server. Set REPLAY_TOKEN if the server "
+    "requires a token, and REPLAY_TLS_CA, REPLAY_TLS_CERT and REPLAY_TLS_KEY for TLS.",
 )
 app.command(checkpoints.app)
+app.command(transfer.export)
+app.command(transfer.import_table, name="import")
 
 TableName = Annotated[str, Parameter(help="Name of the table.")]
 MaybeTableName = Annotated[str | None, Parameter(help="Name of a table; default: all.")]
@@ -68,10 +71,10 @@ DEFAULT_BETA = 0.4
 """Initial beta of the paper's proportional variant (Schaul et al. 2016, section 4)."""
 
 
-def run() -> int:
-    """Run the command and return its exit code."""
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, with the arguments of this process if none are given, and return its exit code."""
     try:
-        run_app(app)
+        run_app(app, arguments)
     except ReplayError as error:
         print(f"replay: {error.message}", file=sys.stderr)
         return _FAILURE
