@@ -6,8 +6,9 @@
     client.load_parquet("cartpole.parquet", "copy")     # into a new table with the config of the original one
 
 Each column of the table is a column of the file: a number, a ``FixedSizeList`` for vectors, or a ``fixed_shape_tensor``
-for arrays with more dimensions. Values are not converted. Further columns begin with an underscore, like no column of a
-table does:
+for arrays with more dimensions. Values are not converted. Optional columns are null in rows without a value, so their
+masks are left out; vectors and arrays are then plain lists. Further columns begin with an underscore, like no column of
+a table does:
 
 | column | type | value |
 |---|---|---|
@@ -36,7 +37,7 @@ import pyarrow.parquet as pq
 from google.protobuf import json_format
 from numpy.typing import NDArray
 from replay_proto.framing import Array
-from replay_proto.schema import Column
+from replay_proto.schema import PRESENT, Column, Schema
 from replay_proto.v1 import replay_pb2
 
 from replay_client.batch import Rows
@@ -72,7 +73,11 @@ def rows_per_group(table: TableDescription) -> int:
 def schema_of(table: TableDescription) -> pa.Schema:
     """Return the schema of a table's rows, with the table's config in its metadata."""
     of_steps = table.steps is not None
-    fields = [pa.field(name, _type_of(column), nullable=False) for name, column in table.schema.items()]
+    fields = [
+        pa.field(name, _type_of(column), nullable=column.optional)
+        for name, column in table.schema.items()
+        if name not in table.schema.masks.values()
+    ]
     fields += [pa.field(_KEY, pa.int64(), nullable=False), pa.field(_PRIORITY, pa.float64(), nullable=of_steps)]
     fields += [pa.field(name, pa.uint64(), nullable=False) for name in _LINKS]
     if of_steps:
@@ -83,7 +88,10 @@ def schema_of(table: TableDescription) -> pa.Schema:
 
 def batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
     """Convert rows to a record batch, without copying numbers."""
-    arrays = [_array_of(values, schema.field(name).type) for name, values in rows.columns.items()]
+    arrays = []
+    for field in (field for field in schema if field.name in rows.columns):
+        is_present = rows.columns[field.name + PRESENT] if field.nullable else None
+        arrays.append(_array_of(rows.columns[field.name], field.type, is_present))
     arrays += [_flat_array(rows.row_keys), _flat_array(rows.priorities, is_valid=~np.isnan(rows.priorities))]
     arrays += [_flat_array(rows.streams), _flat_array(rows.episodes)]
     if rows.steps is not None and rows.ends is not None:
@@ -184,7 +192,8 @@ class ParquetRows:
 
     def _check_columns(self, table: TableDescription, *, priorities: bool, keys: bool) -> None:
         stored = [name for name in self._schema.names if not name.startswith("_")]
-        missing = [name for name in table.schema if name not in stored]
+        masks = table.schema.masks
+        missing = [name for name in table.schema if name not in (*stored, *masks, *masks.values())]
         unknown = [name for name in stored if name not in table.schema]
         if missing or unknown:
             got = "; ".join(
@@ -205,7 +214,8 @@ class ParquetRows:
     def _rows(self, table: TableDescription, *optional: str | None) -> Iterator[Rows]:
         """Read the rows, and some of the columns that a file may lack."""
         links = [name for name in _STEP_COLUMNS if name in self._schema.names]
-        names = [*table.schema, *links, *(name for name in optional if name is not None)]
+        columns = [name for name in table.schema if name in self._schema.names]
+        names = [*columns, *links, *(name for name in optional if name is not None)]
         for batch in self._file.iter_batches(LOADED_ROWS, columns=names):
             if batch.num_rows:
                 yield _rows_of(batch, table)
@@ -215,14 +225,21 @@ def _type_of(column: Column) -> pa.DataType:
     value = pa.from_numpy_dtype(column.dtype)
     if not column.shape:
         return value
-    if len(column.shape) == 1:
-        return pa.list_(pa.field("element", value, nullable=False), column.shape[0])
-    return pa.fixed_shape_tensor(value, column.shape)
+    element = pa.field("element", value, nullable=False)
+    if column.optional:
+        return pa.list_(element)  # older versions of pyarrow cannot write lists of a fixed size with nulls
+    return pa.list_(element, column.shape[0]) if len(column.shape) == 1 else pa.fixed_shape_tensor(value, column.shape)
 
 
-def _array_of(values: Array, kind: pa.DataType) -> pa.Array:
+def _array_of(values: Array, kind: pa.DataType, is_present: Array | None) -> pa.Array:
+    """Convert a column; rows of an optional one are null unless they are present."""
     if values.ndim == 1:
-        return _flat_array(values)
+        return _flat_array(values, is_valid=is_present)
+    if is_present is not None:
+        offsets = np.append(0, np.cumsum(is_present * math.prod(values.shape[1:]))).astype(np.int32)
+        present = _flat_array(values[is_present].reshape(-1))
+        buffers = [_bits(is_present), pa.py_buffer(offsets)]
+        return pa.Array.from_buffers(kind, len(values), buffers, children=[present])
     flat = _flat_array(values.reshape(-1))
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(flat, type=kind.storage_type))
@@ -271,7 +288,7 @@ def _rows_of(batch: pa.RecordBatch, table: TableDescription) -> Rows:
         ends[_optional(batch, name, pa.bool_())] = end
     return Rows(
         row_keys=_optional(batch, _KEY, pa.int64()),
-        columns={name: _column(name, column, batch.column(name)) for name, column in table.schema.items()},
+        columns=_columns(batch, table.schema),
         priorities=_priorities(batch) if _PRIORITY in batch.schema.names else np.full(count, np.nan),
         streams=_optional(batch, _LINKS[0], pa.uint64()),
         episodes=_optional(batch, _LINKS[1], pa.uint64()),
@@ -300,6 +317,24 @@ def _cast(name: str, array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidArgumentError.of_field(f"columns.{name}", str(kind), f"{array.type}: {error}") from None
+
+
+def _columns(batch: pa.RecordBatch, schema: Schema) -> dict[str, Array]:
+    """Convert the columns of a table; optional ones may be missing, and their masks follow from nulls."""
+    columns: dict[str, Array] = {}
+    for name, column in schema.items():
+        if name not in batch.schema.names:
+            continue
+        array = batch.column(name)
+        if name not in schema.masks or not array.null_count:
+            columns[name] = _column(name, column, array)
+            continue
+        is_present = columns[schema.masks[name]] = _numbers(array.is_valid())
+        if is_present.any():
+            given = _column(name, column, array.drop_null())
+            columns[name] = np.zeros((len(array), *given.shape[1:]), given.dtype)
+            columns[name][is_present] = given
+    return columns
 
 
 def _column(name: str, column: Column, array: pa.Array) -> Array:
