@@ -90,12 +90,13 @@ class MethodFigures:
         """Unary calls and streams by the status they ended with, without answered unary calls; see `handled`."""
         self._clock = clock
         self._bars = [0] * _BARS
-        self._period = int(clock() // _PERIOD_S)
+        self._period_ends_s = _period_end(clock())
         self._marks = deque([self._mark(clock())], maxlen=_PERIODS)
 
     def answered(self, duration_s: float) -> None:
         """Count a call and its duration."""
-        self._advance()
+        if self._clock() >= self._period_ends_s:
+            self._advance()
         self.calls += 1
         self.total_s += duration_s
         bar = int(math.log10(max(duration_s, _SHORTEST_S) / _SHORTEST_S) * _BARS_PER_DECADE)
@@ -140,10 +141,10 @@ class MethodFigures:
     def _advance(self) -> float:
         """Mark the begin of every period that began since the last call, and return the current time."""
         now = self._clock()
-        period = int(now // _PERIOD_S)
-        for began in range(max(self._period + 1, period - _PERIODS + 1), period + 1):
-            self._marks.append(self._mark(began * _PERIOD_S))
-        self._period = period
+        ends_s = _period_end(now)
+        first_s = max(self._period_ends_s, ends_s - _PERIODS * _PERIOD_S)
+        self._marks.extend(self._mark(began_s) for began_s in range(first_s, ends_s, _PERIOD_S))
+        self._period_ends_s = ends_s
         return now
 
     def _mark(self, at_s: float) -> _Mark:
@@ -153,3 +154,8 @@ class MethodFigures:
 def _duration_s(bar: float) -> float:
     """The duration at which a bucket begins."""
     return float(_SHORTEST_S * 10 ** (bar / _BARS_PER_DECADE))
+
+
+def _period_end(now: float) -> int:
+    """Return the end of the current period in seconds, a multiple of `_PERIOD_S`."""
+    return (int(now // _PERIOD_S) + 1) * _PERIOD_S
