@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from replay_server import errors
 from replay_server.auth.caller import Caller
@@ -21,6 +21,7 @@ from replay_server.errors import Lack, RequestError, WaitedFor
 from replay_server.flow import inserting
 from replay_server.flow.budgets import Budget
 from replay_server.flow.inserting import takes_long
+from replay_server.flow.waits import Wait
 from replay_server.table.gates import Gate
 from replay_server.table.table import NewRows, Table, WriterStamp
 
@@ -41,17 +42,6 @@ class _Insert:
     stamp: WriterStamp | None
     admitted: asyncio.Future[range | Awaitable[range]]
     since: float = field(default_factory=time.monotonic)
-
-
-class Wait(NamedTuple):
-    """Calls waiting in one line of a table."""
-
-    lack: Lack
-    """What the first of them lacks."""
-    calls: int
-    """How many they are."""
-    waited_s: float
-    """Seconds that the first of them has waited."""
 
 
 @dataclass
@@ -232,11 +222,11 @@ class Waiters:
         draws = [draw for draw in lines.draws if not draw.admitted.done()]
         if draws:
             lack = _draw_lacks(table, draws[0].rows, draws[0].granted)
-            yield Wait(lack, len(draws), time.monotonic() - draws[0].since)
+            yield Wait.of(table, lack, len(draws), draws[0].since)
         inserts = [insert for insert in lines.inserts if not insert.admitted.done()]
         if inserts and table.gate is not None:
             lack = table.gate.insert_lacks(inserts[0].rows.count)
-            yield Wait(lack, len(inserts), time.monotonic() - inserts[0].since)
+            yield Wait.of(table, lack, len(inserts), inserts[0].since)
 
     def leave(self, table: Table, rows: int, resets: int) -> None:
         """Give back the rows of a draw that was counted but failed, unless the table was reset meanwhile.

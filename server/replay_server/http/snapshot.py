@@ -11,7 +11,7 @@ from replay_proto.access.tokens import Right
 
 from replay_server.auth.caller import Caller
 from replay_server.catalog import Catalog
-from replay_server.flow.waiting import Wait
+from replay_server.flow.waits import Wait
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.table.figures.table_figures import Snapshot
 from replay_server.table.items.items import StepCounts

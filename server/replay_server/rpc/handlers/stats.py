@@ -15,8 +15,7 @@ from replay_proto.v1 import replay_pb2
 from replay_server import __version__
 from replay_server.backends.index import DEAD_PRIORITY
 from replay_server.catalog import Catalog
-from replay_server.errors import WaitedFor
-from replay_server.flow.waiting import Wait
+from replay_server.flow.waits import Wait
 from replay_server.rpc.call import Call
 from replay_server.rpc.endpoint import AnyEndpoint
 from replay_server.rpc.handlers.tables import describe
@@ -85,7 +84,7 @@ class StatsHandler:
             waiting=figures.waiting,
             waiting_inserts=figures.waiting_inserts,
             waited=figures.waited,
-            waits=[_wait(table, wait) for wait in self._catalog.waiters.waits(table)],
+            waits=[_wait(wait) for wait in self._catalog.waiters.waits(table)],
             lost=table.directory.lost,
             unsynced=table.directory.unsynced,
             failed_syncs=figures.failed_syncs,
@@ -136,28 +135,15 @@ def _limiter(table: Table) -> replay_pb2.LimiterStats | None:
     )
 
 
-def _wait(table: Table, wait: Wait) -> replay_pb2.WaitStats:
-    lack = wait.lack
-    per_s = _progress_per_s(table, lack.waited_for)
+def _wait(wait: Wait) -> replay_pb2.WaitStats:
     return replay_pb2.WaitStats(
-        waited_for=lack.waited_for,
+        waited_for=wait.lack.waited_for,
         calls=wait.calls,
-        have=lack.have,
-        needed=lack.needed,
+        have=wait.lack.have,
+        needed=wait.lack.needed,
         waited_s=wait.waited_s,
-        expected_s=(lack.needed - lack.have) / per_s if per_s else None,
+        expected_s=wait.expected_s,
     )
-
-
-def _progress_per_s(table: Table, waited_for: WaitedFor) -> float:
-    """Return how fast the available amount of a `Lack` grows, in its unit."""
-    figures, limit = table.figures, table.config.rate_limit
-    times = table.config.times or 1
-    if waited_for == "rows":
-        return figures.recent_inserts_per_s * times
-    if waited_for == "samples":
-        return figures.recent_inserts_per_s * (limit.samples_per_insert or 0.0 if limit else 0.0)
-    return figures.recent_draws_per_s / times
 
 
 def _age_quantiles(table: Table) -> list[replay_pb2.Quantile]:

@@ -1,0 +1,40 @@
+"""What calls of a table wait for, and for how much longer: the facts in Stats, metrics and web pages."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from replay_server.errors import Lack, WaitedFor
+from replay_server.table.table import Table
+
+
+class Wait(NamedTuple):
+    """Calls waiting in one line of a table."""
+
+    lack: Lack
+    """What the first of them lacks."""
+    calls: int
+    """How many they are."""
+    waited_s: float
+    """Seconds that the first of them has waited."""
+    expected_s: float | None
+    """Seconds that it will still wait if rows are inserted and drawn as fast as lately; None: there was no progress."""
+
+    @classmethod
+    def of(cls, table: Table, lack: Lack, calls: int, since: float) -> Wait:
+        """Estimate how long a call that has waited since ``since``, by the monotonic clock, will still wait."""
+        per_s = _progress_per_s(table, lack.waited_for)
+        expected_s = (lack.needed - lack.have) / per_s if per_s else None
+        return cls(lack, calls, time.monotonic() - since, expected_s)
+
+
+def _progress_per_s(table: Table, waited_for: WaitedFor) -> float:
+    """Return how fast the available amount of a `Lack` grows, in its unit."""
+    figures, limit = table.figures, table.config.rate_limit
+    times = table.config.times or 1
+    if waited_for == "rows":
+        return figures.recent_inserts_per_s * times
+    if waited_for == "samples":
+        return figures.recent_inserts_per_s * (limit.samples_per_insert or 0.0 if limit else 0.0)
+    return figures.recent_draws_per_s / times
