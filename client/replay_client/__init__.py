@@ -15,7 +15,7 @@ from replay_proto.schema import Column, Schema
 from replay_proto.steps import Derived, Discount, Mask, Next, Return, Sequences, Stack, Steps, Transitions
 
 from replay_client._writing.writer_stream import WriterStream
-from replay_client.batch import Batch, Rows, UpdateResult
+from replay_client.batch import Batch, MixedBatch, Rows, UpdateResult
 from replay_client.client import ReplayClient
 from replay_client.draws import DrawMode, WeightNorm
 from replay_client.errors import (
@@ -47,6 +47,7 @@ from replay_client.errors import (
     WriterUnknownError,
 )
 from replay_client.local_server import LocalServer
+from replay_client.mixed_sampler import MixedKeys, MixedSampler
 from replay_client.results.checkpoints import Checkpoint, CheckpointTable
 from replay_client.results.description import TableDescription
 from replay_client.results.inspection import Inspection, LargestRows
@@ -93,6 +94,9 @@ __all__ = [
     "Mask",
     "MethodStats",
     "MissingExtraError",
+    "MixedBatch",
+    "MixedKeys",
+    "MixedSampler",
     "Next",
     "PermissionDeniedError",
     "Rates",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +22,24 @@ from replay_client.errors import InternalServerError
 
 _KEY_BYTES = 8
 
+Blank: TypeAlias = Callable[[int], dict[str, Array]]
+"""Returns uninitialized columns for a number of rows; see `ColumnBuffers.blank`."""
+
 
 class BatchReader:
     """Decodes batches of one table. Thread-safe."""
 
     def __init__(
-        self, schema: Schema, steps: Steps | None, mapped: MappedRows | None, names: Collection[str] | None = None
+        self,
+        schema: Schema,
+        steps: Steps | None,
+        mapped: MappedRows | None,
+        names: Collection[str] | None = None,
+        blank: Blank | None = None,
     ) -> None:
         """Read batches with the columns ``names``; None: with all.
 
-        ``mapped`` copies the rows that a reply omits.
+        ``mapped`` copies the rows that a reply omits. ``blank`` provides the memory for batches; None: the reader does.
         """
         of_batches = schema.columns if steps is None else steps.sampled
         columns = {name: column for name, column in of_batches.items() if names is None or name in names}
@@ -40,8 +48,8 @@ class BatchReader:
         self.names = None if names is None else replay_pb2.ColumnNames(names=carried.columns)
         """The columns that replies must carry, for requests; None: the server's default."""
         self._carried = carried
-        self._plain = ColumnReader(columns)
-        self._windows = None if steps is None else _WindowReader(steps, mapped, columns, carried)
+        self._plain = ColumnReader(columns, blank)
+        self._windows = None if steps is None else _WindowReader(steps, mapped, columns, carried, self._plain.blank)
         self._may_copy = mapped is not None and carried.size(1) > 0
         """Whether to copy rows from the mapped files if a reply has none; False if rows have no bytes."""
 
@@ -90,7 +98,7 @@ class BatchReader:
 
     def _copied(self, keys: NDArray[np.int64]) -> dict[str, Array] | None:
         assert self.mapped is not None
-        columns = self._plain.buffers.blank(len(keys))
+        columns = self._plain.blank(len(keys))
         return columns if self.mapped.gather(keys, columns) else None
 
 
@@ -125,10 +133,10 @@ class RowsReader:
 class ColumnReader:
     """Copies received columns for the caller, because gRPC's memory is read-only and unaligned."""
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
+    def __init__(self, columns: Mapping[str, Column], blank: Blank | None = None) -> None:
         """``columns`` are those that a reply carries, in its order."""
-        self.buffers = ColumnBuffers(columns)
-        """Memory for columns."""
+        self.blank: Blank = blank or ColumnBuffers(columns).blank
+        """Provides memory for columns."""
         self._carried = Carried(columns)
 
     def received(self, rows: memoryview, row_count: int) -> dict[str, Array]:
@@ -138,7 +146,7 @@ class ColumnReader:
             InternalServerError: the reply's size does not match the columns and the number of rows.
         """
         _check_size(rows, row_count, self._carried.size(row_count))
-        columns = self.buffers.blank(row_count)
+        columns = self.blank(row_count)
         for name, view in column_views(self._carried.columns, rows, row_count).items():
             np.copyto(columns[name], view)
         return columns
@@ -148,13 +156,18 @@ class _WindowReader:
     """Builds the columns of batches of a table of steps."""
 
     def __init__(
-        self, steps: Steps, mapped: MappedRows | None, columns: Mapping[str, Column], carried: Carried
+        self,
+        steps: Steps,
+        mapped: MappedRows | None,
+        columns: Mapping[str, Column],
+        carried: Carried,
+        blank: Blank,
     ) -> None:
-        """Build ``columns`` from the stored columns ``carried``."""
+        """Build ``columns``, in memory from ``blank``, from the stored columns ``carried``."""
         self._shape = steps.window
         self._carried = carried
         self._mapped = mapped
-        self._buffers = ColumnBuffers(columns)
+        self._blank = blank
         self._expansion = Expansion(steps, columns)
 
     def row_bytes(self, message: replay_pb2.Batch) -> int:
@@ -172,7 +185,7 @@ class _WindowReader:
         _check_size(rows, row_count, self.row_bytes(message))
         windows = _windows(message, np.arange(row_count), self._shape, starts_apart=True)
         views = column_views(self._carried.columns, rows, row_count, windows=len(windows))
-        columns = self._buffers.blank(len(windows))
+        columns = self._blank(len(windows))
         self._expansion.write(windows, {name: as_bytes(view) for name, view in views.items()}, columns)
         return columns
 
@@ -181,7 +194,7 @@ class _WindowReader:
         assert self._mapped is not None
         keys = np.frombuffer(message.window_keys, "<i8")
         windows = _windows(message, self._mapped.slots_of(keys), self._shape)
-        columns = self._buffers.blank(len(windows))
+        columns = self._blank(len(windows))
         self._expansion.write(windows, self._mapped.as_bytes, columns)
         return columns if self._mapped.are_whole(keys) else None
 

@@ -6,20 +6,21 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, overload
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from replay_client._rows.checks import as_array, checked_keys, checked_priorities
-from replay_client._rows.columns import BatchOrKeys
+from replay_client._rows.checks import as_array, checked_priorities
+from replay_client._rows.columns import BatchOrKeys, MixedRows
 from replay_client._transport.time_limits import left_s
-from replay_client.batch import Batch, Drawn
+from replay_client.batch import Batch, Drawn, MixedBatch
 from replay_client.draws import Prefetch
 from replay_client.errors import ClosedError, DeadlineExceededError, InvalidArgumentError
+from replay_client.mixed_sampler import MixedKeys, MixedSampler
 from replay_client.sampler import Sampler
 
 Device = torch.device | str
@@ -54,6 +55,24 @@ class TensorBatch(Drawn[torch.Tensor], MutableMapping[str, torch.Tensor]):
         del self.columns[name]
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class MixedTensorBatch(TensorBatch, MixedRows[torch.Tensor]):
+    """A `MixedBatch` as tensors on a device."""
+
+    tables: NDArray[np.int64]
+    """int64[batch]: number of each row's table, from 0, in the order of `parts`. Always a NumPy array."""
+    parts: Mapping[str, TensorBatch]
+    """The rows of each table by name, as views of this batch."""
+
+
+@overload
+def to_torch(batch: MixedBatch | MixedTensorBatch, device: Device = ...) -> MixedTensorBatch: ...
+
+
+@overload
+def to_torch(batch: Batch | TensorBatch, device: Device = ...) -> TensorBatch: ...
+
+
 def to_torch(batch: Batch | TensorBatch, device: Device = "cpu") -> TensorBatch:
     """Copy a batch to a device.
 
@@ -66,12 +85,24 @@ def to_torch(batch: Batch | TensorBatch, device: Device = "cpu") -> TensorBatch:
         current stream.
     """
     target = torch.device(device)
-    moved = {
+    moved: dict[str, Any] = {
         "columns": {name: _on_device(column, target) for name, column in batch.columns.items()},
         "probabilities": _on_device(batch.probabilities, target),
         "weights": _on_device(batch.weights, target),
     }
-    return TensorBatch(**{**vars(batch), **moved})
+    if not isinstance(batch, MixedBatch | MixedTensorBatch):
+        return TensorBatch(**{**vars(batch), **moved})
+    parts, start = {}, 0
+    for name, part in batch.parts.items():
+        rows = slice(start, start + part.batch_size)
+        views = {
+            "columns": {name: column[rows] for name, column in moved["columns"].items()},
+            "probabilities": moved["probabilities"][rows],
+            "weights": moved["weights"][rows],
+        }
+        parts[name] = TensorBatch(**{**vars(part), **views})
+        start = rows.stop
+    return MixedTensorBatch(**{**vars(batch), **moved, "parts": parts})
 
 
 def _on_device(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -102,7 +133,7 @@ class TensorSampler:
     `Sampler`.
     """
 
-    def __init__(self, sampler: Sampler, device: Device) -> None:
+    def __init__(self, sampler: Sampler | MixedSampler, device: Device) -> None:
         """Take ownership of a sampler; the first `next()` starts the thread."""
         self.device = torch.device(device)
         """Device of the batches."""
@@ -112,7 +143,7 @@ class TensorSampler:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._changed = threading.Condition()
         self._ready: deque[tuple[TensorBatch, torch.cuda.Event | None]] = deque()
-        self._updates: deque[tuple[NDArray[np.int64], NDArray[np.float64] | _Computed]] = deque()
+        self._updates: deque[tuple[Any, NDArray[np.float64] | _Computed]] = deque()
         self._moving = 0  # batches being copied to the device: 0 or 1
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -180,7 +211,7 @@ class TensorSampler:
                 tensor.record_stream(current)
         return tensors
 
-    def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
+    def update_priorities(self, batch_or_keys: BatchOrKeys | MixedKeys, priorities: ArrayLike) -> None:
         """Update priorities; see `Sampler.update_priorities`.
 
         Args:
@@ -192,8 +223,8 @@ class TensorSampler:
             InvalidArgumentError: the keys or the priorities are invalid.
             ReplayError: an earlier request was refused.
         """
-        keys = checked_keys(batch_or_keys)
-        update = keys.copy(), self._taken(priorities, len(keys))  # the caller may reuse its arrays
+        keys = self._sampler.keys_of(batch_or_keys)  # type: ignore[arg-type]  # it refuses those of the other kind
+        update = keys, self._taken(priorities, len(keys))
         with self._changed:
             self._check()
             self._updates.append(update)
@@ -327,3 +358,20 @@ class TensorSampler:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
         return tensors, copied
+
+
+class MixedTensorSampler(TensorSampler):
+    """A `MixedSampler` that prefetches batches to a device; see `TensorSampler`."""
+
+    def __iter__(self) -> MixedTensorSampler:
+        return self
+
+    def __next__(self) -> MixedTensorBatch:
+        """Return the next batch, ready for use in the device's current stream.
+
+        Raises:
+            ReplayError: as for `MixedSampler`.
+        """
+        batch = super().__next__()
+        assert isinstance(batch, MixedTensorBatch)
+        return batch

@@ -6,13 +6,13 @@ Arrays are writable, aligned and owned by the caller. Once all of a batch's arra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_client._rows.columns import Columns, T_co
+from replay_client._rows.columns import Columns, MixedRows, T_co
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,6 +49,21 @@ class Batch(Drawn[NDArray[Any]]):
 
     probabilities: NDArray[np.float64]
     weights: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MixedBatch(Batch, MixedRows[NDArray[Any]]):
+    """A batch of several tables; see `ReplayClient.sampler`.
+
+    `probabilities` are those in each row's table. `weights` are ``(drawable * probability) ** -beta``, with the values
+    of each row's table, over the largest one: they correct for priorities, and not for the number of rows drawn from
+    each table. `size`, `drawable`, `total_mass` and `inserted` are sums over the tables.
+    """
+
+    tables: NDArray[np.int64]
+    """int64[batch]: number of each row's table, from 0, in the order of `parts`. Always a NumPy array."""
+    parts: Mapping[str, Batch] = field(default_factory=dict)
+    """The rows of each table by name, as views of this batch, with the other values of that table."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from replay_proto.schema import Column
 from replay_proto.steps import Derived, Item
 
 from replay_client._extras import check_extra
+from replay_client._mixing import checked_sizes, mixed_sampler
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
 from replay_client._transport.address import checked_address
@@ -32,13 +33,18 @@ from replay_client._transport.call import Operation
 from replay_client._transport.connection import LinkOptions
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
+from replay_client.draws import DrawMode, Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError, TableNotFoundError
+from replay_client.mixed_sampler import MixedSampler
 from replay_client.results.checkpoints import Checkpoint
 from replay_client.results.description import TableDescription
 from replay_client.results.stats import Stats
 from replay_client.row_loader import check_room
 from replay_client.security import Tls
 from replay_client.table import Table
+
+if TYPE_CHECKING:
+    from replay_client._tensors import Device, MixedTensorSampler
 
 T = TypeVar("T")
 
@@ -208,6 +214,90 @@ class ReplayClient:
             TableNotFoundError: the table does not exist.
         """
         return Table(self._link, self._run(operations.describe(name)))
+
+    @overload
+    def sampler(
+        self,
+        batch_sizes: Mapping[str, int],
+        *,
+        beta: float | None = ...,
+        weight_norm: WeightNorm = ...,
+        draw_mode: DrawMode = ...,
+        prefetch: Prefetch = ...,
+        timeout_s: float | None = ...,
+        reconnect_timeout_s: float | None = ...,
+        columns: Collection[str] | None = ...,
+        device: None = ...,
+    ) -> MixedSampler: ...
+
+    @overload
+    def sampler(
+        self,
+        batch_sizes: Mapping[str, int],
+        *,
+        beta: float | None = ...,
+        weight_norm: WeightNorm = ...,
+        draw_mode: DrawMode = ...,
+        prefetch: Prefetch = ...,
+        timeout_s: float | None = ...,
+        reconnect_timeout_s: float | None = ...,
+        columns: Collection[str] | None = ...,
+        device: Device,
+    ) -> MixedTensorSampler: ...
+
+    def sampler(
+        self,
+        batch_sizes: Mapping[str, int],
+        *,
+        beta: float | None = None,
+        weight_norm: WeightNorm = "batch",
+        draw_mode: DrawMode = "stratified",
+        prefetch: Prefetch = "auto",
+        timeout_s: float | None = 0.0,
+        reconnect_timeout_s: float | None = 60.0,
+        columns: Collection[str] | None = None,
+        device: Device | None = None,
+    ) -> MixedSampler | MixedTensorSampler:
+        """Create a sampler whose batches have rows of several tables, such as ``{"online": 128, "demo": 128}``.
+
+        Each table draws its rows as usual. Batches have them one table after another. All tables must have the chosen
+        columns, with the same dtypes and shapes.
+
+        Args:
+            batch_sizes: number of rows from each table, at least 1, by the table's name.
+            beta: exponent of the weights, as for `Table.sample`; required if any table needs it. Can be changed later.
+            weight_norm: divisor of the weights: the largest weight in the mixed batch, or in all tables. See
+                `MixedBatch`.
+            draw_mode: as for `Table.sample`.
+            prefetch: number of batches in flight, as for `Table.sampler`.
+            timeout_s: seconds to wait for a table that is empty, or whose rate limiter or queue does not allow the
+                draw, as for `Table.sampler`.
+            reconnect_timeout_s: seconds to retry an unreachable server, as for `Table.sampler`.
+            columns: names of the columns to draw, as for `Table.sample`. None: all columns of all tables.
+            device: prefetch batches as tensors on this device, as for `Table.sampler`.
+
+        Raises:
+            TableNotFoundError: a table does not exist.
+            InvalidArgumentError: a number is out of range, a name is unknown, `beta` is missing, or the tables' columns
+                differ.
+        """
+        sizes = checked_sizes(batch_sizes)
+        sampler = mixed_sampler(
+            {name: self.table(name) for name in sizes},
+            sizes,
+            beta=beta,
+            weight_norm=weight_norm,
+            draw_mode=draw_mode,
+            prefetch=prefetch,
+            timeout_s=timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+            columns=columns,
+        )
+        if device is None:
+            return sampler
+        from replay_client._tensors import MixedTensorSampler  # torch is optional
+
+        return MixedTensorSampler(sampler, device)
 
     def tables(self) -> list[TableDescription]:
         """List the descriptions of all tables, sorted by name."""

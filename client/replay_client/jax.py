@@ -12,7 +12,7 @@ truncates integers to 32 bits. So the leaf of the keys stores each key as two ha
 is a `Wide`, which `update_priorities` and `numpy.asarray` convert back.
 
 Values of the whole batch (`beta`, `size`, `inserted`, ...) are not leaves. Inside traced functions, and in their
-results, they are None.
+results, they are None. A `MixedBatch` loses its `parts`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from replay_client.batch import Batch, Rows
+from replay_client.batch import Batch, MixedBatch, Rows
 
 _HALF: Final = np.dtype("<u4")
 
@@ -77,6 +77,12 @@ _KINDS: Final = (
     _Kind(
         Batch,
         plain=("probabilities", "weights"),
+        wide={"row_keys": "<i8"},
+        facts=("beta", "size", "drawable", "total_mass", "smallest_probability", "inserted"),
+    ),
+    _Kind(
+        MixedBatch,
+        plain=("probabilities", "weights", "tables"),
         wide={"row_keys": "<i8"},
         facts=("beta", "size", "drawable", "total_mass", "smallest_probability", "inserted"),
     ),

@@ -24,11 +24,13 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import BatchReader
 from replay_client._learning import Exchange, Learning
+from replay_client._rows.checks import checked_keys
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
@@ -137,9 +139,7 @@ class Sampler:
             ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
             ReplayError: the server refused the request for another reason.
         """
-        self._check_usable()
-        self._learning.ask()
-        self._stream.send_pending()
+        self.request()
         batches, tuner = self._learning.batches, self._learning.tuner
         began_s = time.perf_counter() if tuner else 0.0
         while not batches:
@@ -151,6 +151,16 @@ class Sampler:
             batch = self._draw_over_wire(batch)
         batches.popleft()
         return batch
+
+    def request(self) -> None:
+        """Send updates and a request for another batch, as `next()` does, but do not wait for the batch.
+
+        Raises:
+            ReplayError: as for `next()`.
+        """
+        self._check_usable()
+        self._learning.ask()
+        self._stream.send_pending()
 
     def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
         """Update priorities. The next call of `next()` or `flush` sends them.
@@ -166,6 +176,14 @@ class Sampler:
         self._check_usable()
         self._learning.update(batch_or_keys, priorities)
         self._stream.send_pending()
+
+    def keys_of(self, batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
+        """Check and copy the keys of a batch, int64[n].
+
+        Raises:
+            InvalidArgumentError: they have another dtype or shape.
+        """
+        return checked_keys(batch_or_keys).copy()
 
     def deadline(self, timeout_s: float | None) -> float:
         """Convert the time limit of a `flush` to a deadline on the clock `time.monotonic`."""

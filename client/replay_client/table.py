@@ -23,8 +23,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.frames import Content
 from replay_proto.framing import Array
+from replay_proto.schema import Column
 from replay_proto.v1 import replay_pb2
 
+from replay_client._answers import Blank
 from replay_client._extras import check_extra
 from replay_client._operations.server import describe, drop_table, reset_table, stats
 from replay_client._operations.table import TableOperations
@@ -99,6 +101,11 @@ class Table:
             TableReplacedError: the table was dropped, and another one has its name.
         """
         return self._run(self._operations.describe()).size
+
+    @property
+    def batch_columns(self) -> Mapping[str, Column]:
+        """The columns of a batch: the dtype and shape of a row's value; in a table of steps, of an item's."""
+        return self.schema if self.steps is None else self.steps.sampled
 
     def __len__(self) -> int:
         """Number of live rows, like `size`."""
@@ -177,7 +184,7 @@ class Table:
             TableResetError: the table was reset during the wait.
             TableReplacedError: the table was dropped, and another one has its name.
         """
-        reader = self._operations.batch_reader(columns)
+        reader = self._operations.batch_reader(self._operations.chosen(columns))
         draw = self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader)
         return self._run(self._operations.sample(draw, reader))
 
@@ -459,23 +466,54 @@ class Table:
             InvalidArgumentError: for a number out of range, an unknown name, or a missing `beta`.
             ClosedError: the client is closed.
         """
-        self._connection.reach()
-        reader = self._operations.batch_reader(columns)
-        sampler = Sampler(
-            self._connection,
-            self._description,
-            self._operations.draw(batch_size, beta, weight_norm, draw_mode, timeout_s, reader),
-            reader,
-            lambda draw: self._run(self._operations.sample_again(draw, reader)),
-            open_around=partial(self._data_path.open_stream, "Learn"),
+        sampler = self.part_sampler(
+            self._operations.chosen(columns),
+            None,
             prefetch=prefetch,
             reconnect_timeout_s=reconnect_timeout_s,
+            batch_size=batch_size,
+            beta=beta,
+            weight_norm=weight_norm,
+            draw_mode=draw_mode,
+            timeout_s=timeout_s,
         )
         if device is None:
             return sampler
         from replay_client._tensors import TensorSampler  # torch is optional
 
         return TensorSampler(sampler, device)
+
+    def part_sampler(
+        self,
+        names: tuple[str, ...] | None,
+        blank: Blank | None,
+        *,
+        prefetch: Prefetch,
+        reconnect_timeout_s: float | None,
+        **draw: Any,
+    ) -> Sampler:
+        """Create a sampler for a part of each mixed batch; for other purposes, use `sampler`.
+
+        Args:
+            names: columns of its batches; None: all.
+            blank: provides the memory for its batches; None: the sampler does.
+            prefetch: as for `sampler`.
+            reconnect_timeout_s: as for `sampler`.
+            **draw: the options of `TableOperations.draw`.
+        """
+        self._connection.reach()
+        replacing = self._operations.batch_reader(names)
+        reader = replacing if blank is None else self._operations.batch_reader(names, blank)
+        return Sampler(
+            self._connection,
+            self._description,
+            self._operations.draw(**draw, reader=reader),
+            reader,
+            lambda draw: self._run(self._operations.sample_again(draw, replacing)),
+            open_around=partial(self._data_path.open_stream, "Learn"),
+            prefetch=prefetch,
+            reconnect_timeout_s=reconnect_timeout_s,
+        )
 
     def describe(self) -> TableDescription:
         """Fetch the current description, including row counts.

@@ -33,11 +33,26 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from replay_client._tensors import Device, TensorBatch, TensorSampler, to_torch
+from replay_client._tensors import (
+    Device,
+    MixedTensorBatch,
+    MixedTensorSampler,
+    TensorBatch,
+    TensorSampler,
+    to_torch,
+)
 from replay_client.draws import DrawMode, Prefetch, WeightNorm, beta_for, checked_beta
 from replay_client.table import Table
 
-__all__ = ["Device", "TableDataset", "TensorBatch", "TensorSampler", "to_torch"]
+__all__ = [
+    "Device",
+    "MixedTensorBatch",
+    "MixedTensorSampler",
+    "TableDataset",
+    "TensorBatch",
+    "TensorSampler",
+    "to_torch",
+]
 
 
 class TableDataset(IterableDataset[TensorBatch]):

@@ -177,6 +177,11 @@ class Steps:
         """The stored columns that a reply needs for whole batches: sampled ones, and the sources of derived ones."""
         return self.carried_for(self.sampled)
 
+    @cached_property
+    def masks(self) -> Collection[str]:
+        """Names of columns that say which positions of a sequence hold a step."""
+        return {name for name, column in self.derived.items() if isinstance(column, Mask)}
+
     def carried_for(self, names: Collection[str]) -> Mapping[str, Column]:
         """Return the stored columns that a reply needs for these columns of a batch."""
         derived = [column for name, column in self.derived.items() if name in names]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from replay_proto.framing import Array
 from replay_proto.v1 import replay_pb2
 
-from replay_client._answers import BatchReader, RowsReader, joined_rows
+from replay_client._answers import BatchReader, Blank, RowsReader, joined_rows
 from replay_client._operations.server import describe
 from replay_client._rows.checks import MOST_KEYS_AT_ONCE, checked_keys, checked_priorities, checked_rows
 from replay_client._rows.choosing import chosen_columns, chosen_of_steps
@@ -40,7 +40,8 @@ class TableOperations:
     def __init__(self, table: TableDescription, mapped: MappedRows | None, timeout_s: float) -> None:
         """``mapped`` copies rows from the server's files, if possible. ``timeout_s`` is the client's default."""
         self._table = table
-        self._batch_reader = lru_cache(_CHOICES_KEPT)(partial(BatchReader, table.schema, table.steps, mapped))
+        self._new_batch_reader = partial(BatchReader, table.schema, table.steps, mapped)
+        self._batch_reader = lru_cache(_CHOICES_KEPT)(self._new_batch_reader)
         self._rows_reader = lru_cache(_CHOICES_KEPT)(
             partial(RowsReader, table.schema, of_steps=table.steps is not None)
         )
@@ -84,12 +85,16 @@ class TableOperations:
         )
         return np.concatenate(ranges)
 
-    def batch_reader(self, columns: Collection[str] | None) -> BatchReader:
-        """Return the reader of batches with these columns; None: all."""
+    def chosen(self, columns: Collection[str] | None) -> tuple[str, ...] | None:
+        """Return the names of chosen columns of a batch; None: all."""
         table = self._table
         if table.steps is None:
-            return self._batch_reader(chosen_columns(table.schema, columns, table.schema.masks))
-        return self._batch_reader(chosen_of_steps(table.steps, columns))
+            return chosen_columns(table.schema, columns, table.schema.masks)
+        return chosen_of_steps(table.steps, columns)
+
+    def batch_reader(self, names: tuple[str, ...] | None, blank: Blank | None = None) -> BatchReader:
+        """Return a reader of batches with the columns `names`, in memory from ``blank``; see `BatchReader`."""
+        return self._batch_reader(names) if blank is None else self._new_batch_reader(names, blank)
 
     def draw(
         self,

@@ -10,7 +10,7 @@ Allocating fresh memory costs as much as copying rows into it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, Final
@@ -32,7 +32,8 @@ class ColumnBuffers:
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         """Create a pool for batches with these columns: a schema, or `Steps.sampled`."""
-        self._columns = columns
+        self.columns: Final = columns
+        """Dtype and shape of each column."""
         self._buffers = Buffers()
         self._layout = lru_cache(maxsize=1)(partial(_layout, columns))
 
@@ -40,7 +41,64 @@ class ColumnBuffers:
         """Return uninitialized columns in one buffer, by name: ``dtype[row_count, *shape]``."""
         layout = self._layout(row_count)
         record: NDArray[Any] = np.ndarray((), layout, self._buffers.lend(layout.itemsize))
-        return {name: record[name] for name in self._columns}
+        return {name: record[name] for name in self.columns}
+
+
+class Part(dict[str, NDArray[Any]]):
+    """Columns with some of the rows of larger columns."""
+
+    def __init__(self, whole: Mapping[str, NDArray[Any]], rows: slice) -> None:
+        super().__init__((name, column[rows]) for name, column in whole.items())
+        self.whole = whole
+        """The larger columns."""
+
+
+class JoinedBuffers:
+    """A pool of columns that several readers fill together: each one has its rows in every batch.
+
+    buffers = JoinedBuffers(columns, [128, 64])
+    first, second = buffers.blank(0, 128), buffers.blank(1, 64)     # `Part`s of the same columns
+    columns = buffers.joined([first, second])                       # these columns, with 192 rows
+
+    For use in one thread.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], row_counts: Sequence[int]) -> None:
+        """Create a pool for batches that have ``row_counts[i]`` rows of reader i."""
+        *starts, self._row_count = accumulate(row_counts, initial=0)
+        self.parts: Final = [slice(start, start + count) for start, count in zip(starts, row_counts, strict=True)]
+        """The rows of each reader."""
+        self._pool = ColumnBuffers(columns)
+        self._begun: dict[int, dict[str, NDArray[Any]]] = {}  # the n-th batch, until every reader has its part
+        self._given = [0] * len(row_counts)  # batches of which each reader has its part
+
+    def blank(self, reader: int, row_count: int) -> dict[str, NDArray[Any]]:
+        """Return a reader's part of its next batch, uninitialized."""
+        rows = self.parts[reader]
+        if row_count != rows.stop - rows.start:  # the server sent another number of rows than was requested
+            return ColumnBuffers(self._pool.columns).blank(row_count)
+        number = self._given[reader]
+        whole = self._begun.get(number)
+        if whole is None:
+            whole = self._begun[number] = self._pool.blank(self._row_count)
+        self._given[reader] += 1
+        if min(self._given) > number:
+            del self._begun[number]
+        return Part(whole, rows)
+
+    def joined(self, parts: Sequence[Mapping[str, NDArray[Any]]]) -> Mapping[str, NDArray[Any]]:
+        """Return the columns that these parts form, one for each reader; copy only parts of different batches.
+
+        Parts differ if one was replaced, because its rows were overwritten before they were copied.
+        """
+        wholes = [part.whole if isinstance(part, Part) else None for part in parts]
+        if wholes[0] is not None and all(whole is wholes[0] for whole in wholes):
+            return wholes[0]
+        joined = self._pool.blank(self._row_count)
+        for rows, part in zip(self.parts, parts, strict=True):
+            for name, column in joined.items():
+                np.copyto(column[rows], part[name])
+        return joined
 
 
 class Buffers:

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from replay_proto.framing import Array, column_views, message_with_rows
 from replay_proto.schema import SEPARATOR, Column, Schema
 
-from replay_client._rows.columns import BatchOrKeys, Columns
+from replay_client._rows.columns import BatchOrKeys, Columns, MixedRows
 from replay_client.errors import InvalidArgumentError
 
 MOST_KEYS_AT_ONCE: Final = 1 << 13
@@ -185,18 +185,21 @@ def checked_priorities(priorities: ArrayLike, row_count: int) -> NDArray[np.floa
     return checked
 
 
-def checked_keys(batch_or_keys: BatchOrKeys) -> NDArray[np.int64]:
+def checked_keys(batch_or_keys: BatchOrKeys, *, field: str = "keys") -> NDArray[np.int64]:
     """Convert keys, or the keys of a batch, to a contiguous ``int64[n]``.
 
     Raises:
-        InvalidArgumentError: for another dtype or shape.
+        InvalidArgumentError: for another dtype or shape, or a batch of several tables.
     """
+    if isinstance(batch_or_keys, MixedRows):
+        expected = "a batch of one table, such as batch.parts['demo'], or int64[n]"
+        raise InvalidArgumentError.of_field(field, expected, type(batch_or_keys).__name__)
     given = batch_or_keys.row_keys if isinstance(batch_or_keys, Columns) else batch_or_keys
     if isinstance(given, Mapping):
-        raise InvalidArgumentError.of_field("keys", "a batch, or int64[n]", type(given).__name__)
-    array = checked_array("keys", _KEY, given)
+        raise InvalidArgumentError.of_field(field, "a batch, or int64[n]", type(given).__name__)
+    array = checked_array(field, _KEY, given)
     if array.ndim != 1:
-        raise InvalidArgumentError.of_field("keys", "a batch, or int64[n]", described(array))
+        raise InvalidArgumentError.of_field(field, "a batch, or int64[n]", described(array))
     return np.ascontiguousarray(array, dtype="<i8")
 
 

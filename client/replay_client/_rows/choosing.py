@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from replay_proto.schema import SEPARATOR
-from replay_proto.steps import Mask, Steps
+from replay_proto.steps import Steps
 
 from replay_client.errors import InvalidArgumentError
 
@@ -46,4 +46,4 @@ def chosen_of_steps(steps: Steps, given: Collection[str] | None) -> tuple[str, .
     names = chosen_columns(steps.sampled, given, steps.schema.masks)
     if names is None:
         return None
-    return tuple(name for name in steps.sampled if name in names or isinstance(steps.derived.get(name), Mask))
+    return tuple(name for name in steps.sampled if name in names or name in steps.masks)

@@ -75,6 +75,13 @@ class Columns(Mapping[str, T_co]):
         return nested
 
 
+class MixedRows(Columns[T_co]):
+    """Rows of several tables, one table after another. Their keys alone do not identify them."""
+
+    tables: NDArray[np.int64]
+    """int64[n]: number of each row's table, from 0, in the order of the sampler."""
+
+
 BatchOrKeys: TypeAlias = Columns[Any] | ArrayLike
 """A batch, rows, a batch of tensors, or the keys of rows as int64[n]."""
 

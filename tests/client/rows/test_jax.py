@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from replay_client import Batch, Column, InvalidArgumentError, Rows, Table
+from replay_client import Batch, Column, InvalidArgumentError, MixedBatch, ReplayClient, Rows, Table
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("replay_client.jax")
@@ -50,6 +50,22 @@ def test_a_batch_becomes_one_of_jax_arrays(batch: Batch) -> None:
     np.testing.assert_allclose(made.weights, batch.weights)
     assert (made.beta, made.size, made.inserted, made.batch_size) == (0.4, 20, 20, 8)
     assert repr(made) == repr(batch)
+
+
+def test_a_batch_of_several_tables_keeps_the_tables_of_its_rows(
+    client: ReplayClient, new_table: Callable[..., Table], table: Table
+) -> None:
+    other = new_table(columns=COLUMNS, backend="uniform")
+    other.insert(table.read(range(20)))
+    with client.sampler({table.name: 3, other.name: 5}, beta=0.4) as sampler:
+        batch = next(sampler)
+        made = jax.jit(lambda each: each)(jax.tree.map(jnp.asarray, batch))
+        assert type(made) is MixedBatch
+        np.testing.assert_array_equal(made.tables, [0] * 3 + [1] * 5)
+        sampler.update_priorities(made, 7.0 + made.tables)
+        assert made.parts == {}
+    assert (table.read(batch.parts[table.name]).priorities == 7.0).all()
+    assert (other.read(batch.parts[other.name]).priorities == 8.0).all()
 
 
 def test_keys_are_not_cut_to_32_bits(batch: Batch) -> None:

@@ -56,6 +56,12 @@ def reader(table: Table) -> BatchReader:
     return table._operations.batch_reader(None)
 
 
+def free_buffers(table: Table) -> list[object]:
+    """Buffers that the reader keeps."""
+    buffers = reader(table)._plain.blank.__self__  # type: ignore[attr-defined]
+    return buffers._buffers._free  # type: ignore[no-any-return]
+
+
 def gather(table: Table, keys: NDArray[np.int64]) -> dict[str, np.ndarray] | None:
     """Copy rows by key; None if they were overwritten."""
     return reader(table)._copied(keys)
@@ -179,14 +185,14 @@ def test_only_so_many_buffers_are_kept(near: Table) -> None:
     kept = [gather(near, np.arange(150, 151 + size % 40)) for size in range(100)]
     assert all(columns is not None for columns in kept)
     kept.clear()
-    assert len(reader(near)._plain.buffers._buffers._free) == 32
+    assert len(free_buffers(near)) == 32
 
     def take(size: int) -> None:
         assert gather(near, np.arange(150, 151 + size % 90)) is not None
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(take, range(2000)))
-    assert 0 < len(reader(near)._plain.buffers._buffers._free) <= 32
+    assert 0 < len(free_buffers(near)) <= 32
 
 
 # When it is not possible.

@@ -129,7 +129,7 @@ def test_its_thread_ends_with_it(table: Table) -> None:
     assert "replay-to-device" not in {thread.name for thread in threading.enumerate()}
 
 
-FOR_TENSOR_SAMPLERS = {"cancel", "deadline", "unacknowledged"}
+FOR_TENSOR_SAMPLERS = {"keys_of", "request", "cancel", "deadline", "unacknowledged"}
 """Members of a sampler for the sampler that wraps it."""
 
 

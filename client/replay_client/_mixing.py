@@ -1,0 +1,89 @@
+"""Creates samplers of several tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+from replay_proto.schema import Column
+
+from replay_client._rows.buffers import JoinedBuffers
+from replay_client._rows.choosing import chosen_columns
+from replay_client.draws import WeightNorm, checked_count
+from replay_client.errors import InvalidArgumentError
+from replay_client.mixed_sampler import MixedSampler
+from replay_client.results.description import FIFO
+from replay_client.table import Table
+
+
+def checked_sizes(batch_sizes: Mapping[str, int]) -> dict[str, int]:
+    """Check the number of rows from each table.
+
+    Raises:
+        InvalidArgumentError: it is not a mapping, is empty, or has an invalid number.
+    """
+    if not isinstance(batch_sizes, Mapping) or not batch_sizes:
+        expected = "the number of rows from each table, such as {'online': 128, 'demo': 128}"
+        raise InvalidArgumentError.of_field("batch_sizes", expected, repr(batch_sizes))
+    return {str(name): checked_count(f"batch_sizes.{name}", count) for name, count in batch_sizes.items()}
+
+
+def mixed_sampler(
+    tables: Mapping[str, Table],
+    sizes: Mapping[str, int],
+    *,
+    weight_norm: WeightNorm,
+    columns: Collection[str] | None,
+    **options: Any,
+) -> MixedSampler:
+    """Create a sampler; see `ReplayClient.sampler`. ``options`` are those of `Table.sampler`."""
+    common = _common_columns({name: table.batch_columns for name, table in tables.items()}, tables, columns)
+    buffers = JoinedBuffers(common, list(sizes.values()))
+    samplers = {
+        name: table.part_sampler(
+            None if columns is None else tuple(common),
+            partial(buffers.blank, number),
+            batch_size=sizes[name],
+            weight_norm=weight_norm,
+            **options,
+        )
+        for number, (name, table) in enumerate(tables.items())
+    }
+    queues = {name for name, table in tables.items() if table.backend == FIFO}
+    return MixedSampler(samplers, buffers, weight_norm=weight_norm, queues=queues)
+
+
+def _common_columns(
+    available: Mapping[str, Mapping[str, Column]], tables: Mapping[str, Table], columns: Collection[str] | None
+) -> dict[str, Column]:
+    """Return the columns of batches, in the order of the first table.
+
+    Raises:
+        InvalidArgumentError: a name is unknown, or a column is not the same in all tables.
+    """
+    everywhere = {name: column for of_table in available.values() for name, column in of_table.items()}
+    of_sequences = {name for table in tables.values() if table.steps is not None for name in table.steps.masks}
+    masks = {name: mask for table in tables.values() for name, mask in table.schema.masks.items()}
+    chosen = chosen_columns(everywhere, columns, masks)
+    wanted = [name for name in everywhere if chosen is None or name in chosen or name in of_sequences]
+    differing = {name: _differences(name, available) for name in wanted}
+    if any(differing.values()):
+        alike = [name for name in everywhere if not _differences(name, available)]
+        expected = "columns that all tables have, with the same dtype and shape"
+        expected += f": columns={alike}" if alike else ""
+        raise InvalidArgumentError.of_field("columns", expected, "; ".join(filter(None, differing.values())))
+    return {name: everywhere[name] for name in wanted}
+
+
+def _differences(name: str, available: Mapping[str, Mapping[str, Column]]) -> str:
+    """Describe a column that is not the same in all tables; empty if it is."""
+    found = {table: columns.get(name) for table, columns in available.items()}
+    if len({column and (column.dtype, column.shape) for column in found.values()}) == 1:
+        return ""
+    of_tables = (f"{_shown(column)} in {table!r}" for table, column in found.items())
+    return f"{name!r}: {', '.join(of_tables)}"
+
+
+def _shown(column: Column | None) -> str:
+    return "absent" if column is None else str(Column(column.dtype, column.shape))
