@@ -8,12 +8,14 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from replay_client import Column, ReplayClient, ReplayError, Table
 from replay_client.cli.inspect_view import Inspected, inspect_screen
-from replay_client.cli.render import stats_line, stats_screen
+from replay_client.cli.render import stats_line, stats_screen, table_list
+from replay_client.results.stats import Stats
 from rich.console import Console, RenderableType
 
 from tests.client.numbered import rows
@@ -63,11 +65,27 @@ def test_who_waits_is_on_every_screen(client: ReplayClient, waited_for: Table, s
     assert (wait["waited_for"], wait["calls"], wait["have"], wait["needed"]) == ("rows", 1, 12, 500)
 
 
+def test_names_from_the_server_cannot_control_the_terminal(client: ReplayClient, waited_for: Table) -> None:
+    hostile = "\x1b[31mred\x07 [bold]markup"
+    stats = client.stats()
+    one = stats.tables[waited_for.name]
+    named = replace(one, table=replace(one.table, name=hostile, backend=hostile))
+    crowd = Stats(replace(stats.server, version=hostile), {hostile: named})
+    for view in (
+        stats_screen(screen(), crowd, "here", None, trouble=hostile),
+        stats_screen(screen(), crowd, "here", hostile),
+        table_list([named.table], "here"),
+    ):
+        text = "".join(shown(view, screen()))
+        assert text.isprintable()
+        assert "[bold]markup" in text
+
+
 def test_many_waits_leave_room_for_tables_and_methods(client: ReplayClient, waited_for: Table) -> None:
     stats = client.stats()
     one = stats.tables[waited_for.name]
     crowd = {f"table-{number}": one for number in range(40)}
-    lines = shown(stats_screen(screen(), type(stats)(stats.server, crowd), "here", None), screen())
+    lines = shown(stats_screen(screen(), Stats(stats.server, crowd), "here", None), screen())
     assert len(lines) <= 24
     text = "\n".join(lines)
     for part in (WAITS, "more waits do not fit", "more tables do not fit", "p99 ms"):

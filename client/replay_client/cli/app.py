@@ -29,6 +29,7 @@ from replay_client.cli.options import (
     show,
 )
 from replay_client.cli.plain import plain_description, plain_inspection, plain_stats
+from replay_client.cli.units import printable_text
 from replay_client.cli.watch import Watched, looks
 from replay_client.cli.watch import watch as watch_it
 from replay_client.client import ReplayClient
@@ -76,7 +77,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         run_app(app, arguments)
     except ReplayError as error:
-        print(f"replay: {error.message}", file=sys.stderr)
+        print(f"replay: {printable_text(error.message)}", file=sys.stderr)
         return _FAILURE
     return 0
 

@@ -134,7 +134,7 @@ def _lines(content: Table | Text) -> int:
 def _facts(found: Distributions) -> Iterator[tuple[str, str]]:
     inspection = found.inspection
     table = inspection.table
-    yield "backend", table.backend
+    yield "backend", printable_text(table.backend)
     for name, value in table.parameters.items():
         yield name, number_text(value)
     yield "rows", f"{count_text(table.size)} of {count_text(table.capacity)}"

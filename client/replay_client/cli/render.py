@@ -34,7 +34,7 @@ def table_list(descriptions: Sequence[TableDescription], server: str) -> Rendera
     for description in descriptions:
         grid.add_row(
             Text(printable_text(description.name), f"bold {_ACCENT}"),
-            description.backend,
+            printable_text(description.backend),
             count_text(description.size),
             count_text(description.capacity),
             bytes_text(description.row_bytes),
@@ -50,11 +50,11 @@ def checkpoint_list(checkpoints: Sequence[Checkpoint], server: str) -> Renderabl
     grid = _grid("checkpoint", "taken", ">size", "tables")
     for checkpoint in checkpoints:
         grid.add_row(
-            Text(checkpoint.name, f"bold {_ACCENT}"),
+            Text(printable_text(checkpoint.name), f"bold {_ACCENT}"),
             f"{datetime.fromtimestamp(checkpoint.taken_s):%Y-%m-%d %H:%M:%S}",
             bytes_text(checkpoint.bytes),
             Text("\n").join(
-                Text.assemble(table.name, (f" {count_text(table.size)} rows", _FAINT))
+                Text.assemble(printable_text(table.name), (f" {count_text(table.size)} rows", _FAINT))
                 for table in checkpoint.tables.values()
             ),
         )
@@ -127,7 +127,7 @@ def _table_figures(tables: Iterable[TableStats], *, is_wide: bool) -> Renderable
     for table in tables:
         figures: list[RenderableType] = [
             Text(printable_text(table.name), f"bold {_ACCENT}"),
-            table.table.backend,
+            printable_text(table.table.backend),
             count_text(table.size),
             _fill(table.table, _FILL_WIDTH if is_wide else 0),
             count_text(table.rates.inserted_per_s),

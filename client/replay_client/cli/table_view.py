@@ -57,7 +57,7 @@ def _key_figures(table: TableStats) -> Table:
 
 def _facts(table: TableStats) -> Iterator[tuple[str, str]]:
     """Yield labels and values; counts of rare events only if there were any."""
-    yield "backend", table.table.backend
+    yield "backend", printable_text(table.table.backend)
     if table.table.parameters:
         yield "", ", ".join(f"{name} {number_text(value)}" for name, value in table.table.parameters.items())
     yield "rows", f"{count_text(table.size)} of {count_text(table.capacity)}, {fill_share(table.table):.0%}"
