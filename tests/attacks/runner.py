@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from tests.attacks import learner, neighbours, small_rights, strangers
+from tests.attacks import http_port, learner, neighbours, small_rights, strangers
 from tests.attacks.arena import Arena
 from tests.attacks.attack import Attack, Setup, Target
 from tests.attacks.bystander import Record
@@ -19,7 +19,7 @@ from tests.attacks.memory import MemoryWatch
 from tests.attacks.processes import CONTEXT, keep_to_attackers_processors
 
 GROUPS: dict[str, Sequence[type[Attack]]] = {
-    "strangers": strangers.ATTACKS,
+    "strangers": (*strangers.ATTACKS, *http_port.ATTACKS),
     "small rights": small_rights.ATTACKS,
     "learner": learner.ATTACKS,
     "neighbours": neighbours.ATTACKS,
