@@ -26,6 +26,7 @@ class Status:
         beta: importance-sampling exponent.
         steps_per_s: recent environment steps per second.
         updates_per_s: recent gradient steps per second.
+        batch_wait_s: seconds that the learner has waited for batches.
         note: anything else, such as what the learner is waiting for.
     """
 
@@ -40,6 +41,7 @@ class Status:
     beta: float
     steps_per_s: float
     updates_per_s: float
+    batch_wait_s: float = 0.0
     note: str = ""
 
 

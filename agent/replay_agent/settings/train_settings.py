@@ -200,6 +200,10 @@ class TrainSettings(Settings):
     """write TensorBoard logs"""
     progress: Annotated[bool, KEEPING] = True
     """show a progress bar, or periodic log lines without a terminal"""
+    http_port: Annotated[int | None, KEEPING] = Field(None, ge=0, le=MAX_PORT)
+    """port for metrics of the run over HTTP; 0 picks a free one; default: none"""
+    http_host: Annotated[str, KEEPING] = "127.0.0.1"
+    """address for HTTP; other machines can reach it only with learner_insecure"""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], KEEPING] = "info"
     """minimum severity of log messages"""
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 from replay_client import LocalServer, LocalServerError, ReplayClient, ReplayError, Tls
 from replay_client.security import token_from_environment
-from replay_proto.access.exposure import ExposedError, check_exposure
+from replay_proto.access.exposure import ExposedError, check_exposure, is_loopback
 from replay_proto.access.watched import UnusableFileError
 from rich.console import Console
 from safetensors.torch import save_file
@@ -26,6 +26,7 @@ from replay_agent.processes.signals import StopRequest
 from replay_agent.replay.links import TABLE_LOST
 from replay_agent.replay.run_table import check_table
 from replay_agent.reporting.curve import draw_curve
+from replay_agent.reporting.metrics_port import MetricsPort
 from replay_agent.reporting.progress import ProgressView, make_progress
 from replay_agent.reporting.tensorboard import MetricsLog
 from replay_agent.reporting.training_report import EvaluationSummary, TrainingReport
@@ -84,6 +85,7 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
         insecure=settings.learner_insecure,
         flag_prefix="--learner-",
     )
+    _check_metrics_host(settings)
     env = inspect_environment(settings.env)
     check_table(settings, env)
     kind = network_kind(env.observation_shape, env.observation_dtype)
@@ -131,6 +133,19 @@ def train(settings: TrainSettings, stop: StopRequest, console: Console) -> Train
             return _conclude(settings, trainer, run, ending)
 
 
+def _check_metrics_host(settings: TrainSettings) -> None:
+    """Refuse to show the run's metrics to other machines, because the port has neither tokens nor TLS.
+
+    Raises:
+        ExposedError: other machines could read, and ``learner_insecure`` is not set.
+    """
+    if settings.http_port is not None and not is_loopback(settings.http_host) and not settings.learner_insecure:
+        raise ExposedError(
+            f"--http-host {settings.http_host} is reachable from other machines, and anyone could read the run's "
+            "metrics; expected a loopback address or, on a trusted network, --learner-insecure"
+        )
+
+
 def _start_actors(
     settings: TrainSettings, run: RunDirectory, own: OwnAccess | None, server: str, learner: str
 ) -> ActorPool:
@@ -147,6 +162,10 @@ def _train(
         if pool is not None:
             stack.callback(pool.close)
         progress = stack.enter_context(make_progress(console, settings.env, settings.steps, shown=settings.progress))
+        if settings.http_port is not None:
+            port = MetricsPort(progress, settings.http_host, settings.http_port)
+            progress = stack.enter_context(port)
+            log.info("metrics at http://%s:%d/metrics", settings.http_host, port.port)
         try:
             return _train_and_save(trainer, run, progress, pool)
         except DivergedError as error:

@@ -225,6 +225,7 @@ class Trainer:
             beta=self._beta(step),
             steps_per_s=shown.step_rate.per_second(step),
             updates_per_s=shown.update_rate.per_second(self.learner.updates),
+            batch_wait_s=shown.batch_wait_s,
             note=shown.note or self._filling_note(),
         )
 
@@ -272,7 +273,9 @@ class Trainer:
 
     def _learn(self, link: ReplayLink) -> None:
         """Take one gradient step and write the new priorities back, without waiting for the device."""
+        began = time.monotonic()
         batch = link.next_batch(self._beta(self.pacer.env_steps))
+        self._shown.batch_wait_s += time.monotonic() - began
         self.pacer.observe_inserted(batch.inserted)
         result = self.learner.update(self._batch_of(batch))
         self.pacer.count_update()
@@ -401,5 +404,6 @@ class _Shown:
     def __init__(self) -> None:
         self.step_rate, self.update_rate = RateMeter(), RateMeter()
         self.batch: TensorBatch | None = None
+        self.batch_wait_s = 0.0
         self.note = ""
         self.dropped = 0

@@ -1,0 +1,94 @@
+"""Serves the status of a run to Prometheus."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from replay_agent.reporting.progress import ProgressView
+from replay_agent.reporting.status import Status
+
+_READER_S: Final = 5.0
+"""Time limit for each step of reading a request and sending the reply."""
+_LOOK_S: Final = 0.2
+"""Interval at which the thread checks whether the run has ended."""
+_GAUGES: Final = (
+    ("replay_train_recent_return", "Mean return of recent training episodes.", "recent_return"),
+    ("replay_train_best_return", "Mean return of the best network in validations.", "best_mean"),
+    ("replay_train_loss", "Smoothed weighted loss.", "loss"),
+    ("replay_train_gradient_norm", "Smoothed norm of the gradient before clipping.", "grad_norm"),
+    ("replay_train_mean_value", "Smoothed mean value of the actions in batches.", "mean_value"),
+    ("replay_train_epsilon", "Probability of a random action.", "epsilon"),
+    ("replay_train_beta", "Importance-sampling exponent.", "beta"),
+)
+_COUNTERS: Final = (
+    ("replay_train_env_steps", "Environment steps of all actors.", "env_steps"),
+    ("replay_train_updates", "Gradient steps.", "updates"),
+    ("replay_train_batch_wait_seconds", "Time that the learner waited for batches.", "batch_wait_s"),
+)
+
+
+class MetricsPort(ProgressView, Collector):
+    """Another view of a run, for Prometheus. One thread answers one reader at a time, so readers cannot slow a run."""
+
+    def __init__(self, shown: ProgressView, host: str, port: int) -> None:
+        """Listen, and show each status in ``shown``, too.
+
+        Raises:
+            ValueError: the address cannot be listened on.
+        """
+        self._shown = shown
+        self._status: Status | None = None
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server = make_server(host, port, make_wsgi_app(registry), WSGIServer, _Handler)
+        except OSError as error:
+            raise ValueError(f"expected an http_host and http_port to listen on, got {host}:{port}: {error}") from error
+        self._server.timeout = _LOOK_S
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        return self._server.server_port
+
+    def show(self, status: Status) -> None:
+        """Keep the status for the next reader."""
+        self._status = status
+        self._shown.show(status)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics; no samples for what is not known yet."""
+        for kind, specified in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, meaning, field in specified:
+                yield kind(name, meaning, value=getattr(self._status, field, None))
+
+    def __enter__(self) -> MetricsPort:
+        """Start serving."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop serving; a reader that is slow at this moment is left to the daemon thread."""
+        self._has_ended.set()
+        self._thread.join(2 * _LOOK_S)
+        self._server.server_close()
+
+    def _serve(self) -> None:
+        while not self._has_ended.is_set():
+            self._server.handle_request()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _READER_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: there is a request every few seconds."""
