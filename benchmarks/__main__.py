@@ -22,6 +22,7 @@ from benchmarks import (
     many_writers,
     memory,
     reference_buffers,
+    transfers,
 )
 from benchmarks.contestants import ROUNDS, WINDOW_S
 from benchmarks.pictures import draw_growth
@@ -84,6 +85,7 @@ def main(*, quick: bool = False, peers: Path = Path(".peers"), output: Path = Pa
         many_writers.measure(rounds, window_s),
         fleet.measure(rounds, window_s),
         memory.measure(_QUICK_STEPS if quick else memory.STEPS),
+        transfers.measure(rounds),
     ):
         section.show(console)
         sections.append(section)

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
 import gymnasium
@@ -156,11 +157,11 @@ def export_dataset(
     action_space = _checked_space("action_space", table.schema, action, action_space)
     reader = table.rows(order="episode", progress=progress)
     episodes = _WholeEpisodes(reader)
-    dataset = _new_dataset(
-        dataset_id, env=env, observation_space=observation_space, action_space=action_space, **details
-    )
+    path, others = _unused_path(dataset_id), names.others(table.schema)
     try:
-        others = names.others(table.schema)
+        dataset = _new_dataset(
+            dataset_id, env=env, observation_space=observation_space, action_space=action_space, **details
+        )
         dataset.storage.update_episodes(
             EpisodeBuffer(
                 observations=_values_in(observation_space, obs, rows),
@@ -173,7 +174,7 @@ def export_dataset(
             for rows in episodes
         )
     except BaseException:
-        shutil.rmtree(dataset.storage.data_path.parent)
+        shutil.rmtree(path, ignore_errors=True)
         raise
     return ExportedDataset(
         minari.MinariDataset(dataset.storage),
@@ -310,20 +311,25 @@ def _origin(rows: Rows) -> tuple[int, int]:
     return int(rows.streams[0]), int(rows.episodes[0])
 
 
-def _new_dataset(dataset_id: str, **options: Any) -> minari.MinariDataset:
-    """Create a dataset without episodes.
+def _unused_path(dataset_id: str) -> Path:
+    """Return the directory of a new dataset.
 
     Raises:
-        InvalidArgumentError: its ID is malformed or taken.
+        InvalidArgumentError: the ID is malformed or taken.
     """
     try:
         parse_dataset_id(dataset_id)
     except (TypeError, ValueError):  # TypeError: it has no version
-        raise InvalidArgumentError.of_field(
-            "dataset_id", "an ID that Minari accepts, such as 'cartpole/replay-v0'", repr(dataset_id)
-        ) from None
-    if get_dataset_path(dataset_id).exists():
+        expected = "an ID that Minari accepts, such as 'cartpole/replay-v0'"
+        raise InvalidArgumentError.of_field("dataset_id", expected, repr(dataset_id)) from None
+    path = Path(get_dataset_path(dataset_id))
+    if path.exists():
         raise InvalidArgumentError.of_field("dataset_id", "an ID of no local dataset", repr(dataset_id))
+    return path
+
+
+def _new_dataset(dataset_id: str, **options: Any) -> minari.MinariDataset:
+    """Create a dataset without episodes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about details that the caller has not given
         return minari.create_dataset_from_buffers(dataset_id, [], **{"jpeg_encoding": False, **options})

@@ -112,7 +112,7 @@ def _export_parquet(table: Table, path: Path, order: RowOrder, as_json: bool) ->
 
 def _export_minari(table: Table, directory: Path, dataset_id: str, env: str | None, as_json: bool) -> None:
     check_extra("minari", *_MINARI)
-    os.environ["MINARI_DATASETS_PATH"] = str(directory)
+    os.environ["MINARI_DATASETS_PATH"] = str(directory.resolve())  # Minari fails with a relative path
     from replay_client.minari import export_dataset  # optional, and takes a while to load
 
     done = export_dataset(table, dataset_id, env=env, progress=_is_watched())
@@ -151,9 +151,9 @@ def _import_minari(
 
     from replay_client.minari import columns_from_dataset, import_dataset, rows_in_dataset
 
-    data = path / "data"
+    data = path.resolve() / "data"
     try:
-        dataset = minari.MinariDataset(data if data.is_dir() else path)
+        dataset = minari.MinariDataset(data if data.is_dir() else path.resolve())
     except ValueError as error:
         expected = "a Parquet file, or the directory of a Minari dataset"
         raise InvalidArgumentError.of_field("source", expected, f"{str(path)!r}: {error}") from None
