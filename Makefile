@@ -18,7 +18,7 @@ FIRST_START := tests/server/lifecycle/test_first_start.py
 BEGIN := $(if $(ARGS),$(BIN)/python -m replay_server.process.warming,$(BIN)/pytest $(COVER) $(FIRST_START))
 COVER :=
 
-.PHONY: run test integrations coverage test-deep try-docs lint format proto torture torture-network fuzz attack soak bench clean help
+.PHONY: run test integrations coverage test-deep docs try-docs lint format proto torture torture-network fuzz attack soak bench clean help
 
 run: $(VENV)/.installed  ## Train CartPole-v1 through a server of its own and show the result.
 	$(BIN)/replay-train --env CartPole-v1 $(ARGS)
@@ -41,6 +41,9 @@ coverage: $(VENV)/.imported  ## All tests, and which lines they run; takes a qua
 
 test-deep: $(VENV)/.imported  ## All tests, with 20 times as many examples of what is drawn at random.
 	EXAMPLES_TIMES=20 $(MAKE) test
+
+docs: $(VENV)/.installed  ## Build the site in build/site: guide, API reference, protocol; broken links are errors.
+	$(BIN)/sphinx-build -W --keep-going -c docs/site . build/site $(ARGS)
 
 try-docs: $(VENV)/.installed  ## Run every command and program of the README and docs/ like a user.
 	$(BIN)/python -m scripts.try_docs $(ARGS)
@@ -86,7 +89,7 @@ bench: $(VENV)/.installed  ## Measure the figures in docs/benchmarks.md.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --upgrade pip
-	$(BIN)/pip install --quiet --no-compile $(PINNED) --editable '.[server,cli,agent,atari]' --group dev --group integrations
+	$(BIN)/pip install --quiet --no-compile $(PINNED) --editable '.[server,cli,agent,atari]' --group dev --group docs --group integrations
 	touch $@
 
 # Imports all test modules once, so that Python does not compile them in every worker at the same time. The test run

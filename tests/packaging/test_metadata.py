@@ -19,6 +19,7 @@ REQUIRED = [
     *PROJECT["dependencies"],
     *(line for extra in EXTRAS if extra not in OPTIONAL for line in EXTRAS[extra]),
     *metadata()["dependency-groups"]["dev"],
+    *metadata()["dependency-groups"]["docs"],
     *metadata()["build-system"]["requires"],
     "pip",
 ]

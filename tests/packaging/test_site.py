@@ -1,0 +1,49 @@
+"""The documentation site."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import contract
+from scripts.docstrings import as_restructured_text
+from tests.packaging.project import ROOT
+
+TABLE = ".. list-table::\n   :header-rows: 1\n\n"
+PAGES = ("-t", "pages", "-b", "dummy")
+
+
+def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs/site", *options]
+    return subprocess.run([*command, ".", str(folder)], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_links_and_anchors_of_all_pages_exist(tmp_path: Path) -> None:
+    done = build(tmp_path, *PAGES)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_protocol_is_complete_with_links_and_comments() -> None:
+    text = contract.markdown()
+    assert "**`rpc Sample`** ([SampleRequest](#contract-samplerequest))" in text
+    assert "| 1: `table`, string |" in text
+    assert "(stream [LearnRequest](#contract-learnrequest))" in text
+    assert all(f"(contract-{target})=" in text for target in ("learnerservice", "tableconfig", "errorreason"))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("About it.\n\n    code()\n\n    more()", "About it.\n\n.. code-block:: python\n\n    code()\n\n    more()"),
+        (
+            "| a | b |\n|---|---|\n| 1 | 2 |",
+            ".. list-table::\n   :header-rows: 1\n\n   * - a\n     - b\n   * - 1\n     - 2",
+        ),
+        ("Args:\n    x: text", "Args:\n    x: text"),
+    ],
+)
+def test_code_and_tables_in_docstrings_are_converted(given: str, expected: str) -> None:
+    assert list(as_restructured_text(given.splitlines())) == expected.splitlines()
