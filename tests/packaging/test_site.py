@@ -21,7 +21,8 @@ def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, ".", str(folder)], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_links_and_anchors_of_all_pages_exist(tmp_path: Path) -> None:
+def test_links_and_anchors_of_all_pages_exist_and_the_site_lists_all_pages(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
     done = build(tmp_path, *PAGES)
     assert done.returncode == 0, done.stderr
 
