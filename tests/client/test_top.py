@@ -15,7 +15,8 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from replay_client import Column, ReplayClient, ReplayError, Table
+from replay_client import Column, ReplayClient, ReplayError, Table, TableNotFoundError
+from replay_client.cli.inspect_view import Inspected
 from replay_client.cli.table_view import fill_share
 from replay_client.cli.text_plot import sparkline
 from replay_client.cli.top.app import OneTable, Overview, Top
@@ -38,12 +39,16 @@ Steps = Callable[[Pilot[None]], Awaitable[None]]
 NAMES = ("top-first", "top-second", "top-a-name-that-is-longer-than-there-is-room-for")
 
 
+def refuse(name: str) -> Inspected:
+    raise TableNotFoundError(f"there is no table {name!r}")
+
+
 class Feed:
     """Statistics for the app, put in by a test."""
 
-    def __init__(self, first: Stats, client: ReplayClient | None = None) -> None:
+    def __init__(self, first: Stats, inspect: Callable[[str], Inspected] = refuse) -> None:
         self.first = first
-        self._client = client
+        self._inspect = inspect
         self._later: queue.Queue[Stats | Trouble | None] = queue.Queue()
 
     def put(self, seen: Stats | Trouble) -> None:
@@ -51,7 +56,7 @@ class Feed:
 
     def drive(self, steps: Steps, width: int = 80, height: int = 24) -> None:
         """Run the app in a terminal of this size."""
-        run_app(Top(self.first, iter(self._later.get, None), "here:50051"), steps, width, height)
+        run_app(Top(self.first, iter(self._later.get, None), self._inspect, "here:50051"), steps, width, height)
         self._later.put(None)
 
 
@@ -99,7 +104,8 @@ def stats(client: ReplayClient, new_table: NewTable) -> Stats:
         table.insert(rows(range((30, 7, 11_000)[place])))
         table.sample((4, 900, 50)[place], beta=0.4)
     seen = client.stats()
-    return Stats(seen.server, {name: seen.tables[name] for name in NAMES})
+    methods = {name: seen.server.methods[name] for name in ("CreateTable", "Insert", "Sample")}
+    return Stats(dataclasses.replace(seen.server, methods=methods), {name: seen.tables[name] for name in NAMES})
 
 
 def test_the_screen_shows_what_stats_says(stats: Stats) -> None:
@@ -120,8 +126,7 @@ def test_the_screen_shows_what_stats_says(stats: Stats) -> None:
         assert table_list.virtual_size.width <= 80
         lines = screen_of(pilot)
         text = "\n".join(lines)
-        for name in ("Insert", "Sample"):
-            method = stats.server.methods[name]
+        for name, method in stats.server.methods.items():
             (line,) = (line for line in lines if line.startswith(f"{name} "))
             assert f"{method.p50_ms:.2f}" in line
             assert f"{method.p99_ms:.2f}" in line
@@ -180,6 +185,37 @@ def test_one_looks_into_the_table_under_the_cursor_which_follows_it(stats: Stats
         assert listed(pilot) == [NAMES[2], NAMES[1]]
         await pilot.press("q")
         await until(pilot, lambda: not pilot.app.is_running, "the app ends")
+
+    feed.drive(steps)
+
+
+def test_the_distribution_of_a_table_is_seen_anew_each_time(stats: Stats, client: ReplayClient) -> None:
+    name = NAMES[2]
+
+    def inspect(table: str) -> Inspected:
+        handle = client.table(table)
+        inspection = handle.inspect()
+        return Inspected(inspection, handle.read(inspection.largest.row_keys), 0.4)
+
+    feed = Feed(stats, inspect)
+
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.press("enter", "i")
+        assert any("reading the priorities" in line for line in screen_of(pilot))
+        feed.put(stats)
+        await until(pilot, lambda: "rows by priority" in "".join(screen_of(pilot)), "it is shown")
+        text = "\n".join(screen_of(pilot))
+        for part in (name, "11.0k of 100k", "rows by age", "rows by times drawn", "10999", "Back"):
+            assert part in text
+        client.table(name).insert(rows(range(9000)))
+        feed.put(stats)
+        await until(pilot, lambda: "20.0k of 100k" in "".join(screen_of(pilot)), "the new rows are seen")
+        client.drop_table(name)
+        feed.put(stats)
+        await until(pilot, lambda: "there is no table" in text_of(pilot, "#trouble"), "the table is gone")
+        await pilot.press("escape")
+        assert isinstance(pilot.app.screen, OneTable)
+        assert pilot.app.screen.top.inspecting is None
 
     feed.drive(steps)
 
@@ -254,7 +290,7 @@ def test_it_waits_while_the_server_is_away(start_server: Callable[..., ServerPro
         seen = looks(client.stats, 0.05)
         first = next(seen)
         assert isinstance(first, Stats)
-        top = Top(first, seen, server.address)
+        top = Top(first, seen, refuse, server.address)
 
         async def steps(pilot: Pilot[None]) -> None:
             trouble = pilot.app.screen.query_one("#trouble", Static)

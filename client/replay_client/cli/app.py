@@ -68,6 +68,8 @@ LargestRows = Annotated[
 ]
 Png = Annotated[Path | None, Parameter(help="Also draw a picture into this file.")]
 
+LARGEST_IN_TOP = 10
+"""Rows with the largest priorities in `replay top`."""
 DEFAULT_BETA = 0.4
 """Initial beta of the paper's proportional variant (Schaul et al. 2016, section 4)."""
 
@@ -135,7 +137,7 @@ def top(*, server: Server = DEFAULT_SERVER, interval: Interval = 1.0) -> None:
         seen = looks(client.stats, interval)
         first = next(seen)
         assert isinstance(first, Stats)  # the first request raises errors
-        Top(first, seen, server).run()
+        Top(first, seen, lambda name: _inspected(client, name, DEFAULT_BETA, LARGEST_IN_TOP), server).run()
 
 
 @app.command

@@ -28,7 +28,7 @@ _EDGES = 2
 """Lines of a panel's border, and of the heading of the list of rows."""
 _LEAST_LINES = 5
 """Minimum lines of a panel's content in a view that fits into the terminal."""
-_LEAST_ROWS = 3
+_LEAST_ROWS = 2
 """Number of rows that take precedence over more panels in such a view."""
 _LEVEL = 5e-4
 """Smaller exponents would be displayed as 0."""

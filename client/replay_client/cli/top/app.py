@@ -1,16 +1,19 @@
 """The screens of `replay top`; textual draws them.
 
-    Top(looks(look, interval_s, stop.wait), server, stop).run()
+    seen = looks(client.stats, interval_s)
+    Top(next(seen), seen, inspect, "localhost:50051").run()
 
 A thread fetches statistics and posts them to the app, which shows them on its current screen.
 """
 
 from __future__ import annotations
 
+import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
+from rich.console import Console
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -19,6 +22,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
+from replay_client.cli.inspect_view import Inspected, inspect_screen
 from replay_client.cli.render import method_figures, server_line
 from replay_client.cli.table_view import table_view, wait_text
 from replay_client.cli.text_plot import sparkline
@@ -26,6 +30,7 @@ from replay_client.cli.top.history import History
 from replay_client.cli.top.table_list import TableList
 from replay_client.cli.units import count_text, printable_text
 from replay_client.cli.watch import Trouble
+from replay_client.errors import ReplayError
 from replay_client.results.stats import Stats
 
 _MOST_WAITS = 4
@@ -38,9 +43,9 @@ _LEAST_BARS = 4
 
 
 class Looked(Message):
-    """New statistics, or the reason why there are none."""
+    """New statistics or rows, or the reason why there are none."""
 
-    def __init__(self, seen: Stats | Trouble) -> None:
+    def __init__(self, seen: Stats | Inspected | Trouble) -> None:
         """Hold what was seen."""
         super().__init__()
         self.seen = seen
@@ -68,10 +73,15 @@ class View(Screen[None]):
         """Show what the app saw meanwhile."""
         self.refresh_view()
 
+    @property
+    def top(self) -> Top:
+        """The app."""
+        assert isinstance(self.app, Top)
+        return self.app
+
     def refresh_view(self) -> None:
         """Show what the app saw last."""
-        top = self.app
-        assert isinstance(top, Top)
+        top = self.top
         line = server_line(top.stats.server, top.address, top.history.cpu_share)
         self.query_one("#server", Static).update(line)
         trouble = self.query_one("#trouble", Static)
@@ -104,6 +114,7 @@ class Overview(View):
         self.query_one("#waits", Static).update(Text("\n").join(lines))
         self.query_one("#waits").display = bool(lines)
         recent = [method for method in stats.server.methods.values() if method.calls_per_s or method.active]
+        recent.sort(key=lambda method: -method.calls_per_s)
         self.query_one("#methods", Static).update(method_figures(recent))
 
     def action_sort(self) -> None:
@@ -123,12 +134,19 @@ class Overview(View):
 class OneTable(View):
     """One table: its rates, who waits, its figures and distributions."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "Back")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("i", "inspect", "Inspect rows"),
+        Binding("escape", "app.pop_screen", "Back"),
+    ]
 
     def __init__(self, table: str) -> None:
         """Show the table of this name."""
         super().__init__()
         self._table = table
+
+    def action_inspect(self) -> None:
+        """Show the distribution of the table's rows."""
+        self.app.push_screen(TableRows(self._table))
 
     def content(self) -> ComposeResult:
         """Lay out name, rates and figures."""
@@ -164,6 +182,40 @@ class OneTable(View):
         self.query_one("#figures", Static).update(table_view(table, max(_LEAST_BARS, bars)))
 
 
+class TableRows(View):
+    """The distribution of one table's rows; the app inspects the table while this is its screen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "Back")]
+
+    def __init__(self, table: str) -> None:
+        """Show the rows of the table of this name."""
+        super().__init__()
+        self._table = table
+        self.inspected: Inspected | None = None
+        """What was seen last."""
+
+    def on_mount(self) -> None:
+        """Have the table inspected."""
+        self.top.inspecting = self._table
+
+    def on_unmount(self) -> None:
+        """Have no table inspected."""
+        self.top.inspecting = None
+
+    def content(self) -> ComposeResult:
+        """Lay out the distribution."""
+        yield Static(id="rows")
+
+    def show(self, stats: Stats, history: History) -> None:
+        """Show the distribution, which fits into the screen."""
+        view = self.query_one("#rows", Static)
+        if self.inspected is None:
+            view.update(Text(f"reading the priorities of {printable_text(self._table)}", "dim"))
+        else:
+            console = Console(width=view.size.width, height=view.size.height, file=io.StringIO())
+            view.update(inspect_screen(console, self.inspected, ""))
+
+
 class Top(App[None]):
     """The app."""
 
@@ -172,6 +224,7 @@ class Top(App[None]):
     TableList { height: 1fr; scrollbar-size-vertical: 1; }
     Overview VerticalScroll { height: auto; max-height: 8; scrollbar-size-vertical: 1; }
     OneTable VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; }
+    #rows { height: 1fr; }
     """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -179,15 +232,27 @@ class Top(App[None]):
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
-    def __init__(self, first: Stats, later: Iterator[Stats | Trouble], address: str) -> None:
-        """Show ``first``, then each of ``later``, which a thread waits for."""
+    def __init__(
+        self, first: Stats, later: Iterator[Stats | Trouble], inspect: Callable[[str], Inspected], address: str
+    ) -> None:
+        """Show ``first``, then each of ``later``.
+
+        Args:
+            first: statistics.
+            later: newer ones, which a thread waits for.
+            inspect: inspects the table of a name, in this thread; raises `ReplayError`.
+            address: the server's address.
+        """
         super().__init__()
         self.address = address
         self.stats = first
         self.trouble: Trouble | None = None
         self.history = History()
         self.history.add(first)
+        self.inspecting: str | None = None
+        """Name of the table to inspect."""
         self._later = later
+        self._inspect = inspect
         self._ended = threading.Event()
 
     def on_mount(self) -> None:
@@ -205,6 +270,8 @@ class Top(App[None]):
         if isinstance(looked.seen, Stats):
             self.stats = looked.seen
             self.history.add(looked.seen)
+        if isinstance(looked.seen, Inspected) and isinstance(self.screen, TableRows):
+            self.screen.inspected = looked.seen
         if isinstance(self.screen, View):
             self.screen.refresh_view()
 
@@ -213,3 +280,8 @@ class Top(App[None]):
             if self._ended.is_set():
                 return
             self.post_message(Looked(seen))
+            if isinstance(seen, Stats) and self.inspecting is not None:
+                try:
+                    self.post_message(Looked(self._inspect(self.inspecting)))
+                except ReplayError as error:
+                    self.post_message(Looked(Trouble(error.message, None)))
