@@ -27,12 +27,10 @@ from replay_client._extras import check_extra
 from replay_client._mixing import checked_sizes, mixed_sampler
 from replay_client._operations import server as operations
 from replay_client._operations.server import IfExists
-from replay_client._transport.address import checked_address
 from replay_client._transport.attempts import FIRST_CONTACT_S
 from replay_client._transport.call import Operation
 from replay_client._transport.connection import LinkOptions
 from replay_client._transport.server_link import ServerLink
-from replay_client._transport.time_limits import time_limit
 from replay_client.draws import DrawMode, Prefetch, WeightNorm
 from replay_client.errors import InvalidArgumentError, TableNotFoundError
 from replay_client.mixed_sampler import MixedSampler
@@ -81,15 +79,8 @@ class ReplayClient:
         Raises:
             InvalidArgumentError: for a malformed address or token, an invalid time limit, or an unreadable TLS file.
         """
-        own_s = time_limit("timeout_s", timeout_s, 0.0)
-        if not own_s:
-            raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
-        options = LinkOptions(
-            address=checked_address(address),
-            timeout_s=own_s,
-            wait_for_server_s=time_limit("wait_for_server_s", wait_for_server_s, own_s),
-            tls=tls,
-            same_host=same_host,
+        options = LinkOptions.checked(
+            address, timeout_s=timeout_s, wait_for_server_s=wait_for_server_s, tls=tls, same_host=same_host
         )
         self._link = ServerLink(options, token)
         self._link.connection  # noqa: B018 - reads and validates TLS files

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,94 @@ Advance = Callable[[int], object]
 """Advances a progress bar by a number of rows."""
 
 
-class RowReader:
+class RowPlan:
+    """What to read for `Table.rows`, and in which order to return it, without I/O.
+
+    for keys in plan.parts():
+        yield from plan.arrived(keys, read(keys))
+    yield from plan.rest()
+    """
+
+    def __init__(self, table: TableDescription, *, chunk: int, order: RowOrder) -> None:
+        """Plan to read the rows that ``table`` has now."""
+        if order not in get_args(RowOrder):
+            raise InvalidArgumentError.of_field("order", "'key' or 'episode'", repr(order))
+        if order == "episode" and table.steps is None:
+            raise InvalidArgumentError.of_field("order", "'key' for a table without steps", repr(order))
+        self.name = table.name
+        self.inserted = table.inserted
+        """Rows ever inserted into the table."""
+        self.total = table.size
+        """Number of live rows."""
+        self.overtaken = 0
+        """Number of rows that were removed before they could be read, so far."""
+        self.chunk = checked_count("chunk", chunk)
+        """Maximum rows per `Rows`."""
+        self._is_by_episode = order == "episode"
+        self._unfinished: dict[int, list[Rows]] = {}
+        self._ready: list[Rows] = []
+
+    def parts(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the keys to read, int64[n], a chunk at a time."""
+        for first in range(self.inserted - self.total, self.inserted, self.chunk):
+            yield np.arange(first, min(first + self.chunk, self.inserted))
+
+    def arrived(self, keys: NDArray[np.int64], rows: Rows) -> list[Rows]:
+        """Take the live rows among those with these keys; return the rows that are next in the order."""
+        self.overtaken += len(keys) - rows.batch_size
+        if not self._is_by_episode:
+            return [rows] if rows.batch_size else []
+        for run in _runs(rows):
+            stream = int(run.streams[0])
+            self._unfinished.setdefault(stream, []).append(run)
+            if run.ends is not None and run.ends[-1]:
+                self._ready += self._unfinished.pop(stream)
+        if sum(each.batch_size for each in self._ready) <= self.chunk:
+            return []
+        *full, last = self._chunks(self._ready)
+        self._ready = [last]
+        return full
+
+    def rest(self) -> list[Rows]:
+        """Return the remaining rows, after all have arrived, and log how many were overtaken."""
+        if self.overtaken:
+            log.warning(
+                "%s of %s rows of table %r were removed before they were read",
+                *(f"{self.overtaken:,}", f"{self.total:,}", self.name),
+            )
+        for held in self._unfinished.values():
+            self._ready += held
+        return self._chunks(self._ready) if self._ready else []
+
+    def _chunks(self, parts: list[Rows]) -> list[Rows]:
+        rows = joined_rows(parts)
+        ends = range(self.chunk, rows.batch_size, self.chunk)
+        return [selected_rows(rows, places) for places in np.split(np.arange(rows.batch_size), ends)]
+
+
+class RowReaderBase:
+    """What the readers of all clients have in common."""
+
+    def __init__(self, plan: RowPlan) -> None:
+        self._plan = plan
+
+    @property
+    def inserted(self) -> int:
+        """Rows ever inserted into the table when the reader was created. Rows inserted later are not read."""
+        return self._plan.inserted
+
+    @property
+    def total(self) -> int:
+        """Number of live rows at that time. The reader returns all of them, except those counted in `overtaken`."""
+        return self._plan.total
+
+    @property
+    def overtaken(self) -> int:
+        """Number of rows that were evicted or reset before they could be read, so far."""
+        return self._plan.overtaken
+
+
+class RowReader(RowReaderBase):
     """An iterator over the rows that were live when it was created. For use in one thread."""
 
     def __init__(
@@ -46,23 +133,10 @@ class RowReader:
         progress: bool,
     ) -> None:
         """Created by `Table.rows`; ``read`` returns the live rows among those with the given keys."""
-        if order not in get_args(RowOrder):
-            raise InvalidArgumentError.of_field("order", "'key' or 'episode'", repr(order))
-        if order == "episode" and table.steps is None:
-            raise InvalidArgumentError.of_field("order", "'key' for a table without steps", repr(order))
+        super().__init__(RowPlan(table, chunk=chunk, order=order))
         if progress:
             check_extra("cli", "rich")
-        self.inserted: Final = table.inserted
-        """Rows ever inserted into the table when the reader was created. Rows inserted later are not read."""
-        self.total: Final = table.size
-        """Number of live rows at that time. The reader returns all of them, except those counted in `overtaken`."""
-        self.overtaken = 0
-        """Number of rows that were evicted or reset before they could be read, so far."""
-        self._read = read
-        self._name = table.name
-        self._chunk = checked_count("chunk", chunk)
-        by_key = self._by_key(progress_bar(table.name, self.total) if progress else nullcontext(lambda _: None))
-        self._rows = self._by_episode(by_key) if order == "episode" else by_key
+        self._rows = self._all(read, progress_bar(table.name, self.total) if progress else nullcontext(lambda _: None))
 
     def __iter__(self) -> RowReader:
         return self
@@ -76,44 +150,13 @@ class RowReader:
         """
         return next(self._rows)
 
-    def _by_key(self, bar: AbstractContextManager[Advance]) -> Iterator[Rows]:
+    def _all(self, read: Callable[[NDArray[np.int64]], Rows], bar: AbstractContextManager[Advance]) -> Iterator[Rows]:
         with bar as advance:
-            for first in range(self.inserted - self.total, self.inserted, self._chunk):
-                keys = np.arange(first, min(first + self._chunk, self.inserted))
-                rows = self._read(keys)
-                self.overtaken += len(keys) - rows.batch_size
+            for keys in self._plan.parts():
+                rows = read(keys)
                 advance(len(keys))
-                if rows.batch_size:
-                    yield rows
-        if self.overtaken:
-            log.warning(
-                "%s of %s rows of table %r were removed before they were read",
-                *(f"{self.overtaken:,}", f"{self.total:,}", self._name),
-            )
-
-    def _by_episode(self, parts: Iterator[Rows]) -> Iterator[Rows]:
-        """Yield the rows of each episode once all of them have been read. Until then, they stay in memory."""
-        unfinished: dict[int, list[Rows]] = {}
-        ready: list[Rows] = []
-        for part in parts:
-            for run in _runs(part):
-                stream = int(run.streams[0])
-                unfinished.setdefault(stream, []).append(run)
-                if run.ends is not None and run.ends[-1]:
-                    ready += unfinished.pop(stream)
-            if sum(rows.batch_size for rows in ready) > self._chunk:
-                *full, last = self._chunks(ready)
-                yield from full
-                ready = [last]
-        for held in unfinished.values():
-            ready += held
-        if ready:
-            yield from self._chunks(ready)
-
-    def _chunks(self, parts: list[Rows]) -> list[Rows]:
-        rows = joined_rows(parts)
-        ends = range(self._chunk, rows.batch_size, self._chunk)
-        return [selected_rows(rows, places) for places in np.split(np.arange(rows.batch_size), ends)]
+                yield from self._plan.arrived(keys, rows)
+        yield from self._plan.rest()
 
 
 def _runs(rows: Rows) -> Iterator[Rows]:

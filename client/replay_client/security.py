@@ -96,10 +96,24 @@ def open_channel(address: str, tls: Tls | None, options: Sequence[tuple[str, obj
     Raises:
         InvalidArgumentError: a file in ``tls`` cannot be read.
     """
-    if tls is None:
+    credentials, options = channel_security(tls, options)
+    if credentials is None:
         return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def channel_security(
+    tls: Tls | None, options: Sequence[tuple[str, object]]
+) -> tuple[grpc.ChannelCredentials | None, Sequence[tuple[str, object]]]:
+    """Return the credentials of a channel, or None for plain text, and its options.
+
+    Raises:
+        InvalidArgumentError: a file in ``tls`` cannot be read.
+    """
+    if tls is None:
+        return None, options
     named = () if tls.server_name is None else ((_NAME_OPTION, tls.server_name),)
-    return grpc.secure_channel(address, tls.credentials(), options=(*options, *named))
+    return tls.credentials(), (*options, *named)
 
 
 def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:

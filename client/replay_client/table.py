@@ -17,19 +17,18 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.frames import Content
 from replay_proto.framing import Array
-from replay_proto.schema import Column
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import Blank
 from replay_client._extras import check_extra
 from replay_client._operations.server import describe, drop_table, reset_table, stats
-from replay_client._operations.table import TableOperations
+from replay_client._operations.table import TableHandle
 from replay_client._rows.choosing import chosen_columns
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._transport.call import Call, Operation, run
@@ -38,6 +37,7 @@ from replay_client._transport.data_path import DataPath
 from replay_client._transport.local_calls import is_local
 from replay_client._transport.server_link import ServerLink
 from replay_client._transport.time_limits import time_limit
+from replay_client._writing.writing import MAX_BLOCKS_IN_FLIGHT, WriterOptions
 from replay_client.batch import Batch, Rows, UpdateResult
 from replay_client.draws import DrawMode, Prefetch, WeightNorm
 from replay_client.results.description import TableDescription
@@ -47,7 +47,7 @@ from replay_client.results.transfers import Exported, Loaded
 from replay_client.row_loader import RowLoader
 from replay_client.row_reader import RowOrder, RowReader
 from replay_client.sampler import Sampler
-from replay_client.writer import MAX_BLOCKS_IN_FLIGHT, Writer
+from replay_client.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Table:
+class Table(TableHandle):
     """See the module. Thread-safe."""
 
     def __init__(
@@ -69,28 +69,10 @@ class Table:
         data_path: DataPath | None = None,
     ) -> None:
         """Created by `ReplayClient`; ``data_path`` replaces the shortcuts that the link finds."""
-        self.created: Final = created
-        """Whether `ReplayClient.create_table` created the table; False if it already existed."""
-        self.name: Final = description.name
-        """Name of the table, unique on the server."""
-        self.uid: Final = description.uid
-        """16 random bytes that distinguish this table from earlier tables with the same name."""
-        self.schema: Final = description.schema
-        """Stored columns by name, in storage order."""
-        self.steps: Final = description.steps
-        """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
-        self.capacity: Final = description.capacity
-        """Maximum number of rows."""
-        self.backend: Final = description.backend
-        """Name of the backend."""
-        self.parameters: Final = description.parameters
-        """Parameters of the backend, including defaults."""
-        self.slots: Final = description.slots
-        """Size of the ring in rows: row k is in slot k % slots."""
+        path = data_path or link.data_path(description)
+        super().__init__(description, link.options, path.rows, created=created)
         self._link = link
-        self._description = description
-        self._data_path = data_path or link.data_path(description)
-        self._operations = TableOperations(description, self._data_path.rows, link.options.timeout_s)
+        self._data_path = path
 
     @property
     def size(self) -> int:
@@ -102,22 +84,12 @@ class Table:
         """
         return self._run(self._operations.describe()).size
 
-    @property
-    def batch_columns(self) -> Mapping[str, Column]:
-        """The columns of a batch: the dtype and shape of a row's value; in a table of steps, of an item's."""
-        return self.schema if self.steps is None else self.steps.sampled
-
     def __len__(self) -> int:
         """Number of live rows, like `size`."""
         return self.size
 
     def __bool__(self) -> bool:
         return True  # even if the table is empty
-
-    def __repr__(self) -> str:
-        columns = ", ".join(f"{name}: {column}" for name, column in self.schema.items())
-        address = self._link.options.address
-        return f"<Table {self.name!r} at {address}: {self.backend}, {self.capacity} rows of {columns}>"
 
     def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, ...]]:
         return partial(Table, created=self.created), (self._link, self._description)
@@ -390,14 +362,17 @@ class Table:
             ClosedError: the client is closed.
         """
         self._connection.reach()
-        return Writer(
-            self._connection,
-            self._description,
+        options = WriterOptions(
             streams=streams,
             block_rows=block_rows,
             max_blocks_in_flight=max_blocks_in_flight,
             max_delay_s=max_delay_s,
             reconnect_timeout_s=reconnect_timeout_s,
+        )
+        return Writer(
+            self._connection,
+            self._description,
+            options,
             open_around=partial(self._data_path.open_stream, "Write"),
         )
 

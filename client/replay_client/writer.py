@@ -35,36 +35,21 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-import numpy as np
 from numpy.typing import ArrayLike
 from replay_proto.framing import Array
-from replay_proto.schema import Column
 
-from replay_client._rows.block import RowBlock
-from replay_client._rows.checks import checked_array, checked_rows, described
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
-from replay_client._transport.time_limits import time_limit
 from replay_client._writing.delivery import Delivery
-from replay_client._writing.episodes import Episodes
-from replay_client._writing.streams import Streams
 from replay_client._writing.writer_stream import WriterStream
-from replay_client.draws import checked_count
-from replay_client.errors import InvalidArgumentError, ReplayError
+from replay_client._writing.writing import WriterOptions
+from replay_client.errors import ReplayError
 from replay_client.results.description import TableDescription
 
 log = logging.getLogger(__name__)
 
-MAX_BLOCKS_IN_FLIGHT: Final = 16
-"""Maximum unacknowledged blocks. The server recognizes retries of only this many inserts per writer."""
-BLOCK_ROWS: Final = 1024
-"""Maximum rows per block, unless there are more streams."""
-BLOCK_BYTES: Final = 1 << 20
-"""Maximum bytes per block, unless a row of each stream is larger."""
 GIVE_UP_S: Final = 5.0
 """After an error in the ``with`` block, its exit waits this long for acknowledgements."""
-_FLAG: Final = Column("bool")
-_PRIORITY: Final = Column("float64")
 
 
 class Writer:
@@ -74,50 +59,24 @@ class Writer:
         self,
         connection: Connection,
         table: TableDescription,
+        options: WriterOptions,
         *,
-        streams: int,
-        block_rows: int | None,
-        max_blocks_in_flight: int,
-        max_delay_s: float,
-        reconnect_timeout_s: float | None,
         open_around: Callable[[], FrameStream | None],
     ) -> None:
         """Created by `Table.writer`; the stream to the server opens when the first block is sent.
 
         ``open_around`` opens a stream that bypasses gRPC, if available.
-
-        Blocks never exceed the largest insert that the server allows; see `TableDescription.rows_per_insert`.
         """
-        if not 1 <= max_blocks_in_flight <= MAX_BLOCKS_IN_FLIGHT:
-            raise InvalidArgumentError.of_field(
-                "max_blocks_in_flight", f"1 to {MAX_BLOCKS_IN_FLIGHT}", str(max_blocks_in_flight)
-            )
-        if block_rows is not None and block_rows < 1:
-            raise InvalidArgumentError.of_field("block_rows", "at least 1", str(block_rows))
         self.steps: Final = table.steps
         """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
         self._connection = connection
         self._table = table
-        progress = Streams(checked_count("streams", streams), None if table.steps is None else table.steps.window)
-        block = RowBlock(
-            table.schema,
-            _block_rows(table, block_rows, streams),
-            progress.numbers,
-            of_steps=table.steps is not None,
-        )
-        self._delivery = Delivery(
-            connection,
-            table,
-            block,
-            max_blocks_in_flight=max_blocks_in_flight,
-            max_delay_s=time_limit("max_delay_s", max_delay_s, connection.timeout_s),
-            reconnect_timeout_s=reconnect_timeout_s,
-            open_around=open_around,
-        )
-        self._outbox = self._delivery.outbox
-        self._episodes = Episodes(table, progress, self._outbox)
-        self._streams = [WriterStream(connection, self._delivery, self._episodes, each) for each in range(streams)]
-        self._only = self._streams[0] if streams == 1 else None
+        self._delivery = Delivery(connection, table, options, open_around=open_around)
+        self._writing = self._delivery.writing
+        self._outbox = self._writing.outbox
+        self._episodes = self._writing.episodes
+        self._streams = [WriterStream(connection, self._delivery, each) for each in range(options.streams)]
+        self._only = self._streams[0] if options.streams == 1 else None
         self._changed = self._delivery.changed
 
     @property
@@ -205,24 +164,16 @@ class Writer:
             ReplayError: an earlier row could not be sent. No row was appended. If there are more streams than rows in a
                 block, rows of the first streams may have been appended; a note on the error says how many.
         """
-        checked = self._checked(columns if rows is None else {**rows, **columns}, is_partial=False)
-        given = None if priorities is None else checked_array("priorities", _PRIORITY, priorities)
-        if given is not None and given.shape != (len(self),):
-            raise InvalidArgumentError.of_field("priorities", f"float64[{len(self)}]", described(given))
-        which = np.arange(len(self)) if where is None else self._flags("where", where).nonzero()[0]
+        checked = self._writing.checked_rows(columns if rows is None else {**rows, **columns}, where, priorities)
         self._connection.check_not_forked()
         with self._changed:
             self._outbox.check()
-            appended = 0
             try:
-                while appended < len(which):
-                    added = self._episodes.append_all(checked, which[appended:], given)
-                    if not added:
+                while checked.left:
+                    if not self._writing.append_all(checked):
                         self._delivery.wait(math.inf)
-                    appended += added
             except ReplayError as error:
-                if appended:
-                    error.add_note(f"the rows of the first {appended} of {len(which)} streams were appended")
+                checked.note(error)
                 raise
 
     def end_episodes(
@@ -247,14 +198,9 @@ class Writer:
             InvalidArgumentError: the values do not match the table or the streams. No episode was ended.
             ReplayError: an earlier row could not be sent. Some episodes may have ended; calling again ends the others.
         """
-        which = self._flags("done", done).nonzero()[0]
-        is_terminated = self._flags("terminated", np.zeros(len(self), bool) if terminated is None else terminated)
-        given = columns if rows is None else {**rows, **columns}
-        checked = self._checked(given, is_partial=True) if given else {}
-        final = {name: np.asarray(values, self._table.schema[name].dtype) for name, values in checked.items()}
-        for stream in which.tolist():
-            values = {name: column[stream] for name, column in final.items()}
-            self._streams[stream].end_episode(values, terminated=bool(is_terminated[stream]))
+        ends = self._writing.checked_ends(done, columns if rows is None else {**rows, **columns}, terminated)
+        for end in ends:
+            self._streams[end.stream].end_episode(end.values, terminated=end.is_terminated)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until all appended rows are acknowledged.
@@ -297,8 +243,7 @@ class Writer:
             The stored columns, ``dtype[n, *shape]``; in a table without steps, suitable for `Table.insert`.
         """
         with self._changed:
-            parts = self._outbox.unacknowledged()
-            return {name: np.concatenate([part[name] for part in parts]) for name in self._table.schema}
+            return self._writing.unacknowledged_rows()
 
     def __enter__(self) -> Writer:
         return self
@@ -319,21 +264,3 @@ class Writer:
 
     def _refuse(self) -> NoReturn:
         raise TypeError(f"this writer has {len(self)} streams; use writer[i]")
-
-    def _checked(self, values: Mapping[str, Any], *, is_partial: bool) -> dict[str, Array]:
-        """Check values with one row for each stream."""
-        checked, row_count = checked_rows(self._table.schema, values, is_partial=is_partial)
-        if row_count != len(self):
-            raise InvalidArgumentError.of_field("columns", f"{len(self)} rows, one for each stream", f"{row_count}")
-        return checked
-
-    def _flags(self, field: str, given: ArrayLike) -> Array:
-        flags = checked_array(field, _FLAG, given)
-        if flags.shape != (len(self),):
-            raise InvalidArgumentError.of_field(field, f"bool[{len(self)}], one for each stream", described(flags))
-        return flags
-
-
-def _block_rows(table: TableDescription, wanted: int | None, streams: int) -> int:
-    fitting = wanted or max(streams, min(BLOCK_ROWS, BLOCK_BYTES // table.row_bytes))
-    return min(fitting, table.rows_per_insert)

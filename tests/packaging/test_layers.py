@@ -39,7 +39,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"table"},
         {"_mixing", "torch"},
         {"client"},
-        {"local_server", "minari", "sb3", "tianshou", "torchrl"},
+        {"aio", "local_server", "minari", "sb3", "tianshou", "torchrl"},
         {"__init__", "sb3_contrib"},
         {"cli"},
     ],

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from replay_proto.framing import Array
+from replay_proto.schema import Column
 from replay_proto.v1 import replay_pb2
 
 from replay_client._answers import BatchReader, Blank, RowsReader, joined_rows
@@ -18,6 +19,7 @@ from replay_client._rows.choosing import chosen_columns, chosen_of_steps
 from replay_client._rows.columns import BatchOrKeys
 from replay_client._rows.mapped_rows import MappedRows
 from replay_client._transport.call import Call, Operation
+from replay_client._transport.connection import LinkOptions
 from replay_client._transport.time_limits import time_limit
 from replay_client._writing.inserts import Inserts
 from replay_client.batch import Batch, Rows, UpdateResult
@@ -183,6 +185,44 @@ class TableOperations:
     def _limits(self, wait_s: float) -> tuple[float, float]:
         """Return the time limit of a call that may wait ``wait_s`` for the table, and the margin, in seconds."""
         return (wait_s, _ANSWER_MARGIN_S) if wait_s else (self._timeout_s, 0.0)
+
+
+class TableHandle:
+    """What the tables of all clients have in common, without I/O."""
+
+    def __init__(
+        self, description: TableDescription, options: LinkOptions, mapped: MappedRows | None, *, created: bool
+    ) -> None:
+        self.created: Final = created
+        """Whether `ReplayClient.create_table` created the table; False if it already existed."""
+        self.name: Final = description.name
+        """Name of the table, unique on the server."""
+        self.uid: Final = description.uid
+        """16 random bytes that distinguish this table from earlier tables with the same name."""
+        self.schema: Final = description.schema
+        """Stored columns by name, in storage order."""
+        self.steps: Final = description.steps
+        """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
+        self.capacity: Final = description.capacity
+        """Maximum number of rows."""
+        self.backend: Final = description.backend
+        """Name of the backend."""
+        self.parameters: Final = description.parameters
+        """Parameters of the backend, including defaults."""
+        self.slots: Final = description.slots
+        """Size of the ring in rows: row k is in slot k % slots."""
+        self._description = description
+        self._address = options.address
+        self._operations = TableOperations(description, mapped, options.timeout_s)
+
+    @property
+    def batch_columns(self) -> Mapping[str, Column]:
+        """The columns of a batch: the dtype and shape of a row's value; in a table of steps, of an item's."""
+        return self.schema if self.steps is None else self.steps.sampled
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name}: {column}" for name, column in self.schema.items())
+        return f"<Table {self.name!r} at {self._address}: {self.backend}, {self.capacity} rows of {columns}>"
 
 
 def _parts(count: int, most: int) -> list[slice]:

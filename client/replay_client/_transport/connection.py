@@ -26,13 +26,14 @@ from typing import Final, Literal, TypeVar
 
 import grpc
 
-from replay_client._transport.address import listens
+from replay_client._transport.address import checked_address, listens
 from replay_client._transport.attempts import Attempts, FirstContact
 from replay_client._transport.call import Call, Operation, run
 from replay_client._transport.time_limits import left_s, time_limit
 from replay_client.errors import (
     ClosedError,
     ForkedError,
+    InvalidArgumentError,
     ReplayError,
     ServerUnavailableError,
     from_rpc_error,
@@ -41,7 +42,7 @@ from replay_client.security import Tls, open_channel, token_metadata
 
 T = TypeVar("T")
 
-_HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
+HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
 """A cheap method that requires no token."""
 SERVICE: Final = "replay.v1.ReplayService"
 StreamMethod = Literal["Write", "Learn"]
@@ -74,7 +75,7 @@ _SERVICE_CONFIG: Final = json.dumps(
         ]
     }
 )
-_CHANNEL_OPTIONS: Final = (
+CHANNEL_OPTIONS: Final = (
     # The server limits message sizes.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -112,6 +113,26 @@ class LinkOptions:
     same_host: bool
     """Whether to copy rows from the files of a server on this host."""
 
+    @classmethod
+    def checked(
+        cls, address: str, *, timeout_s: float, wait_for_server_s: float | None, tls: Tls | None, same_host: bool
+    ) -> LinkOptions:
+        """Check the arguments of `ReplayClient`.
+
+        Raises:
+            InvalidArgumentError: the address or a time limit is invalid.
+        """
+        own_s = time_limit("timeout_s", timeout_s, 0.0)
+        if not own_s:
+            raise InvalidArgumentError.of_field("timeout_s", "a positive number of seconds", repr(timeout_s))
+        return cls(
+            address=checked_address(address),
+            timeout_s=own_s,
+            wait_for_server_s=time_limit("wait_for_server_s", wait_for_server_s, own_s),
+            tls=tls,
+            same_host=same_host,
+        )
+
 
 class MessageStream:
     """A bidirectional gRPC stream."""
@@ -120,7 +141,7 @@ class MessageStream:
         self, channel: grpc.Channel, address: str, method: StreamMethod, requests: Iterator[bytes], metadata: Metadata
     ) -> None:
         """Open the stream. Another thread sends ``requests``, and closes this side of the stream when they end."""
-        multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_path(method))
+        multi: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(rpc_path(method))
         self._address = address
         self._call = multi(requests, metadata=metadata)
 
@@ -142,8 +163,8 @@ class MessageStream:
         self._call.cancel()
 
 
-class Connection:
-    """A channel to one server, for use in the process that created it."""
+class ConnectionBase:
+    """What connections with threads and on event loops have in common, without I/O."""
 
     def __init__(self, options: LinkOptions, token: str | None = None) -> None:
         self.address = options.address
@@ -155,8 +176,6 @@ class Connection:
         self._closed = False
         self._was_reached = False
         self._metadata = token_metadata(token)
-        self._channel = open_channel(options.address, options.tls, _CHANNEL_OPTIONS)
-        self._unary: dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     @property
     def is_forked(self) -> bool:
@@ -177,6 +196,19 @@ class Connection:
     def deadline(self, field: str, limit_s: float | None) -> float:
         """Convert a caller's time limit to a deadline; see `replay_client._transport.time_limits`."""
         return time.monotonic() + time_limit(field, limit_s, self.timeout_s)
+
+    def _first_contact(self) -> FirstContact:
+        options = self._options
+        return FirstContact(self.address, options.wait_for_server_s, time.monotonic(), is_tls=options.tls is not None)
+
+
+class Connection(ConnectionBase):
+    """A channel to one server, for use in the process that created it."""
+
+    def __init__(self, options: LinkOptions, token: str | None = None) -> None:
+        super().__init__(options, token)
+        self._channel = open_channel(options.address, options.tls, CHANNEL_OPTIONS)
+        self._unary: dict[str, grpc.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation.
@@ -215,10 +247,7 @@ class Connection:
         self.check_usable()
         if self._was_reached:
             return
-        options = self._options
-        contact = FirstContact(
-            self.address, options.wait_for_server_s, time.monotonic(), is_tls=options.tls is not None
-        )
+        contact = self._first_contact()
         while (refusal := self._knock(contact)) is not None:
             pause_s = contact.pause_s(refusal, time.monotonic())
             if pause_s is None:
@@ -239,7 +268,7 @@ class Connection:
 
     def _knock(self, contact: FirstContact) -> ServerUnavailableError | None:
         """Check whether a server answers; return an error if none does."""
-        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_HEALTH_CHECK)
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH_CHECK)
         try:
             check(b"", timeout=contact.limit_s(time.monotonic()), wait_for_ready=False)
         except grpc.RpcError as error:
@@ -253,7 +282,7 @@ class Connection:
     def _attempt(self, method: str, request: bytes, deadline: float, *, wait_for_ready: bool) -> bytes:
         unary = self._unary.get(method)
         if unary is None:
-            unary = self._unary[method] = self._channel.unary_unary(_path(method))
+            unary = self._unary[method] = self._channel.unary_unary(rpc_path(method))
         try:
             return unary(
                 request,
@@ -270,5 +299,6 @@ class Connection:
             raise
 
 
-def _path(method: str) -> str:
+def rpc_path(method: str) -> str:
+    """Return the path of an RPC of the service."""
     return f"/{SERVICE}/{method}"

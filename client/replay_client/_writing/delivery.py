@@ -1,10 +1,10 @@
 """Delivers the blocks of a writer's outbox with threads.
 
-    delivery = Delivery(connection, table, block, ...)
+    delivery = Delivery(connection, table, options, ...)
     with delivery.changed:
-        delivery.outbox.check()                 # raises what went wrong
-        delivery.outbox.block.add(...)
-        delivery.outbox.added()                 # sends the block when it is full, or due
+        delivery.writing.outbox.check()         # raises what went wrong
+        while not delivery.writing.episodes.append(...):
+            delivery.wait(deadline)             # until something changes
         delivery.send(deadline)                 # sends it now
         delivery.wait_for_all(deadline)
 
@@ -15,52 +15,35 @@ the next call.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
-from replay_client._rows.block import RowBlock
 from replay_client._transport.answered_stream import AnsweredStream
 from replay_client._transport.connection import Connection
 from replay_client._transport.frame_stream import FrameStream
-from replay_client._transport.pending import PendingRequests
-from replay_client._transport.time_limits import left_s, time_limit
-from replay_client._writing.outbox import Outbox, SentBlock
+from replay_client._transport.time_limits import left_s
+from replay_client._writing.writing import WriterOptions, Writing
 from replay_client.results.description import TableDescription
 
 
 class Delivery:
-    """See the module. Callers of all methods except `close` must hold the lock `changed`, which guards `outbox`."""
+    """See the module. Callers of all methods except `close` must hold the lock `changed`, which guards `writing`."""
 
     def __init__(
         self,
         connection: Connection,
         table: TableDescription,
-        block: RowBlock,
+        options: WriterOptions,
         *,
-        max_blocks_in_flight: int,
-        max_delay_s: float,
-        reconnect_timeout_s: float | None,
         open_around: Callable[[], FrameStream | None],
     ) -> None:
         """Connect when the first block is sent. ``open_around`` opens a stream that bypasses gRPC, if available."""
-        pending: PendingRequests[SentBlock] = PendingRequests(
-            reconnect_timeout_s=time_limit("reconnect_timeout_s", reconnect_timeout_s, connection.timeout_s),
-            keep_refused=True,
-        )
-        self.outbox = Outbox(
-            table,
-            block,
-            pending,
-            max_blocks_in_flight=max_blocks_in_flight,
-            max_delay_s=max_delay_s,
-            clock=time.monotonic,
-            wake=self._wake,
-        )
+        self.writing = Writing(table, options, timeout_s=connection.timeout_s, wake=self._wake)
+        self._outbox = self.writing.outbox
         self._stream = AnsweredStream(
             connection,
             "Write",
-            pending,
-            before_waiting=self.outbox.due_in_s,
+            self.writing.pending,
+            before_waiting=self._outbox.due_in_s,
             open_around=open_around,
             sends_in_background=True,
         )
@@ -70,7 +53,7 @@ class Delivery:
 
     def send(self, deadline: float) -> None:
         """Wait until fewer blocks are in flight, and send the block; raises like `wait_for_all`."""
-        while not self.outbox.hand_over():
+        while not self._outbox.hand_over():
             self.wait(deadline)
 
     def wait_for_all(self, deadline: float) -> None:
@@ -80,36 +63,36 @@ class Delivery:
             DeadlineExceededError: timed out.
             ReplayError: rows could not be sent.
         """
-        last = self.outbox.last_sequence
-        while not self.outbox.has_acknowledged(last):
+        last = self._outbox.last_sequence
+        while not self._outbox.has_acknowledged(last):
             self.wait(deadline)
 
     def wait(self, deadline: float) -> None:
         """Wait for a change; raise like `wait_for_all`."""
         left = left_s(deadline)
         if left == 0:
-            raise self.outbox.too_late()
+            raise self._outbox.too_late()
         self.changed.wait(left)
-        self.outbox.check()
+        self._outbox.check()
 
     def close(self) -> None:
         """Stop sending, and wait for the background thread to end."""
         with self.changed:
-            self.outbox.close()
+            self._outbox.close()
         self._stream.close()
         if self._receiver is not None:
             self._receiver.join()
 
     def _wake(self) -> None:
         """Wake up all threads; the first block starts the background thread."""
-        if self._receiver is None and self.outbox.block.count:
+        if self._receiver is None and self._outbox.block.count:
             self._receiver = threading.Thread(target=self._receive_all, name="replay-writer", daemon=True)
             self._receiver.start()
         self.changed.notify_all()
 
     def _receive_all(self) -> None:
         """Process acknowledgements until the writer is closed or fails; runs in a background thread."""
-        outbox = self.outbox
+        outbox = self._outbox
         while not outbox.has_failed:
             try:
                 block, answer = self._stream.receive()

@@ -10,17 +10,16 @@ from numpy.typing import ArrayLike
 
 from replay_client._transport.connection import Connection
 from replay_client._writing.delivery import Delivery
-from replay_client._writing.episodes import Episodes
 
 
 class WriterStream:
     """One stream of experience of a writer: an environment of an actor."""
 
-    def __init__(self, connection: Connection, delivery: Delivery, episodes: Episodes, stream: int) -> None:
+    def __init__(self, connection: Connection, delivery: Delivery, stream: int) -> None:
         """Created by the writer."""
         self._connection = connection
         self._delivery = delivery
-        self._episodes = episodes
+        self._episodes = delivery.writing.episodes
         self._stream = stream
 
     @property
@@ -51,7 +50,7 @@ class WriterStream:
         values = columns if row is None else {**row, **columns}
         self._connection.check_not_forked()
         with self._delivery.changed:
-            self._delivery.outbox.check()
+            self._delivery.writing.outbox.check()
             while not self._episodes.append(self._stream, values, priority):
                 self._delivery.wait(math.inf)
 
@@ -93,6 +92,6 @@ class WriterStream:
         values = columns if row is None else {**row, **columns}
         self._connection.check_not_forked()
         with self._delivery.changed:
-            self._delivery.outbox.check()
+            self._delivery.writing.outbox.check()
             while not self._episodes.end(self._stream, values, terminated, priorities):
                 self._delivery.wait(math.inf)

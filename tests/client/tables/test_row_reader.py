@@ -64,7 +64,7 @@ def test_rows_that_are_evicted_before_they_are_read_are_counted_and_new_ones_lef
     reader = table.rows(chunk=int(rng.integers(5, 30)))
     total, read, expected = len(due), list[int](), list[int]()
     while due:
-        part = due[: reader._chunk]
+        part = due[: reader._plan.chunk]
         del due[: len(part)]
         alive = [key for key in part if key >= inserted - 100]
         if alive:

@@ -1,0 +1,198 @@
+"""The channel to a server on an event loop; see `replay_client._transport.connection`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from grpc import aio
+
+from replay_client._transport.address import listens
+from replay_client._transport.attempts import Attempts, FirstContact
+from replay_client._transport.call import Call, Operation, run_async
+from replay_client._transport.connection import (
+    CHANNEL_OPTIONS,
+    HEALTH_CHECK,
+    ConnectionBase,
+    LinkOptions,
+    StreamMethod,
+    rpc_path,
+)
+from replay_client._transport.time_limits import left_s, time_limit
+from replay_client.aio._waiting import Turns
+from replay_client.errors import ClosedError, ReplayError, ServerUnavailableError, from_rpc_error
+from replay_client.security import channel_security
+
+T = TypeVar("T")
+
+
+class MessageStream:
+    """A bidirectional gRPC stream. If `receive` or `send` is canceled, so is the stream."""
+
+    def __init__(self, connection: Connection, call: aio.StreamStreamCall[bytes, bytes]) -> None:
+        self._connection = connection
+        self._call = call
+
+    async def send(self, message: bytes) -> bool:
+        """Send a message; False if the stream has ended, for the reason that `receive` raises."""
+        try:
+            await self._call.write(message)
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            return False
+        return True
+
+    async def receive(self) -> bytes:
+        """Wait for the next reply.
+
+        Raises:
+            ReplayError: the stream ended. If it ended unexpectedly, this is a `ServerUnavailableError`.
+        """
+        answer = await self._connection.outcome(self._call.read())
+        if isinstance(answer, bytes):
+            return answer
+        raise ServerUnavailableError(f"the replay server at {self._connection.address} ended the stream")
+
+    def cancel(self) -> None:
+        """Cancel the stream."""
+        self._call.cancel()
+
+
+class Connection(ConnectionBase):
+    """A channel to one server, opened on first use, for the event loop that is running then."""
+
+    def __init__(self, options: LinkOptions, token: str | None = None) -> None:
+        super().__init__(options, token)
+        self.authorization = dict(self._metadata).get("authorization", "")
+        """The token, as sent to the server."""
+        self._credentials, self._channel_options = channel_security(options.tls, CHANNEL_OPTIONS)
+        self._channel: aio.Channel | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turns = Turns()
+        self._contact = asyncio.Lock()
+        self._unary: dict[str, aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
+        self._streams: weakref.WeakSet[MessageStream] = weakref.WeakSet()
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run an operation.
+
+        Raises:
+            ReplayError: from the operation or its calls.
+        """
+        await self._turns.take()
+        return await run_async(operation, self.call)
+
+    async def call(self, call: Call) -> bytes:
+        """Make a call and wait for the reply.
+
+        Raises:
+            ReplayError: the time limit is invalid, or the call failed.
+        """
+        limit_s = time_limit("timeout_s", call.timeout_s, self.timeout_s)
+        await self.reach()
+        deadline = time.monotonic() + limit_s
+        attempts = Attempts(deadline)
+        while True:
+            try:
+                return await self._attempt(call, deadline + call.margin_s)
+            except ReplayError as error:
+                if not call.repeat:
+                    raise
+                pause_s = attempts.failed(error, time.monotonic())
+            await asyncio.sleep(pause_s)
+
+    async def reach(self) -> None:
+        """Wait for the first contact with the server; later calls return immediately.
+
+        Raises:
+            ServerUnavailableError: no server answers; the message says what to do.
+            ReplayError: as for `check_usable`.
+        """
+        self.check_usable()
+        if self._was_reached:
+            return
+        async with self._contact:
+            contact = self._first_contact()
+            while not self._was_reached and (refusal := await self._knock(contact)) is not None:
+                pause_s = contact.pause_s(refusal, time.monotonic())
+                if pause_s is None:
+                    raise contact.given_up(refusal, listens=await asyncio.to_thread(listens, self.address))
+                await asyncio.sleep(pause_s)
+            self._was_reached = True
+
+    def open_stream(self, method: StreamMethod) -> MessageStream:
+        """Open a bidirectional stream; see `MessageStream`."""
+        self.check_usable()
+        multi: aio.StreamStreamMultiCallable[bytes, bytes] = self._opened().stream_stream(rpc_path(method))
+        stream = MessageStream(self, multi(metadata=aio.Metadata(*self._metadata)))
+        self._streams.add(stream)
+        return stream
+
+    async def close(self) -> None:
+        """Close the channel, which ends running calls and streams."""
+        self._closed = True
+        for stream in list(self._streams):
+            stream.cancel()
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def outcome(self, call: Awaitable[T]) -> T:
+        """Wait for a call to gRPC, and convert its errors."""
+        try:
+            return await call
+        except aio.AioRpcError as error:
+            if self._closed:
+                raise ClosedError("this client was closed during the call") from None
+            raise from_rpc_error(error, self.address) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Another task canceled the call of gRPC.
+            raise ClosedError("the connection was closed during the call") from None
+        except (aio.UsageError, aio.InternalError):  # raised by gRPC after the channel was closed
+            self.check_usable()
+            raise
+
+    async def _knock(self, contact: FirstContact) -> ServerUnavailableError | None:
+        """Check whether a server answers; return an error if none does."""
+        check: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._opened().unary_unary(HEALTH_CHECK)
+        try:
+            await self.outcome(check(b"", timeout=contact.limit_s(time.monotonic()), wait_for_ready=False))
+        except ReplayError as error:
+            self.check_usable()
+            return contact.refusal(error.code, error.metadata.get("detail", ""))
+        return None
+
+    async def _attempt(self, call: Call, deadline: float) -> bytes:
+        unary = self._unary.get(call.method)
+        if unary is None:
+            unary = self._unary[call.method] = self._opened().unary_unary(rpc_path(call.method))
+        return await self.outcome(
+            unary(
+                call.request,
+                timeout=left_s(deadline),
+                metadata=aio.Metadata(*self._metadata),
+                wait_for_ready=not call.repeat,
+            )
+        )
+
+    def _opened(self) -> aio.Channel:
+        """Return the channel, opening it on first use.
+
+        Raises:
+            RuntimeError: another event loop is running.
+        """
+        loop = asyncio.get_running_loop()
+        if self._channel is None:
+            self._loop = loop
+            address, options = self.address, self._channel_options
+            if self._credentials is None:
+                self._channel = aio.insecure_channel(address, options=options)
+            else:
+                self._channel = aio.secure_channel(address, self._credentials, options=options)
+        if loop is not self._loop:
+            raise RuntimeError("this client belongs to another event loop; create one client per loop")
+        return self._channel

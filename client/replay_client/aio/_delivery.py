@@ -1,0 +1,87 @@
+"""Delivers the blocks of a writer's outbox on an event loop; see `replay_client._writing.delivery`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from replay_client._transport.time_limits import left_s
+from replay_client._writing.writing import WriterOptions, Writing
+from replay_client.aio._connection import Connection
+from replay_client.aio._stream import AnsweredStream
+from replay_client.results.description import TableDescription
+
+
+class Delivery:
+    """A background task sends blocks, processes acknowledgements, and reconnects."""
+
+    def __init__(self, connection: Connection, table: TableDescription, options: WriterOptions) -> None:
+        """Connect when the first block is sent."""
+        self.writing = Writing(table, options, timeout_s=connection.timeout_s, wake=self._wake)
+        self._outbox = self.writing.outbox
+        self._connection = connection
+        self._stream = AnsweredStream(connection, "Write", self.writing.pending, before_waiting=self._outbox.due_in_s)
+        self._receiver: asyncio.Task[None] | None = None
+        self._owes_turn = False
+
+    async def ready(self) -> None:
+        """Call this before adding rows: lets other tasks run after a block was begun or sent, and checks for errors.
+
+        Raises:
+            ReplayError: an earlier row could not be sent.
+        """
+        await self._connection.reach()
+        if self._owes_turn:
+            self._owes_turn = False
+            await asyncio.sleep(0)
+        self._outbox.check()
+
+    async def send(self, deadline: float) -> None:
+        """Wait until fewer blocks are in flight, and send the block; raises like `wait_for_all`."""
+        while not self._outbox.hand_over():
+            await self.wait(deadline)
+
+    async def wait_for_all(self, deadline: float) -> None:
+        """Wait until all blocks sent so far are acknowledged.
+
+        Raises:
+            DeadlineExceededError: timed out.
+            ReplayError: rows could not be sent.
+        """
+        last = self._outbox.last_sequence
+        while not self._outbox.has_acknowledged(last):
+            await self.wait(deadline)
+
+    async def wait(self, deadline: float) -> None:
+        """Wait for a change; raise like `wait_for_all`."""
+        left = left_s(deadline)
+        if left == 0:
+            raise self._outbox.too_late()
+        await self._stream.changed.wait(left)
+        self._outbox.check()
+
+    async def close(self) -> None:
+        """Stop sending, and end the background task."""
+        self._outbox.close()
+        self._stream.close()
+        if self._receiver is not None:
+            self._receiver.cancel()
+            await asyncio.wait((self._receiver,))
+
+    def _wake(self) -> None:
+        """Wake up all tasks; the first block starts the background task."""
+        self._owes_turn = True
+        if self._receiver is None and self._outbox.block.count:
+            self._receiver = asyncio.create_task(self._receive_all(), name="replay-writer")
+        self._stream.changed.notify()
+
+    async def _receive_all(self) -> None:
+        """Process acknowledgements until the writer is closed or fails."""
+        outbox = self._outbox
+        while not outbox.has_failed:
+            try:
+                outbox.answered(*await self._stream.receive())
+            except Exception as error:
+                outbox.failed(error)
+            self._stream.changed.notify()
+            while outbox.is_paused and not outbox.is_closed:
+                await self._stream.changed.wait()

@@ -1,0 +1,116 @@
+"""A stream of requests and replies that reconnects when it breaks; see `replay_client._transport.answered_stream`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Generic
+
+from replay_client._transport.connection import StreamMethod
+from replay_client._transport.pending import PendingRequests, R
+from replay_client.aio._connection import Connection, MessageStream
+from replay_client.aio._waiting import Changes
+from replay_client.errors import ClosedError
+
+
+class AnsweredStream(Generic[R]):
+    """Sends pending requests in a background task while its stream is open."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        method: StreamMethod,
+        pending: PendingRequests[R],
+        *,
+        before_waiting: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """Create the stream; the first request opens it.
+
+        Args:
+            connection: the connection to the server.
+            method: the RPC.
+            pending: the requests. Call `notify` after adding some.
+            before_waiting: called when there is nothing to send; returns the seconds until the next call, or None.
+        """
+        self.changed = Changes()
+        """Notified of every change."""
+        self._connection = connection
+        self._method = method
+        self._pending = pending
+        self._before_waiting = before_waiting
+        self._stream: MessageStream | None = None
+        self._sender: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def send_pending(self) -> None:
+        """Send the requests that were added, as soon as the stream allows."""
+        if self._pending.has_unsent:
+            self.changed.notify()
+
+    async def receive(self) -> tuple[R, bytes]:
+        """Wait for the reply to the oldest request; if there is no request yet, wait for one.
+
+        Only one task may call this. If it is canceled, the stream breaks, and the next call reconnects.
+
+        Raises:
+            ServerUnavailableError: the server was unreachable for `reconnect_timeout_s`. Calling again retries.
+            ClosedError: the stream was closed.
+            ReplayError: the oldest request was refused.
+        """
+        while True:
+            stream = await self._opened()
+            try:
+                answer = await stream.receive()
+            except BaseException as error:
+                self._drop()
+                if self._is_closed or not isinstance(error, Exception):
+                    raise
+                pause_s = self._pending.failed(error, time.monotonic())
+            else:
+                request = self._pending.answered()
+                self.changed.notify()
+                return request, answer
+            await asyncio.sleep(pause_s)
+
+    def close(self) -> None:
+        """Close the stream. From now on `receive` raises `ClosedError`."""
+        self._is_closed = True
+        self._drop()
+
+    async def _opened(self) -> MessageStream:
+        """Return the stream, opening it once there is something to send."""
+        await self._wait_for_requests()
+        if self._is_closed:
+            raise ClosedError("this stream is closed")
+        if self._stream is None:
+            self._stream = self._connection.open_stream(self._method)
+            self._sender = asyncio.create_task(self._send_all(self._stream), name="replay-sends")
+        return self._stream
+
+    async def _wait_for_requests(self) -> None:
+        while not self._is_closed and not self._pending.requests:
+            wait_s = self._before_waiting()
+            if not self._pending.requests:
+                await self.changed.wait(wait_s)
+
+    async def _send_all(self, stream: MessageStream) -> None:
+        """Send requests until the stream ends or is dropped, which cancels this task."""
+        while True:
+            request = self._pending.next_to_send()
+            if request is not None:
+                if not await stream.send(b"".join(request.parts())):
+                    return
+                continue
+            wait_s = self._before_waiting()
+            if not self._pending.has_unsent:
+                await self.changed.wait(wait_s)
+
+    def _drop(self) -> None:
+        if self._sender is not None:
+            self._sender.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
+        self._stream = self._sender = None
+        self._pending.broken()
+        self.changed.notify()

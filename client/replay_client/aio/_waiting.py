@@ -1,0 +1,36 @@
+"""Waiting on an event loop: for changes, for turns."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+
+class Changes:
+    """Wakes up all tasks that wait for a change of some state. A canceled wait has no effect."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake up all waiting tasks."""
+        self._event.set()
+        self._event.clear()
+
+    async def wait(self, limit_s: float | None = None) -> None:
+        """Wait for the next `notify`, or for ``limit_s`` seconds; None: no limit."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._event.wait()
+
+
+class Turns:
+    """Lets one task per iteration of the event loop begin its work, so that many calls at once do not block it."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def take(self) -> None:
+        """Wait for a turn. The caller's work until its next ``await`` is the only one in this iteration of the loop."""
+        async with self._lock:
+            await asyncio.sleep(0)

@@ -1,0 +1,144 @@
+"""A client of one server for asyncio; see `replay_client.client`.
+
+async with aio.ReplayClient("localhost:50051") as client:
+    table = await client.table("cartpole")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NoReturn, TypeVar
+
+from replay_proto.schema import Column
+from replay_proto.steps import Derived, Item
+
+from replay_client._operations import server as operations
+from replay_client._operations.server import IfExists
+from replay_client._transport.attempts import FIRST_CONTACT_S
+from replay_client._transport.call import Operation
+from replay_client._transport.connection import LinkOptions
+from replay_client.aio._connection import Connection
+from replay_client.aio.table import Table
+from replay_client.client import DEFAULT_TIMEOUT_S
+from replay_client.results.checkpoints import Checkpoint
+from replay_client.results.description import TableDescription
+from replay_client.results.stats import Stats
+from replay_client.security import Tls
+
+T = TypeVar("T")
+
+
+class ReplayClient:
+    """A connection to a replay server, for one event loop; see `replay_client.ReplayClient`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        wait_for_server_s: float | None = FIRST_CONTACT_S,
+        same_host: bool = True,
+    ) -> None:
+        """Do not connect yet. For the arguments and errors, see `replay_client.ReplayClient`.
+
+        With ``same_host``, rows of batches are copied from the files of a server on this host; all calls use gRPC.
+        """
+        self._options = LinkOptions.checked(
+            address, timeout_s=timeout_s, wait_for_server_s=wait_for_server_s, tls=tls, same_host=same_host
+        )
+        self._connection = Connection(self._options, token)
+
+    @property
+    def address(self) -> str:
+        """The server's address, as given."""
+        return self._options.address
+
+    def __repr__(self) -> str:
+        return f"<aio.ReplayClient of {self.address}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client of an event loop cannot be pickled or copied; create a client there")
+
+    async def create_table(
+        self,
+        name: str,
+        *,
+        columns: Mapping[str, Column | Derived],
+        capacity: int,
+        backend: str = "sum_tree",
+        steps: Item | None = None,
+        seed: int | None = None,
+        if_exists: IfExists | None = None,
+        min_size: float | None = None,
+        samples_per_insert: float | None = None,
+        error_buffer: float | tuple[float, float] | None = None,
+        **parameters: float | None,
+    ) -> Table:
+        """Create a table, or open an existing one; see `replay_client.ReplayClient.create_table`."""
+        config = operations.table_config(
+            name,
+            columns=columns,
+            capacity=capacity,
+            backend=backend,
+            steps=steps,
+            seed=seed,
+            min_size=min_size,
+            samples_per_insert=samples_per_insert,
+            error_buffer=error_buffer,
+            parameters=parameters,
+        )
+        description, created = await self._run(operations.create_table(config, if_exists))
+        return Table(self._connection, self._options, description, created=created)
+
+    async def table(self, name: str) -> Table:
+        """Open an existing table; see `replay_client.ReplayClient.table`."""
+        return Table(self._connection, self._options, await self._run(operations.describe(name)))
+
+    async def tables(self) -> list[TableDescription]:
+        """List the descriptions of all tables, sorted by name."""
+        return await self._run(operations.list_tables())
+
+    async def drop_table(self, name: str) -> None:
+        """Drop the table with this name; see `replay_client.ReplayClient.drop_table`."""
+        await self._run(operations.drop_table(name))
+
+    async def stats(self) -> Stats:
+        """Fetch statistics of the server and all tables; a cheap call."""
+        return await self._run(operations.stats())
+
+    async def checkpoint(
+        self,
+        tables: Iterable[str] = (),
+        *,
+        series: str | None = None,
+        keep: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Checkpoint:
+        """Have the server write a checkpoint; see `replay_client.ReplayClient.checkpoint`.
+
+        If the call is canceled, the server finishes the checkpoint anyway.
+        """
+        return await self._run(operations.checkpoint(tables, series=series, keep=keep, timeout_s=timeout_s))
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """List the server's checkpoints, oldest first; see `replay_client.ReplayClient.checkpoints`."""
+        return await self._run(operations.list_checkpoints())
+
+    async def verify_checkpoint(self, name: str, *, timeout_s: float | None = None) -> Checkpoint:
+        """Have the server verify a checkpoint; see `replay_client.ReplayClient.verify_checkpoint`."""
+        return await self._run(operations.verify_checkpoint(name, timeout_s=timeout_s))
+
+    async def close(self) -> None:
+        """Close the connection. Close writers and samplers first."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> ReplayClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _run(self, operation: Operation[T]) -> T:
+        return await self._connection.run(operation)

@@ -1,0 +1,50 @@
+"""Reads all rows of a table; see `replay_client.row_reader`.
+
+async for rows in await table.rows(order="episode"):
+    save(rows["obs"], rows.episodes, rows.steps)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_client.batch import Rows
+from replay_client.row_reader import RowPlan, RowReaderBase
+
+
+class RowReader(RowReaderBase):
+    """An iterator over the rows that were live when it was created. For use in one task at a time."""
+
+    def __init__(self, read: Callable[[NDArray[np.int64]], Awaitable[Rows]], plan: RowPlan) -> None:
+        """Created by `Table.rows`; ``read`` returns the live rows among those with the given keys."""
+        super().__init__(plan)
+        self._read = read
+        self._parts = plan.parts()
+        self._keys = next(self._parts, None)  # to be read next; None: all were read
+        self._ready: deque[Rows] = deque()
+        self._is_complete = False
+
+    def __aiter__(self) -> RowReader:
+        return self
+
+    async def __anext__(self) -> Rows:
+        """Return the next rows. After an error or a cancellation, the next call continues.
+
+        Raises:
+            ReplayError: as for `replay_client.RowReader`.
+        """
+        while not self._ready:
+            if self._keys is not None:
+                rows = await self._read(self._keys)
+                self._ready += self._plan.arrived(self._keys, rows)
+                self._keys = next(self._parts, None)
+            elif not self._is_complete:
+                self._is_complete = True
+                self._ready += self._plan.rest()
+            else:
+                raise StopAsyncIteration
+        return self._ready.popleft()

@@ -1,0 +1,201 @@
+"""Draws batches and updates priorities over one stream; see `replay_client.sampler`.
+
+async with table.sampler(256, beta=0.4, prefetch=3) as sampler:
+    async for batch in sampler:
+        await sampler.update_priorities(batch, await learn(batch))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+from numpy.typing import ArrayLike
+from replay_proto.v1 import replay_pb2
+
+from replay_client._answers import BatchReader
+from replay_client._learning import Exchange, Learning
+from replay_client._rows.columns import BatchOrKeys
+from replay_client._transport.time_limits import left_s, time_limit
+from replay_client.aio._connection import Connection
+from replay_client.aio._stream import AnsweredStream
+from replay_client.batch import Batch
+from replay_client.draws import Prefetch
+from replay_client.errors import ClosedError
+from replay_client.results.description import TableDescription
+
+
+class Sampler:
+    """An endless iterator over batches; see `replay_client.Sampler`. For use in one task at a time."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        table: TableDescription,
+        draw: replay_pb2.Draw,
+        reader: BatchReader,
+        draw_over_wire: Callable[[replay_pb2.Draw], Awaitable[Batch]],
+        *,
+        prefetch: Prefetch,
+        reconnect_timeout_s: float | None,
+    ) -> None:
+        """Created by `Table.sampler`; the first batch opens the stream.
+
+        ``draw_over_wire`` draws a replacement for a batch if its rows were overwritten before they were copied.
+        """
+        self._learning = Learning(
+            table,
+            draw,
+            reader,
+            prefetch=prefetch,
+            reconnect_timeout_s=time_limit("reconnect_timeout_s", reconnect_timeout_s, connection.timeout_s),
+        )
+        self._draw_over_wire = draw_over_wire
+        self._connection = connection
+        self._table = table
+        self._stream: AnsweredStream[Exchange] = AnsweredStream(connection, "Learn", self._learning.pending)
+        self._receiver: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights in future requests; `Batch.beta` is the exponent used for a batch."""
+        return self._learning.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._learning.beta = beta
+
+    @property
+    def prefetch(self) -> int:
+        """Batches in flight while the next one is awaited, at least 1; can be changed, also to "auto"."""
+        return self._learning.prefetch
+
+    @prefetch.setter
+    def prefetch(self, prefetch: Prefetch) -> None:
+        self._learning.prefetch = prefetch
+
+    @property
+    def in_flight(self) -> int:
+        """Batches requested but not yet returned."""
+        return self._learning.in_flight
+
+    @property
+    def unacknowledged(self) -> int:
+        """Number of messages with unacknowledged updates; unsent updates count as one message."""
+        return self._learning.unacknowledged
+
+    @property
+    def updated(self) -> int:
+        """Number of rows updated so far, according to the server's replies."""
+        return self._learning.updated
+
+    @property
+    def stale(self) -> int:
+        """Number of stale keys so far, according to the server's replies."""
+        return self._learning.stale
+
+    def __repr__(self) -> str:
+        draw = f"batch_size={self._learning.draw.batch_size}, beta={self.beta}"
+        return f"<Sampler of table {self._table.name!r} at {self._connection.address}: {draw}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a sampler cannot be pickled or copied; create a sampler there")
+
+    def __aiter__(self) -> Sampler:
+        return self
+
+    async def __anext__(self) -> Batch:
+        """Send updates and a request for another batch, and return the oldest batch in flight.
+
+        Raises:
+            ReplayError: as for `replay_client.Sampler`.
+        """
+        self._check_usable()
+        await self._connection.reach()
+        self._learning.ask()
+        self._stream.send_pending()
+        batches, tuner = self._learning.batches, self._learning.tuner
+        began_s = time.perf_counter() if tuner else 0.0
+        while not batches:
+            await self._receive(None)
+        if tuner:
+            tuner.stepped(began_s, time.perf_counter())
+        batch = batches[0]
+        if isinstance(batch, replay_pb2.Draw):
+            batch = await self._draw_over_wire(batch)
+        batches.popleft()
+        return batch
+
+    async def update_priorities(self, batch_or_keys: BatchOrKeys, priorities: ArrayLike) -> None:
+        """Update priorities, with the request for the next batch; see `replay_client.Sampler.update_priorities`."""
+        self._check_usable()
+        self._learning.update(batch_or_keys, priorities)
+        self._stream.send_pending()
+
+    async def flush(self, *, timeout_s: float | None = None) -> None:
+        """Wait until all updates are acknowledged; see `replay_client.Sampler.flush`."""
+        self._check_usable()
+        deadline = self._connection.deadline("timeout_s", timeout_s)
+        self._learning.send_updates()
+        self._stream.send_pending()
+        while self._learning.unacknowledged:
+            if time.monotonic() >= deadline:
+                raise self._learning.too_late()
+            await self._receive(left_s(deadline))
+
+    async def close(self, *, timeout_s: float | None = None) -> None:
+        """Flush and close. Idempotent; see `replay_client.Sampler.close`."""
+        if self._is_closed:
+            return
+        try:
+            await self.flush(timeout_s=timeout_s)
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Close without a flush: unacknowledged updates may be lost."""
+        self._is_closed = True
+        self._stream.close()
+        if self._receiver is not None:
+            self._receiver.cancel()
+
+    async def __aenter__(self) -> Sampler:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Flush and close. After an error in the block, only close, because the updates may be incomplete."""
+        if error is None:
+            await self.close()
+        else:
+            self.cancel()
+
+    async def _receive(self, limit_s: float | None) -> None:
+        """Wait for the next reply, at most ``limit_s`` seconds. If canceled, the next call continues."""
+        if self._receiver is None:
+            self._receiver = asyncio.create_task(self._process_reply(), name="replay-receives")
+            self._receiver.add_done_callback(_retrieve)
+        receiver = self._receiver
+        await asyncio.wait((receiver,), timeout=limit_s)
+        if self._is_closed:
+            raise ClosedError("this sampler is closed")
+        if receiver.done():
+            if self._receiver is receiver:
+                self._receiver = None
+            receiver.result()
+
+    async def _process_reply(self) -> None:
+        self._learning.answered(*await self._stream.receive())
+
+    def _check_usable(self) -> None:
+        self._connection.check_not_forked()
+        if self._is_closed:
+            raise ClosedError("this sampler is closed")
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Mark an error as seen: if no call waits for it anymore, the sampler is closed."""
+    if not task.cancelled():
+        task.exception()

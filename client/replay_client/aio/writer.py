@@ -1,0 +1,220 @@
+"""Writes rows for actors: collects them in blocks and sends each exactly once; see `replay_client.writer`.
+
+    async with table.writer() as writer:
+        for ...:
+            await writer.append(obs=obs, action=action, reward=reward, next_obs=next_obs, terminated=terminated)
+            if terminated or truncated:
+                await writer.end_episode()
+        await writer.flush(timeout_s=10)
+
+If `append` is canceled, it has not appended its row.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from numpy.typing import ArrayLike
+from replay_proto.framing import Array
+
+from replay_client._writing.writing import WriterOptions
+from replay_client.aio._connection import Connection
+from replay_client.aio._delivery import Delivery
+from replay_client.errors import ReplayError
+from replay_client.results.description import TableDescription
+from replay_client.writer import GIVE_UP_S
+
+log = logging.getLogger(__name__)
+
+
+class WriterStream:
+    """One stream of experience of a writer; see `replay_client.WriterStream`."""
+
+    def __init__(self, delivery: Delivery, stream: int) -> None:
+        """Created by the writer."""
+        self._delivery = delivery
+        self._episodes = delivery.writing.episodes
+        self._stream = stream
+
+    @property
+    def number(self) -> int:
+        """uint64: random number of this stream, stored with every row."""
+        return int(self._episodes.streams.numbers[self._stream])
+
+    @property
+    def episode(self) -> int:
+        """Number of the current episode in the stream, stored with every row."""
+        return int(self._episodes.streams.episodes[self._stream])
+
+    async def append(
+        self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any
+    ) -> None:
+        """Append a copy of a row to the current episode; see `replay_client.WriterStream.append`."""
+        values = columns if row is None else {**row, **columns}
+        await self._delivery.ready()
+        while not self._episodes.append(self._stream, values, priority):
+            await self._delivery.wait(math.inf)
+
+    async def abandon_episode(self) -> None:
+        """Stop the current episode without closing it; see `replay_client.WriterStream.abandon_episode`."""
+        self._episodes.begin_episode(self._stream)
+
+    async def end_episode(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        terminated: bool = False,
+        priorities: ArrayLike | None = None,
+        **columns: Any,
+    ) -> None:
+        """End the current episode; see `replay_client.WriterStream.end_episode`."""
+        values = columns if row is None else {**row, **columns}
+        await self._delivery.ready()
+        while not self._episodes.end(self._stream, values, terminated, priorities):
+            await self._delivery.wait(math.inf)
+
+
+class Writer:
+    """See `replay_client.Writer`. Several tasks may use one writer, but all share the current episodes."""
+
+    def __init__(self, connection: Connection, table: TableDescription, options: WriterOptions) -> None:
+        """Created by `Table.writer`; the stream to the server opens when the first block is sent."""
+        self.steps: Final = table.steps
+        """What the table draws and derives, if it is a table of steps; None: not a table of steps."""
+        self._connection = connection
+        self._table = table
+        self._delivery = Delivery(connection, table, options)
+        self._writing = self._delivery.writing
+        self._outbox = self._writing.outbox
+        self._streams = [WriterStream(self._delivery, each) for each in range(options.streams)]
+
+    @property
+    def acknowledged(self) -> int:
+        """Acknowledged rows."""
+        return self._outbox.acknowledged
+
+    @property
+    def in_flight(self) -> int:
+        """Number of appended rows that are not yet acknowledged."""
+        return self._outbox.in_flight
+
+    def __len__(self) -> int:
+        """Number of streams."""
+        return len(self._streams)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, stream: int) -> WriterStream:
+        """One of its streams.
+
+        Raises:
+            IndexError: there is no such stream.
+        """
+        return self._streams[stream]
+
+    def __repr__(self) -> str:
+        return f"<Writer of table {self._table.name!r} at {self._connection.address}: {self.in_flight} rows in flight>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a writer cannot be pickled or copied; create a writer there")
+
+    async def append(
+        self, row: Mapping[str, Any] | None = None, /, *, priority: float | None = None, **columns: Any
+    ) -> None:
+        """Append a row to the only stream; see `WriterStream.append`."""
+        await self._only().append(row, priority=priority, **columns)
+
+    async def end_episode(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        terminated: bool = False,
+        priorities: ArrayLike | None = None,
+        **columns: Any,
+    ) -> None:
+        """End the current episode of the only stream; see `WriterStream.end_episode`."""
+        await self._only().end_episode(row, terminated=terminated, priorities=priorities, **columns)
+
+    async def abandon_episode(self) -> None:
+        """Stop the current episode of the only stream without closing it; see `WriterStream.abandon_episode`."""
+        await self._only().abandon_episode()
+
+    async def append_all(
+        self,
+        rows: Mapping[str, Any] | None = None,
+        /,
+        *,
+        where: ArrayLike | None = None,
+        priorities: ArrayLike | None = None,
+        **columns: Any,
+    ) -> None:
+        """Append a copy of one row to each stream; see `replay_client.Writer.append_all`."""
+        checked = self._writing.checked_rows(columns if rows is None else {**rows, **columns}, where, priorities)
+        await self._delivery.ready()
+        try:
+            while checked.left:
+                if not self._writing.append_all(checked):
+                    await self._delivery.wait(math.inf)
+        except ReplayError as error:
+            checked.note(error)
+            raise
+
+    async def end_episodes(
+        self,
+        done: ArrayLike,
+        rows: Mapping[str, Any] | None = None,
+        /,
+        *,
+        terminated: ArrayLike | None = None,
+        **columns: Any,
+    ) -> None:
+        """End the current episodes of several streams; see `replay_client.Writer.end_episodes`."""
+        ends = self._writing.checked_ends(done, columns if rows is None else {**rows, **columns}, terminated)
+        for end in ends:
+            await self._streams[end.stream].end_episode(end.values, terminated=end.is_terminated)
+
+    async def flush(self, *, timeout_s: float | None = None) -> None:
+        """Wait until all appended rows are acknowledged; see `replay_client.Writer.flush`."""
+        deadline = self._connection.deadline("timeout_s", timeout_s)
+        await self._delivery.ready()
+        await self._delivery.send(deadline)
+        await self._delivery.wait_for_all(deadline)
+
+    async def close(self, *, timeout_s: float | None = None) -> None:
+        """Flush and close. Idempotent; see `replay_client.Writer.close`."""
+        if self._outbox.is_closed:
+            return
+        try:
+            await self.flush(timeout_s=timeout_s)
+        finally:
+            await self._delivery.close()
+
+    def unacknowledged_rows(self) -> dict[str, Array]:
+        """Return unacknowledged rows, oldest first; see `replay_client.Writer.unacknowledged_rows`."""
+        return self._writing.unacknowledged_rows()
+
+    async def __aenter__(self) -> Writer:
+        await self._connection.reach()
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Flush and close; after an error in the block, give up after `replay_client.writer.GIVE_UP_S`."""
+        try:
+            await self.close(timeout_s=None if error is None else GIVE_UP_S)
+        except BaseException as failure:
+            if error is None and isinstance(failure, ReplayError):
+                raise
+            log.warning("%d rows of table %r were not acknowledged", self.in_flight, self._table.name)
+            if not isinstance(failure, ReplayError):
+                raise
+
+    def _only(self) -> WriterStream:
+        if len(self._streams) > 1:
+            raise TypeError(f"this writer has {len(self)} streams; use writer[i]")
+        return self._streams[0]

@@ -1,0 +1,204 @@
+"""The client for asyncio as a part of its event loop: it leaves the loop to others, and ends when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import pickle
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import replay_client
+from replay_client import ClosedError, InvalidArgumentError, ServerUnavailableError, UnauthenticatedError, aio
+
+from tests.client.conftest import COLUMNS
+from tests.client.numbered import row, rows
+from tests.support.access import ALL, Authority, tls_flags, write_usual_tokens
+from tests.support.server_process import ServerProcess
+
+StartServer = Callable[..., ServerProcess]
+
+LONGEST_TICK_S = 0.005
+INSERTS = 256
+TRIES = 5
+
+ABSENT = {
+    "ReplayClient": {"keep_alive", "load_parquet", "sampler"},
+    "Table": {"loader", "load_parquet", "part_sampler", "to_arrow", "to_parquet"},
+    "Sampler": {"deadline", "keys_of", "request"},
+}
+"""Public names that have no counterpart for asyncio."""
+OMITTED = {"device", "progress", "is_waited_for"}
+"""Arguments without a counterpart."""
+
+
+@pytest.mark.parametrize("kind", ["ReplayClient", "Table", "Sampler", "Writer", "WriterStream", "RowReader"])
+def test_names_and_arguments_are_those_of_the_synchronous_client(kind: str) -> None:
+    theirs, ours = getattr(replay_client, kind), getattr(aio, kind)
+    public = {name for name in dir(theirs) if not name.startswith("_")} - ABSENT.get(kind, set())
+    assert public == {name for name in dir(ours) if not name.startswith("_")}
+    for name in public:
+        method = inspect.getattr_static(theirs, name)
+        if inspect.isfunction(method):
+            expected = {
+                parameter.name: (parameter.kind, parameter.default)
+                for parameter in inspect.signature(method).parameters.values()
+                if parameter.name not in OMITTED
+            }
+            given = inspect.signature(getattr(ours, name)).parameters.values()
+            assert {each.name: (each.kind, each.default) for each in given} == expected, f"{kind}.{name}"
+
+
+async def longest_tick_s(work: Callable[[], Awaitable[object]]) -> float:
+    """The longest iteration of the loop while ``work`` runs, in CPU time, so that other processes do not count."""
+    longest, last = 0.0, time.thread_time()
+    task = asyncio.ensure_future(work())
+    while not task.done():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, last = max(longest, now - last), now
+    await task
+    return longest
+
+
+@pytest.mark.timed
+def test_256_inserts_at_once_leave_the_loop_to_others(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            table = await client.create_table("ticks", columns=COLUMNS, capacity=100_000)
+            await table.insert(rows([0]))
+            ticks = [
+                await longest_tick_s(lambda: asyncio.gather(*(table.insert(rows([n])) for n in range(INSERTS))))
+                for _ in range(TRIES)
+            ]
+            assert await table.size() == 1 + TRIES * INSERTS
+            assert min(ticks) <= LONGEST_TICK_S
+            await table.drop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.timed
+def test_a_writer_that_never_waits_leaves_the_loop_to_others(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            table = await client.create_table("ticks", columns=COLUMNS, capacity=100_000)
+
+            async def write() -> None:
+                async with table.writer(block_rows=100) as writer:
+                    for number in range(5000):
+                        await writer.append(**row(number))
+
+            assert min([await longest_tick_s(write) for _ in range(TRIES)]) <= LONGEST_TICK_S
+            await table.drop()
+
+    asyncio.run(main())
+
+
+def test_closing_a_client_ends_all_that_waits(server: ServerProcess) -> None:
+    async def main() -> None:
+        client = aio.ReplayClient(server.address)
+        table = await client.create_table("closing", columns=COLUMNS, capacity=1000)
+        sampler, writer = table.sampler(4, beta=0.4, timeout_s=60.0), table.writer()
+        await writer.append(**row(0))
+        await writer.flush()
+        await table.reset()
+        waiting = [asyncio.ensure_future(call) for call in (anext(sampler), table.sample(4, beta=0.4, timeout_s=60.0))]
+        async with asyncio.timeout(30):
+            while (await table.stats()).waiting < len(waiting):
+                await asyncio.sleep(0.01)
+            await client.close()
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [ClosedError, ClosedError]
+        for call in (lambda: table.sample(1, beta=0.4), lambda: writer.append(**row(1)), client.tables):
+            with pytest.raises(ClosedError):
+                await call()
+        sampler.cancel()
+        with pytest.raises(ClosedError):
+            await writer.close()
+        assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}  # type: ignore[union-attr]
+
+    asyncio.run(main())
+
+
+def test_without_a_server_the_first_calls_say_so_soon() -> None:
+    async def main() -> None:
+        async with aio.ReplayClient("localhost:1", wait_for_server_s=0) as client:
+            for _ in range(2):
+                with pytest.raises(ServerUnavailableError, match="start one with `replay-server --port 1`"):
+                    await client.tables()
+
+    asyncio.run(main())
+
+
+def test_a_client_waits_for_a_server_that_starts_later(start_server: StartServer) -> None:
+    server = start_server()
+    server.kill()
+
+    async def main() -> None:
+        async with aio.ReplayClient(server.address, wait_for_server_s=30) as client:
+            calls = asyncio.gather(client.tables(), client.stats(), client.tables())
+            await asyncio.to_thread(server.restart)
+            assert (await calls)[0] == []
+
+    asyncio.run(main())
+
+
+def test_tokens_and_tls(start_server: StartServer, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tokens = str(write_usual_tokens(tmp_path / "tokens.toml"))
+    server = start_server("--tokens", tokens, *tls_flags(authority.certify("server")))
+
+    async def main() -> None:
+        tls = authority.tls()
+        async with aio.ReplayClient(server.address, token=ALL, tls=tls) as client:
+            table = await client.create_table("mine-table", columns=COLUMNS, capacity=10)
+            async with table.writer() as writer:
+                await writer.append(**row(1))
+            async with table.sampler(2, beta=0.4) as sampler:
+                assert (await anext(sampler))["number"].tolist() == [1, 1]
+        async with aio.ReplayClient(server.address, tls=tls) as stranger:
+            with pytest.raises(UnauthenticatedError):
+                await stranger.tables()
+
+    asyncio.run(main())
+
+
+def test_a_client_belongs_to_one_loop_and_one_process(server: ServerProcess) -> None:
+    client = aio.ReplayClient(server.address)
+    table = asyncio.run(client.create_table("one-loop", columns=COLUMNS, capacity=10))
+    with pytest.raises(RuntimeError, match="another event loop"):
+        asyncio.run(table.insert(rows([1])))
+    for each in (client, table, table.writer(), table.sampler(1, beta=0.4)):
+        for send in (pickle.dumps, copy.copy):
+            with pytest.raises(TypeError, match="cannot be pickled or copied"):
+                send(each)
+    with pytest.raises(InvalidArgumentError, match="timeout_s"):
+        aio.ReplayClient(server.address, timeout_s=-1)
+
+
+def test_a_reader_that_was_canceled_goes_on(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with aio.ReplayClient(server.address) as client:
+            table = await client.create_table("reader", columns=COLUMNS, capacity=1000)
+            await table.insert(rows(range(100)))
+            reader, read = await table.rows(chunk=30), []
+            for canceled in (True, False) * 4:
+                part = asyncio.ensure_future(anext(reader))
+                await asyncio.sleep(0)
+                if canceled:
+                    part.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await part
+                else:
+                    read += (await part)["number"].tolist()
+            assert read == np.arange(100).tolist()
+            with pytest.raises(StopAsyncIteration):
+                await anext(reader)
+            await table.drop()
+
+    asyncio.run(main())
