@@ -64,6 +64,10 @@ class Scrape:
         """The sample with exactly these labels."""
         return self._values[name, frozenset(labels.items())]
 
+    def has(self, name: str, **labels: str) -> bool:
+        """Whether there is a sample with these labels, and maybe others."""
+        return any(found == name and labels.items() <= set(of) for found, of in self._values)
+
     def table(self, name: str, table: str, **labels: str) -> float:
         """The sample of a table."""
         return self.value(name, table=table, **labels)

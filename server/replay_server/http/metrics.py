@@ -12,6 +12,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, get_args
 
+from grpc import StatusCode
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -196,7 +197,9 @@ def _of_methods(endpoints: Iterable[tuple[str, AnyEndpoint]]) -> Iterator[Metric
         started.add_metric(labels, figures.started)
         received.add_metric(labels, figures.received)
         sent.add_metric(labels, figures.calls)
-        for code, count in figures.handled(is_stream=endpoint.is_stream).items():
+        # Prometheus sees the first internal error as an increase only if the count was 0 before.
+        ended = {StatusCode.INTERNAL: 0, **figures.handled(is_stream=endpoint.is_stream)}
+        for code, count in ended.items():
             handled.add_metric((*labels, code.name), count)
         buckets = [("+Inf" if math.isinf(bound) else f"{bound:g}", count) for bound, count in figures.histogram()]
         handling.add_metric(labels, buckets, figures.total_s)

@@ -119,6 +119,7 @@ def test_calls_are_counted_by_status(caller: Caller, seen: ServerProcess) -> Non
         "msg_sent_total": 3,
         "handling_seconds_count": 3,
     }
+    assert scrape(seen).has("grpc_server_handled_total", grpc_method="Sample", grpc_code="INTERNAL")
     stats = {method.method: method for method in caller.server_stats().methods}["Sample"]
     assert (stats.calls, stats.errors) == (
         after["OK"],
