@@ -50,11 +50,11 @@ from replay_client.row_reader import RowReader, progress_bar
 CONFIG_KEY: Final = b"replay.table"
 """Key of the table's config in the metadata of a schema."""
 GROUP_BYTES: Final = 8 << 20
-"""Maximum bytes of rows in a row group, unless a row is larger: what an export holds in memory, a few times."""
+"""Maximum bytes of rows that are read or written at a time, unless a row is larger. They are in memory a few times."""
 GROUP_ROWS: Final = 1 << 16
-"""Maximum rows in a row group."""
+"""Maximum rows of a row group in a file."""
 LOADED_ROWS: Final = 1 << 13
-"""Maximum rows that are read from a file at a time: as many as an insert has."""
+"""Maximum rows that an import reads at a time: as many as an insert has."""
 COMPRESSION: Final = "zstd"
 
 _KEY: Final = "_key"
@@ -65,9 +65,9 @@ _ENDS: Final = ("_truncated", "_terminated")  # as in `EpisodeEnd`, from 1
 _STEP_COLUMNS: Final = (*_LINKS, _STEP, *_ENDS)
 
 
-def rows_per_group(table: TableDescription) -> int:
-    """Return the number of rows of a table that an export reads at a time."""
-    return max(1, min(GROUP_ROWS, GROUP_BYTES // max(1, table.row_bytes)))
+def rows_at_once(table: TableDescription, most: int = GROUP_ROWS) -> int:
+    """Return the number of rows that an export or import holds in memory, at most ``most``."""
+    return max(1, min(most, GROUP_BYTES // table.schema.row_bytes))
 
 
 def schema_of(table: TableDescription) -> pa.Schema:
@@ -216,7 +216,7 @@ class ParquetRows:
         links = [name for name in _STEP_COLUMNS if name in self._schema.names]
         columns = [name for name in table.schema if name in self._schema.names]
         names = [*columns, *links, *(name for name in optional if name is not None)]
-        for batch in self._file.iter_batches(LOADED_ROWS, columns=names):
+        for batch in self._file.iter_batches(rows_at_once(table, LOADED_ROWS), columns=names):
             if batch.num_rows:
                 yield _rows_of(batch, table)
 

@@ -243,7 +243,7 @@ class Table(TableHandle):
         from replay_client import arrow  # pyarrow is optional
 
         table = self._run(self._operations.describe())
-        return arrow.table_of(self.rows(chunk=arrow.rows_per_group(table), order=order, progress=progress), table)
+        return arrow.table_of(self.rows(chunk=arrow.rows_at_once(table), order=order, progress=progress), table)
 
     def to_parquet(self, path: str | os.PathLike[str], *, order: RowOrder = "key", progress: bool = False) -> Exported:
         """Write all rows that are live now to a Parquet file (needs the extra ``arrow``).
@@ -269,7 +269,7 @@ class Table(TableHandle):
         from replay_client import arrow  # pyarrow is optional
 
         table = self._run(self._operations.describe())
-        reader = self.rows(chunk=arrow.rows_per_group(table), order=order, progress=progress)
+        reader = self.rows(chunk=arrow.rows_at_once(table), order=order, progress=progress)
         return arrow.write_parquet(reader, table, path)
 
     def load_parquet(
