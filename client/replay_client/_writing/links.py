@@ -135,7 +135,8 @@ class StepLinks:
         """Return the priorities of the anchors that rows complete, and the index of each row's first one.
 
         A step completes the anchor ``forward`` steps earlier; a closing row completes all anchors since then. The
-        priority is NaN if the anchor's row is missing, or could not be drawn when it was read.
+        priority is NaN if the anchor could not be drawn when it was read. If the anchor's row is missing, the server
+        ignores the priority, so it may be that of any row.
         """
         forward, _, period = self._window
         steps = by_stream.steps[rows]
@@ -145,14 +146,7 @@ class StepLinks:
         places = np.append(0, np.cumsum(counts))
         numbers = np.arange(places[-1]) - np.repeat(places[:-1] - first, counts)
         back = np.repeat(steps, counts) - numbers * period
-        completing = np.repeat(rows, counts)
-        anchors = np.maximum(completing - back, 0)
-        is_there = (
-            (by_stream.streams[anchors] == by_stream.streams[completing])
-            & (by_stream.episodes[anchors] == by_stream.episodes[completing])
-            & (by_stream.steps[anchors] == numbers * period)
-        )
-        return np.where(is_there, by_stream.priorities[anchors], np.nan), places
+        return by_stream.priorities[np.maximum(np.repeat(rows, counts) - back, 0)], places
 
     def _keep(self, by_stream: _Steps) -> None:
         """Keep the newest rows of each stream: those whose windows later rows complete, but at least one."""

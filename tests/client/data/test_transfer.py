@@ -78,9 +78,15 @@ def test_a_parquet_file_there_and_back(
 
 
 def test_a_minari_dataset_there_and_back(
-    replay: Replay, client: ReplayClient, new_table: NewTable, copy: str, tmp_path: Path
+    replay: Replay,
+    client: ReplayClient,
+    new_table: NewTable,
+    copy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     pytest.importorskip("minari")
+    monkeypatch.chdir(tmp_path)  # Minari itself fails with a relative path
     columns = {"obs/a": Column("float32", 2), "action": Column("int64"), "reward": Column("float32")}
     table = new_table(columns={**columns, "next_obs/a": Next("obs/a")}, steps=Transitions())
     with table.writer() as writer:
@@ -88,12 +94,12 @@ def test_a_minari_dataset_there_and_back(
             writer.append(obs={"a": np.zeros(2)}, action=1, reward=1.0)
         writer.end_episode(obs={"a": np.ones(2)}, terminated=True)
         writer.append(obs={"a": np.zeros(2)}, action=1, reward=1.0)
-    done = replay("export", table.name, tmp_path, "--format", "minari")
+    done = replay("export", table.name, "folder", "--format", "minari")
     assert done.stdout.splitlines() == [
-        f"wrote 1 episodes of table {table.name}, with 3 steps, to {tmp_path / table.name}-v0",
+        f"wrote 1 episodes of table {table.name}, with 3 steps, to folder/{table.name}-v0",
         "  left out: 1 episodes have no end",
     ], done.stderr
-    directory = tmp_path / f"{table.name}-v0"
+    directory = f"folder/{table.name}-v0"
     done = replay("import", directory, copy, "--n-step", "2")
     assert (done.stdout, done.status) == (f"inserted 4 rows into table {copy}\n", 0), done.stderr
     loaded = client[copy]

@@ -107,6 +107,21 @@ def test_without_priorities_every_row_gets_the_largest(new_table: NewTable) -> N
         assert set(priorities[~np.isnan(priorities)].tolist()) == {1.0}
 
 
+def test_a_drawable_row_without_a_known_priority_gets_the_largest_known_one(new_table: NewTable) -> None:
+    source, target = new_table(**STEPS["transitions"]), new_table(**STEPS["transitions"])
+    write_episodes(source, streams=1, rows=60)
+    rows = source.read(range(60))
+    drawable = np.flatnonzero(~np.isnan(rows.priorities))
+    unknown = drawable[[5, 20]]
+    rows.priorities[unknown] = np.nan
+    loader = target.loader()
+    loader.insert(selected_rows(rows, np.arange(40)))
+    loader.insert(selected_rows(rows, np.arange(40, 60)))
+    expected = rows.priorities.copy()
+    expected[unknown] = np.nanmax(rows.priorities[drawable[drawable < 40][:-3]])
+    np.testing.assert_array_equal(target.read(range(60)).priorities, expected)
+
+
 def test_plain_rows_keep_their_priorities_streams_and_episodes(new_table: NewTable) -> None:
     source, target = new_table(), new_table()
     with source.writer(streams=2, block_rows=8) as writer:
