@@ -146,13 +146,11 @@ def flattened(schema: Schema, given: Mapping[str, Any], *, is_partial: bool = Fa
     flat: dict[str, Any] = {}
     for name, value in given.items():
         _flatten_into(flat, schema, name, value)
-    for name, mask in schema.masks.items():
-        for each in (name, mask):
-            if each in flat and flat[each] is None:
-                del flat[each]
     missing = [] if is_partial else [name for name in schema if name not in flat]
     if schema.masks:
-        missing = [name for name in missing if name not in schema.masks and name not in schema.masks.values()]
+        optional = {*schema.masks, *schema.masks.values()}
+        flat = {name: value for name, value in flat.items() if value is not None or name not in optional}
+        missing = [name for name in missing if name not in optional]
     if missing or not flat.keys() <= schema.keys():
         unknown = [str(name) for name in flat if name not in schema]
         got = "; ".join(
